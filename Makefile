@@ -60,7 +60,7 @@ lint-rest: setup
 	$(BIN)/lint-imports
 	$(BIN)/buf lint protos
 	$(BIN)/python -m tests.breaking
-	$(BIN)/hadolint services/*/Dockerfile
+	$(BIN)/hadolint Dockerfile
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
 	$(BIN)/python -m pytest --quiet tests/deploy tests/metrics
 
@@ -78,9 +78,9 @@ bench: setup
 wheel: setup
 	$(BIN)/python -m pip wheel --no-deps --no-build-isolation --wheel-dir dist .
 
-# The images from their Dockerfiles without a Docker engine, and a cluster out of them that is talked to. Needs root for
+# The images from the Dockerfile without a Docker engine, and a cluster out of them that is talked to. Needs root for
 # the chroots, and `apt-get install buildah mmdebstrap`. IMAGES='frontend scheduler worker', which is the default, or
-# worker-cuda, with 25 GB of room. ARGS='--build-arg NAME=VALUE' reaches the Dockerfiles.
+# worker-cuda, with 25 GB of room. ARGS='--build-arg NAME=VALUE' reaches the Dockerfile.
 OF_IMAGES := $(if $(IMAGES),--images $(IMAGES))
 images: setup
 	$(BIN)/python -m tests.deploy.images build $(OF_IMAGES) $(ARGS)

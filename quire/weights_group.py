@@ -40,7 +40,7 @@ class WeightsUpdateGroup:
         take to join, and that an update waits for tensors. "nccl" sends from the current GPU, which no worker has."""
         workers = [service for service in client.status() if service.role == pb.ROLE_WORKER]
         size = 1 + sum(max(worker.num_ranks, 1) for worker in workers)
-        self._client, self._name, self._timeout_s, self._num_updates = client, group_name, timeout_s, 0
+        self._client, self._name, self.timeout_s, self._num_updates = client, group_name, timeout_s, 0
         self._asking = ThreadPoolExecutor(1, "weights of a trainer")
         self._is_on_gpu = backend == "nccl"
         self._store = _store(master_address, size, timeout_s)
@@ -80,7 +80,7 @@ class WeightsUpdateGroup:
             weight_version=weight_version,
             mode=mode,
             group_name=self._name,
-            timeout_s=self._timeout_s,
+            timeout_s=self.timeout_s,
         )
         self._await(lambda: self._store.check([self._ready_key()]), asked)
         if asked.done():
@@ -122,7 +122,7 @@ class WeightsUpdateGroup:
         # gloo does not know every dtype
         content = content.cuda() if self._is_on_gpu else content.cpu().reshape(-1).view(torch.uint8)
         options = distributed.BroadcastOptions()
-        options.rootRank, options.timeout = 0, timedelta(seconds=self._timeout_s)
+        options.rootRank, options.timeout = 0, timedelta(seconds=self.timeout_s)
         work = self._group.broadcast([content], options)
         self._await(work.is_completed, asked)
         if not work.is_completed():

@@ -2,20 +2,100 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import inspect
+import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
 
 from quire.client import Client
 from quire.shared.pb.admin.v1 import admin_pb2
 
 PATIENCE_S = 60.0
+POLL_S = 0.005
+NUM_QUICK_POLLS = 20  # a turn of the event loop apart: most states are reached within a few
+
+Found = TypeVar("Found")
 
 
-def until(holds: Callable[[], object], patience_s: float = PATIENCE_S) -> None:
+async def eventually(
+    ask: Callable[[], Found | Awaitable[Found]],
+    is_right: Callable[[Found], object] = bool,
+    patience_s: float = PATIENCE_S,
+) -> Found:
+    """Returns the first answer of `ask` that is right; fails with the last one if none is within `patience_s`."""
+    found: object = None
+    try:
+        async with asyncio.timeout(patience_s) as patience:
+            for num_polls in itertools.count():
+                answer = ask()
+                found = await answer if inspect.isawaitable(answer) else answer
+                if is_right(found):  # type: ignore[arg-type]
+                    return found  # type: ignore[return-value]
+                await asyncio.sleep(0 if num_polls < NUM_QUICK_POLLS else POLL_S)
+    except TimeoutError as error:
+        if not patience.expired():
+            raise
+        raise AssertionError(f"not within {patience_s:g} s; the last answer: {found!r}") from error
+    raise AssertionError("unreachable")
+
+
+async def stays(holds: Callable[[], object], seconds: float) -> None:
+    """Fails if `holds` is not true all the time for so long: what must not happen has its chance."""
+    loop = asyncio.get_running_loop()
+    ends_s = loop.time() + seconds
+    while True:
+        is_over = loop.time() >= ends_s
+        assert holds()
+        if is_over:
+            return
+        await asyncio.sleep(POLL_S)
+
+
+async def loop_turns(count: int = 1) -> None:
+    """Lets the event loop run what is ready, `count` times."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def forever() -> None:
+    """Waits until it is cancelled."""
+    await asyncio.Event().wait()
+
+
+def until(ask: Callable[[], Found], patience_s: float = PATIENCE_S, what: str = "it does not hold") -> Found:
+    """Returns the first answer of `ask` that is true; `what` is said where none is within `patience_s`."""
     ends_s = time.monotonic() + patience_s
-    while not holds():
-        assert time.monotonic() < ends_s, f"not within {patience_s:g} s"
+    while not (found := ask()):
+        assert time.monotonic() < ends_s, f"not within {patience_s:g} s: {what}"
         time.sleep(0.02)
+    return found
+
+
+async def accepted(
+    call: Callable[[], Awaitable[Found]], *refusals: type[Exception], patience_s: float = PATIENCE_S
+) -> Found:
+    """Returns what `call` gives, once it no longer raises one of `refusals`."""
+
+    async def attempt() -> tuple[Found] | None:
+        with contextlib.suppress(*refusals):
+            return (await call(),)
+        return None
+
+    (given,) = await eventually(attempt, patience_s=patience_s)  # type: ignore[misc]
+    return given
+
+
+def has_ended(pid: int) -> bool:
+    """Returns whether a process is gone, or a zombie: its parent may be gone, too."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return state == "Z"
 
 
 def services(client: Client, *names: str) -> dict[str, admin_pb2.ServiceStatus]:

@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 
-from quire.cli.parser import CommandParser
+from quire.flags.parser import CommandParser
 from quire.shared.errors import QuireError
 
 Configure = Callable[[argparse.ArgumentParser], None]

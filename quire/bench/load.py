@@ -26,7 +26,7 @@ from quire.bench.report import Row, progress
 from quire.bench.target import Target, targets
 from quire.bench.workload import adapters, workloads
 from quire.bench.workload.workloads import Workload
-from quire.cli.flags import human_int
+from quire.flags.setting_flags import human_int
 from quire.shared.errors import InvalidArgument, Unavailable
 
 TURN_PAUSE_S = 2.0  # beside others: vLLM's worker polls for a second after its last step, which costs who is next

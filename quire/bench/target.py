@@ -11,9 +11,11 @@ from pathlib import Path
 
 from quire.bench.load_client import http_calls
 from quire.bench.workload import adapters, shapes
-from quire.cli import up
 from quire.client import Client
 from quire.cluster import Cluster, ClusterOptions
+from quire.flags import cluster_flags
+from quire.flags.groups import GROUPS
+from quire.flags.parser import CommandParser
 from quire.shared.errors import InvalidArgument
 from quire.shared.pb.admin.v1 import admin_pb2
 from quire.shared.settings import SERVICES
@@ -42,9 +44,10 @@ class Target:
             http_calls.reset_prefix_cache(self.http_address)
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def configure(parser: CommandParser) -> None:
     """The flags of `quire up`, and those that name a server that is there."""
-    up.add_options(parser)
+    cluster_flags.add(parser)
+    parser.group_flags(GROUPS)
     parser.set_defaults(model=shapes.TINY, http_port=0, grpc_port=0)
     parser.epilog = shapes.EPILOG
     there = parser.add_argument_group("instead of starting a cluster")
@@ -90,7 +93,7 @@ def cluster_options(
     arguments: argparse.Namespace, shape: shapes.BenchShape, lora: Mapping[str, str] | None = None
 ) -> ClusterOptions:
     """As `quire up` would start it, but quiet. `lora`: adapters' folders by name, beside those of the command."""
-    options = up.options_from(arguments)
+    options = cluster_flags.options(arguments)
     settings = {service: {"log_level": QUIET, **options.settings.get(service, {})} for service in SERVICES}
     if shape.random_weights:
         settings["worker"].setdefault("load_format", "dummy")

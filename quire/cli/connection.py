@@ -9,8 +9,8 @@ import socket
 import ssl
 from collections.abc import Iterator
 
-from quire.cli.flags import human_int, mapping
 from quire.client import Client
+from quire.flags.setting_flags import human_int, mapping
 from quire.shared.errors import Unavailable
 from quire.shared.settings import Tls
 from quire.shared.settings.base import build

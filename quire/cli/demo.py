@@ -9,10 +9,10 @@ import urllib.request
 from collections.abc import Iterator
 
 from quire.cli.chat import answer
-from quire.cli.flags import human_int
 from quire.cli.status import table
 from quire.client import Client
 from quire.cluster import Cluster, ClusterOptions
+from quire.flags.setting_flags import human_int
 from quire.params import SamplingParams
 from quire.shared.settings import SERVICES
 

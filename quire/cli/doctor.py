@@ -18,10 +18,10 @@ from quire.cli.connection import (
     address_of,
     tls_of,
 )
-from quire.cli.flags import add_setting, human_int
 from quire.cluster import metrics_ports
 from quire.doctor import certificates, cluster, gpu, machine, model, network, secrets
 from quire.doctor.finding import Finding, ok, table, told
+from quire.flags.setting_flags import add_setting, human_int
 from quire.shared.errors import InvalidArgument
 from quire.shared.settings import SERVICES, FrontendSettings, SchedulerSettings, Settings, WorkerSettings, load
 

@@ -86,7 +86,7 @@ def _ended_by_interrupts() -> Iterator[None]:
 
 
 def _parse(arguments: Sequence[str]) -> Namespace:
-    from quire.cli.parser import CommandParser
+    from quire.flags.parser import CommandParser
     from quire.shared.version import VERSION
 
     parser = CommandParser("quire", description="LLM inference as gRPC services.", allow_abbrev=False)

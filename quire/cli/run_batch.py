@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from quire.batch_calls import BatchCalls
-from quire.cli.flags import human_int
+from quire.flags.setting_flags import human_int
 from quire.shared import batch_lines
 from quire.shared.batch_lines import BatchLine
 from quire.shared.errors import InvalidArgument

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from quire.cli.flags import human_int
+from quire.flags.setting_flags import human_int
 from quire.params import SamplingParams
 
 

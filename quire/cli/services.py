@@ -7,19 +7,22 @@ import functools
 import importlib
 
 from quire import interrupts
-from quire.cli.flags import add_settings
+from quire.flags.groups import GROUPS
+from quire.flags.parser import CommandParser
+from quire.flags.setting_flags import add_settings
 from quire.shared.models import model_hub
 from quire.shared.process import lifecycle
 from quire.shared.process.own_name import with_own_name
 from quire.shared.settings import SERVICES, FrontendSettings, Settings, WorkerSettings, load
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def configure(parser: CommandParser) -> None:
     role = parser.prog.split()[-1]
     parser.add_argument(
         "--config", default=argparse.SUPPRESS, metavar="FILE", help="YAML file with a section per service"
     )
     add_settings(parser, SERVICES[role])
+    parser.group_flags(GROUPS)
 
 
 def _located(settings: Settings) -> Settings:

@@ -6,184 +6,17 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Mapping
 from queue import SimpleQueue
-from typing import Any
 
-from quire.cli import vllm_flags
-from quire.cli.flags import add_setting, human_int
-from quire.cluster import Cluster, ClusterOptions, GivenUp, detected
+from quire.cluster import Cluster, GivenUp
+from quire.flags import cluster_flags
+from quire.flags.parser import CommandParser
 from quire.shared import logs
-from quire.shared.errors import InvalidArgument
 from quire.shared.process.lifecycle import EXIT_FORCED
-from quire.shared.settings import SERVICES, Settings
-
-# Decided by the launcher.
-MANAGED = {
-    "id", "role", "host", "advertise", "model", "revision", "served_model_name", "grpc_port", "http_port",
-    "metrics_port", "share_ports", "scheduler", "schedulers", "redis", "admin_port",
-    "metrics_host", "cluster_secret_file", "insecure",
-}  # fmt: skip
-COMMON = set(Settings.model_fields) - MANAGED
-OWNERS = ("worker", "scheduler", "frontend")  # of a setting that several services have, the first gets the flag
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    add_options(parser)
-    vllm_flags.add(parser)
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Flags of a cluster's options, also for other commands that start one."""
-    parser.add_argument(
-        "model",
-        nargs="?",
-        default="",
-        metavar="MODEL",
-        help="Hugging Face folder, GGUF file, or ORG/NAME on a hub (default: quire-tiny)",
-    )
-    parser.add_argument("--revision", default="", help="branch, tag or commit of a model on a hub")
-    parser.add_argument("--model", dest="named_model", default="", help=argparse.SUPPRESS)  # as vLLM's users write it
-    parser.add_argument(
-        "--served-model-name",
-        nargs="+",
-        default=[],
-        metavar="NAME",
-        help="name that requests use; default: the model's own",
-    )
-    parser.add_argument(
-        "--workers",
-        "--data-parallel-size",
-        type=human_int,
-        default=None,
-        help="workers, each a replica of the model (default: 1; 0 beside those below)",
-    )
-    parser.add_argument(
-        "--prefill-workers", type=human_int, default=0, help="workers that compute long prompts for those that decode"
-    )
-    parser.add_argument(
-        "--decode-workers", type=human_int, default=0, help="workers that go on with what those have computed"
-    )
-    parser.add_argument("--frontends", type=human_int, default=1, help="frontend processes, on the same ports")
-    parser.add_argument("--schedulers", type=human_int, default=1, help="scheduler processes")
-    parser.add_argument(
-        "--host",
-        default="127.0.0.1",
-        help="address that frontends listen on, with --join the workers; 0.0.0.0 for all interfaces",
-    )
-    parser.add_argument("--http-port", "--port", type=human_int, default=8000, help="OpenAI API; 0: any free port")
-    parser.add_argument("--grpc-port", type=human_int, default=50051, help="gRPC; 0: any free port")
-    parser.add_argument("--admin-port", type=human_int, default=0, help="admin of the first frontend; 0: any free port")
-    parser.add_argument(
-        "--metrics-port",
-        type=human_int,
-        default=None,
-        help="/metrics of the whole cluster, those of the services on the ports behind it; 0: any free ones; "
-        "default: 9101, if it is free",
-    )
-    parser.add_argument(
-        "--metrics-targets-file", default="", metavar="FILE", help="written for Prometheus's file_sd_configs"
-    )
-    _add_joining(parser)
-    parser.add_argument("--redis", default="auto", metavar="URL|embedded|none", help="prefix index")
-    for service, name in settings_by_flag():
-        field, also = SERVICES[service].model_fields[name], detected.NAMES.get(name, ())
-        add_setting(parser, name, field, dest=f"{service}.{name}", also=also)
-
-
-def _add_joining(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--join",
-        default="",
-        metavar="HOST:PORT,...",
-        help="start workers alone, for the cluster whose `quire up` printed scheduler=HOST:PORT; with "
-        "--cluster-secret-file, and the same model",
-    )
-    parser.add_argument(
-        "--cluster-secret-file",
-        default="",
-        metavar="FILE",
-        help="secret of the cluster (openssl rand -hex 32), for workers that join it; default: as "
-        "QUIRE_*_CLUSTER_SECRET_FILE or the settings file say, else a new one",
-    )
-    parser.add_argument(
-        "--scheduler-host",
-        default="127.0.0.1",
-        help="address that schedulers listen on, and workers, for workers of other machines; 0.0.0.0 for all",
-    )
-    parser.add_argument(
-        "--scheduler-port",
-        type=human_int,
-        default=0,
-        help="port of the first scheduler, the others have those behind it; 0: any free ones",
-    )
-
-
-def settings_by_flag() -> list[tuple[str, str]]:
-    """(service, field) of every flag that goes to a service's settings."""
-    seen: set[str] = set(MANAGED)
-    pairs = []
-    for service in OWNERS:
-        for name in SERVICES[service].model_fields:
-            if name not in seen:
-                seen.add(name)
-                pairs.append((service, name))
-    return pairs
-
-
-def options_from(arguments: argparse.Namespace) -> ClusterOptions:
-    values = vars(arguments)
-    settings: dict[str, dict[str, Any]] = {service: {} for service in SERVICES}
-    for dest, value in values.items():
-        service, _, name = dest.partition(".")
-        if not name:
-            continue
-        for target in SERVICES if name in COMMON else (service,):
-            settings[target][name] = value
-    model, (served_model_name, *aliases) = names(values)
-    if aliases:
-        settings["frontend"]["served_model_aliases"] = tuple(aliases)
-    return ClusterOptions(
-        model=model,
-        revision=values["revision"],
-        served_model_name=served_model_name,
-        workers=num_workers(values),
-        prefill_workers=values["prefill_workers"],
-        decode_workers=values["decode_workers"],
-        frontends=values["frontends"],
-        schedulers=values["schedulers"],
-        host=values["host"],
-        http_port=values["http_port"],
-        grpc_port=values["grpc_port"],
-        admin_port=values["admin_port"],
-        metrics_port=values["metrics_port"],
-        metrics_targets_file=values["metrics_targets_file"],
-        scheduler_host=values["scheduler_host"],
-        scheduler_port=values["scheduler_port"],
-        cluster_secret_file=values["cluster_secret_file"],
-        join=values["join"],
-        redis=values["redis"],
-        settings=settings,
-    )
-
-
-def names(values: Mapping[str, Any]) -> tuple[str, list[str]]:
-    """Returns the model and the names that requests use, at least one, which may be empty. A flag that takes several
-    names, as vLLM's does, takes the MODEL that stands behind it as one more. Raises InvalidArgument for two models."""
-    models = [name for name in (values["model"], values["named_model"]) if name]
-    served = [*(values["served_model_name"] or [""])]
-    if len(served) > 1 and not models:
-        models.append(served.pop())
-    if len(models) > 1:
-        raise InvalidArgument(f"model: one is served, got {' and '.join(map(repr, models))}", field="model")
-    return models[0] if models else "", served
-
-
-def num_workers(values: Mapping[str, Any]) -> int:
-    """That do both, prefill and decode."""
-    if values["workers"] is not None:
-        return int(values["workers"])
-    return 0 if values["prefill_workers"] or values["decode_workers"] else 1
+def configure(parser: CommandParser) -> None:
+    cluster_flags.configure(parser)
 
 
 def ready_line(cluster: Cluster, *, json: bool) -> str:
@@ -199,7 +32,7 @@ def report_failure(line: str) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    options = options_from(arguments)
+    options = cluster_flags.options(arguments)
     json = options.settings["scheduler"].get("log_format") == "json"
     cluster = Cluster(options, report=report_failure if json else None)
     asked: SimpleQueue[None] = SimpleQueue()  # its put() may interrupt its get()

@@ -76,7 +76,7 @@ def _packages() -> Iterator[Finding]:
         yield error("torch", "is not installed", "pip install 'quire[worker,cuda]'")
         return
     if version.endswith("+cpu"):
-        yield error("torch", f"{version} is a build for CPUs", "install one for CUDA: see services/worker/Dockerfile")
+        yield error("torch", f"{version} is a build for CPUs", "install one for CUDA: see the Dockerfile")
     else:
         yield ok("torch", version)
     try:

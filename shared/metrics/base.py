@@ -56,20 +56,32 @@ def add_process_collectors(registry: CollectorRegistry) -> None:
         process_wide(registry=registry)
 
 
+@dataclass(frozen=True, slots=True)
+class CallBounds:
+    """What callers of a page of metrics may take."""
+
+    longest_call_s: float = LONGEST_CALL_S
+    most_calls: int = MOST_CALLS
+
+
+BOUNDS = CallBounds()
+
+
 class _Server(ThreadingHTTPServer):
     """A caller that breaks off, or whose certificate is no use, is no news. Callers who take too long are closed, and
     one too many at once: threads and descriptors are for the service."""
 
-    def __init__(self, address: tuple[str, int], answer: type[BaseHTTPRequestHandler]) -> None:
+    def __init__(self, address: tuple[str, int], answer: type[BaseHTTPRequestHandler], bounds: CallBounds) -> None:
         super().__init__(address, answer, bind_and_activate=False)
+        self._bounds = bounds
         self._calls: dict[socket.socket, float] = {}  # that are under way, and when they are over
         self._lock = threading.Lock()
 
     def process_request(self, call: Any, address: Any) -> None:
         with self._lock:
-            is_kept = len(self._calls) < MOST_CALLS
+            is_kept = len(self._calls) < self._bounds.most_calls
             if is_kept:
-                self._calls[call] = time.monotonic() + LONGEST_CALL_S
+                self._calls[call] = time.monotonic() + self._bounds.longest_call_s
         if is_kept:
             super().process_request(call, address)
         else:
@@ -112,7 +124,16 @@ def of(registry: CollectorRegistry) -> Read:
 class MetricsPage:
     """/metrics, served from a thread of its own."""
 
-    def __init__(self, host: str, port: int, read: Read, tls: Tls = NO_TLS, *, share: bool = False) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        read: Read,
+        tls: Tls = NO_TLS,
+        *,
+        share: bool = False,
+        bounds: CallBounds = BOUNDS,
+    ) -> None:
         """`share`: with the launcher, which holds the port (SO_REUSEPORT)."""
 
         class Answer(BaseHTTPRequestHandler):
@@ -130,7 +151,7 @@ class MetricsPage:
                 pass
 
         bound = ports.bind(host, port, "metrics_port", share=share)
-        self._server = _Server(bound.getsockname()[:2], Answer)
+        self._server = _Server(bound.getsockname()[:2], Answer, bounds)
         self._server.socket.close()
         self._server.socket = bound
         self._server.server_activate()

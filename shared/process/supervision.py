@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
 from quire.shared.errors import FailedPrecondition, Internal
@@ -21,6 +22,17 @@ STEADY_S = 30.0  # a task that ran so long starts again with the first pause
 MOST_RESTARTS = 10  # in a row, none of them steady: 25 s of trying
 
 Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Pauses:
+    """Before a task starts again, in seconds: each twice as long as the one before."""
+
+    first_s: float = FIRST_PAUSE_S
+    longest_s: float = LONGEST_PAUSE_S
+
+
+PAUSES = Pauses()
 
 
 def is_asked_to_end() -> bool:
@@ -51,7 +63,9 @@ async def vital(name: str, work: Awaitable[None], may_end: Callable[[], bool] = 
         raise Internal(f"{name} ended, and nobody asked for that")
 
 
-async def restarted(name: str, work: Callable[[], Awaitable[object]], *, is_needed: bool = True) -> NoReturn:
+async def restarted(
+    name: str, work: Callable[[], Awaitable[object]], *, is_needed: bool = True, pauses: Pauses = PAUSES
+) -> NoReturn:
     """Runs `work` for ever. Raises FailedPrecondition of it, which no restart can mend, and Internal when it does not
     stay up and `is_needed`: where the process is of use without it, it is tried on."""
     loop = asyncio.get_running_loop()
@@ -63,7 +77,7 @@ async def restarted(name: str, work: Callable[[], Awaitable[object]], *, is_need
             num_restarts = 0
         if is_needed and num_restarts == MOST_RESTARTS:
             raise Internal(f"{name} ended {num_restarts + 1} times in a row, the last time because {reason}")
-        pause_s = min(FIRST_PAUSE_S * 2**num_restarts, LONGEST_PAUSE_S)
+        pause_s = min(pauses.first_s * 2**num_restarts, pauses.longest_s)
         num_restarts = min(num_restarts + 1, MOST_RESTARTS)
         log.error("a task ended and starts again", task=name, reason=reason, pause_s=pause_s)
         await asyncio.sleep(pause_s)
@@ -90,19 +104,19 @@ class Tasks:
     closer; a cancellation that nobody asked for is an error there."""
 
     def __init__(self) -> None:
-        self._running: set[asyncio.Task[Any]] = set()
+        self.running: set[asyncio.Task[Any]] = set()
 
     def __len__(self) -> int:
-        return len(self._running)
+        return len(self.running)
 
     def start(self, name: str, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
         task = asyncio.create_task(work, name=name)
-        self._running.add(task)
+        self.running.add(task)
         task.add_done_callback(self._on_end)
         return task
 
     def _on_end(self, task: asyncio.Task[Any]) -> None:
-        self._running.discard(task)
+        self.running.discard(task)
         if task.cancelled():
             if not task.cancelling():
                 log.error("a task was cancelled, and nobody asked for that", task=task.get_name())
@@ -111,7 +125,7 @@ class Tasks:
 
     async def close(self) -> None:
         """Returns when all have ended."""
-        tasks = list(self._running)
+        tasks = list(self.running)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

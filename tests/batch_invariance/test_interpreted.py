@@ -23,8 +23,9 @@ from tests.kernels.triton import ordered_dot
 from tests.kernels.triton.conftest import ON_GPU
 from tests.kernels.triton.tuned import tune
 from tests.services.worker import checkpoints
-from tests.services.worker.graphs.test_decode_graphs import Copying, PretendAsynchronous
+from tests.services.worker.graphs.pretending import Copying
 from tests.services.worker.models.test_logits import prompt
+from tests.services.worker.parts import current_model_of, give_memory_of_its_own, runner_of
 from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig
 
@@ -52,7 +53,7 @@ def build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_p
     tune(monkeypatch, "sampling.filtered_sampling", block=256)
     tune(monkeypatch, "batch_invariant.log_softmax", block=256)
     monkeypatch.setattr("quire.kernels.triton.batch_invariant.attention.SPAN", 64)
-    monkeypatch.setattr("quire.services.worker.attention.backends._load", lambda name: Interpreted())
+    monkeypatch.setattr("quire.services.worker.attention.backends.load_backend", lambda name: Interpreted())
     monkeypatch.setitem(kernels.BATCH_INVARIANT, "cpu", PACKAGES)
     monkeypatch.setitem(batch_invariance.TAKES_ROWS, "cpu", batch_invariance.TAKES_ROWS["cuda"])
     folder = checkpoints.make(request.param, tmp_path, num_hidden_layers=2).folder
@@ -61,13 +62,13 @@ def build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_p
 
 def with_graphs(rig: Rig) -> Rig:
     """As on a GPU: decode steps from static memory, the last layer for the rows that sample alone."""
-    runner, limits, table = rig.replica._runner, rig.replica.limits, rig.replica.table
-    runner._device = PretendAsynchronous("cpu", "pretending")
-    runner._staging = Copying()
-    runner.prepare(runner.caches, table.block_table)
+    runner, limits, table = runner_of(rig.replica), rig.replica.limits, rig.replica.table
+    give_memory_of_its_own(rig.replica)
     graphs = DecodeGraphs(
         RecordedModel(
-            forward=lambda batch: runner._model.logits(runner._model.forward(batch, runner.caches)),
+            forward=lambda batch: current_model_of(rig.replica).logits(
+                current_model_of(rig.replica).forward(batch, runner.caches)
+            ),
             choice=PlainChoice(runner.sampler.vocabulary, limits.max_num_seqs, torch.device("cpu")),
             edges=PlainEdges(),
             longest_seq=limits.max_model_len,
@@ -88,7 +89,7 @@ def with_graphs(rig: Rig) -> Rig:
 def test_logits_are_the_same_bits_in_steps_of_all_kinds(build: Callable[[], Rig]) -> None:
     tokens = prompt(70, 1)
     rig = build()
-    assert set(rig.replica._runner.sampler.grammar_masks.ops.sources.values()) == set(PACKAGES)
+    assert set(runner_of(rig.replica).sampler.grammar_masks.ops.sources.values()) == set(PACKAGES)
     rig.step([New(0, tokens, sampling=ASKED)], {0: 70})
     results = [rig.last_result.logprobs]
     for _ in range(3):

@@ -6,7 +6,6 @@ import asyncio
 import fcntl
 import os
 import pickle
-import time
 from collections.abc import Callable, Iterator
 
 import httpx
@@ -84,14 +83,14 @@ def page(address: str) -> str:
 
 def leaves_nothing_behind(cluster: Cluster, page: Callable[[str], str] = page) -> None:
     """Soon no worker owns a block and nobody runs or waits; no block is ever without an owner."""
-    deadline = time.monotonic() + 60
-    while True:
+    workers: list[admin_pb2.ServiceStatus] = []
+
+    def are_idle() -> bool:
         found = services(cluster.grpc_address).values()
-        workers = [service for service in found if service.role == admin_pb2.ROLE_WORKER]
-        if not any(worker.blocks.used or worker.running or worker.waiting for worker in workers):
-            break
-        assert time.monotonic() < deadline, workers
-        time.sleep(0.05)
+        workers[:] = [service for service in found if service.role == admin_pb2.ROLE_WORKER]
+        return not any(worker.blocks.used or worker.running or worker.waiting for worker in workers)
+
+    until(are_idle, what="a worker owns blocks or has sequences")
     for process in cluster.processes:
         if process.spec.role == "scheduler" and process.running and process.ready.is_set():
             own = process.pid

@@ -3,10 +3,11 @@ first, until it is let go."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import textwrap
 from pathlib import Path
+
+from tests.waiting import accepted, eventually
 
 PATIENCE_S = 60.0
 
@@ -79,15 +80,12 @@ else:
 
 async def until_read(pipe: Path, *processes: int) -> int:
     """Holds an end to write to, without which nobody gets beyond opening the other one."""
-    async with asyncio.timeout(PATIENCE_S):
-        writer = -1
-        while writer < 0:
-            try:
-                writer = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
-            except OSError:  # nobody reads yet
-                await asyncio.sleep(0.02)
-        while not all(reads(process, pipe) for process in processes):
-            await asyncio.sleep(0.02)
+
+    async def opened() -> int:
+        return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+
+    writer = await accepted(opened, OSError, patience_s=PATIENCE_S)  # nobody reads yet
+    await eventually(lambda: all(reads(process, pipe) for process in processes), patience_s=PATIENCE_S)
     return writer
 
 

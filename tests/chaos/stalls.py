@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import random
-import signal
 import statistics
 import sys
 import time
@@ -29,9 +27,12 @@ from quire.cluster import Cluster
 from quire.shared.errors import QuireError
 from quire.shared.pb.admin.v1 import admin_pb2
 from quire.shared.pb.inference.v1 import inference_pb2_grpc
+from tests import waiting
 from tests.chaos.conftest import leaves_nothing_behind, services
+from tests.chaos.standstill import stand_still
 from tests.chaos.streams import Stream, greedy, prompts
 from tests.e2e.conftest import running_cluster
+from tests.waiting import eventually
 
 Said = tuple[dict[int, list[int]], dict[int, str], dict[int, str]]  # by sample: ids, text, finish
 
@@ -125,9 +126,12 @@ class Lane:
         """Returns when so many tokens have come, which may be none."""
         share = random.Random(repr(stall)).uniform(0, LATEST_MOMENT)
         until = share * sum(len(ids) for token_ids, *_ in said for ids in token_ids.values())
-        while sum(len(ids) for stream in streams for ids in stream.token_ids.values()) < until:
+
+        def have_come() -> bool:
             assert not any(stream.error for stream in streams)
-            await asyncio.sleep(0.002)
+            return sum(len(ids) for stream in streams for ids in stream.token_ids.values()) >= until
+
+        await eventually(have_come)
 
     def _pids(self) -> list[int | None]:
         return [process.pid for process in self._cluster.processes]
@@ -135,11 +139,7 @@ class Lane:
     async def _stop(self, stall: Stall) -> None:
         pid = self._cluster.process(f"{stall.service}-0").pid
         assert pid is not None
-        os.kill(pid, signal.SIGSTOP)
-        try:
-            await asyncio.sleep(stall.seconds)
-        finally:
-            os.kill(pid, signal.SIGCONT)
+        await stand_still(stall.seconds, pid)
 
     def _workers(self) -> list[admin_pb2.ServiceStatus]:
         try:
@@ -162,10 +162,11 @@ class Lane:
 
     def _await_sessions(self, outcome: Outcome, ended_s: float) -> None:
         """The frontend lists its scheduler, and the scheduler a worker that is ready."""
-        deadline_s = ended_s + END_S
-        while not any(worker.state == admin_pb2.STATE_READY for worker in self._workers()):
-            assert time.monotonic() < deadline_s, "the sessions do not come back"
-            time.sleep(0.1)
+        waiting.until(
+            lambda: any(worker.state == admin_pb2.STATE_READY for worker in self._workers()),
+            ended_s + END_S - time.monotonic(),
+            "the sessions do not come back",
+        )
         outcome.back_s = time.monotonic() - ended_s
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from quire.async_client import AsyncClient
 from quire.params import SamplingParams, StructuredOutput
+from tests.waiting import eventually
 from tools.evals import held_back_items
 from tools.training.chat import prompt
 
@@ -75,11 +76,9 @@ class Crowd:
 
     async def talking(self, tokens: int = 20) -> None:
         """Until every stream has so many tokens."""
-        async with asyncio.timeout(60):
-            while not all(
-                stream.error or sum(map(len, stream.token_ids.values())) >= tokens for stream in self.streams
-            ):
-                await asyncio.sleep(0.005)
+        await eventually(
+            lambda: all(stream.error or sum(map(len, stream.token_ids.values())) >= tokens for stream in self.streams)
+        )
 
     async def finished(self, timeout_s: float = 150) -> None:
         async with asyncio.timeout(timeout_s):

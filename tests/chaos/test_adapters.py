@@ -21,6 +21,7 @@ from tests.chaos.held import PATIENCE_S, held_up, until_read
 from tests.chaos.streams import Crowd, greedy, same
 from tests.chaos.test_workers import pid
 from tests.e2e.conftest import running_cluster
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
@@ -33,32 +34,30 @@ async def answer(client: Client) -> str:
 
 
 async def until_both_have_it(client: Client) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while [one.num_workers for one in await asyncio.to_thread(client.adapters)] != [2]:
-            await asyncio.sleep(0.1)
+    await eventually(
+        lambda: asyncio.to_thread(client.adapters), lambda found: [one.num_workers for one in found] == [2]
+    )
 
 
 async def until_offered(client: Client) -> None:
     """A frontend hears of it from the scheduler, which need not have asked for it."""
-    async with asyncio.timeout(PATIENCE_S):
-        while "late" not in [model.name for model in await asyncio.to_thread(client.models)]:
-            await asyncio.sleep(0.02)
+    await eventually(lambda: asyncio.to_thread(client.models), lambda found: "late" in [model.name for model in found])
 
 
 async def until_loaded(client: Client, name: str) -> None:
     """Asks again: by then the scheduler may know from the workers that they have it."""
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            try:
-                await asyncio.to_thread(client.load_adapter, "late", name)
-            except Unavailable:  # the scheduler is starting, or a worker is on its way to it
-                await asyncio.sleep(0.1)
-            except InvalidArgument as error:
-                if "'late' is loaded" not in str(error):
-                    raise
-                return
-            else:
-                return
+
+    async def is_loaded() -> bool:
+        try:
+            await asyncio.to_thread(client.load_adapter, "late", name)
+        except Unavailable:  # the scheduler is starting, or a worker is on its way to it
+            return False
+        except InvalidArgument as error:
+            if "'late' is loaded" not in str(error):
+                raise
+        return True
+
+    await eventually(is_loaded, patience_s=PATIENCE_S)
 
 
 def held_up_at(config: Path, folder: Path) -> Path:

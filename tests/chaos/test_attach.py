@@ -21,6 +21,7 @@ from tests.chaos.another_frontend import another_frontend
 from tests.chaos.conftest import FRONTEND, SCHEDULER, WORKER, leaves_nothing_behind
 from tests.chaos.streams import prompts
 from tests.e2e.conftest import running_cluster
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
@@ -92,8 +93,7 @@ async def test_a_frontend_is_killed_and_its_streams_go_on_at_another(
         doomed = AsyncClient(other.grpc)
         begun = [asyncio.create_task(reader.begin(doomed)) for reader in readers]
         async with asyncio.timeout(120):
-            while not all(len(reader.deltas) > i for i, reader in enumerate(readers)):
-                await asyncio.sleep(0.002)
+            await eventually(lambda: all((len(reader.deltas) > i for i, reader in enumerate(readers))))
         os.kill(other.process, signal.SIGKILL)
         await asyncio.gather(*begun)
         await doomed.close()
@@ -114,12 +114,12 @@ async def test_a_frontend_is_killed_and_its_streams_go_on_at_another(
 
 async def ended(http: httpx.AsyncClient, response_id: str) -> dict[str, Any]:
     """Polls until it has."""
-    async with asyncio.timeout(120):
-        while True:
-            found: dict[str, Any] = (await http.get(f"/v1/responses/{response_id}")).json()
-            if found["status"] not in ("queued", "in_progress"):
-                return found
-            await asyncio.sleep(0.05)
+
+    async def ask() -> dict[str, Any]:
+        found: dict[str, Any] = (await http.get(f"/v1/responses/{response_id}")).json()
+        return found
+
+    return await eventually(ask, lambda found: found["status"] not in ("queued", "in_progress"), 120)
 
 
 async def test_a_frontend_is_killed_and_responses_in_the_background_go_on_at_another(with_redis: Cluster) -> None:

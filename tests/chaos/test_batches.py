@@ -21,6 +21,7 @@ from tests.chaos.another_frontend import another_frontend
 from tests.chaos.conftest import FRONTEND, SCHEDULER, WORKER, leaves_nothing_behind
 from tests.chaos.streams import prompts
 from tests.e2e.conftest import running_cluster
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
@@ -52,8 +53,7 @@ async def half_an_upload() -> AsyncIterator[pb.UploadFileRequest]:
 
 async def until(holds: Callable[[], bool]) -> None:
     async with asyncio.timeout(120):
-        while not holds():
-            await asyncio.sleep(0.01)
+        await eventually(holds)
 
 
 async def test_a_frontend_is_killed_and_its_batch_goes_on_at_another(tmp_path: Path) -> None:

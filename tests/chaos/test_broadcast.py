@@ -20,6 +20,7 @@ from tests.chaos.conftest import FRONTEND, WORKER, leaves_nothing_behind
 from tests.chaos.test_operations import PATIENCE_S, PROMPT, SHORT, told
 from tests.chaos.test_workers import pid
 from tests.e2e.conftest import running_cluster
+from tests.e2e.operations.odd_tensors import with_odd
 from tests.e2e.operations.test_weights import folder_of, shake
 from tests.e2e.operations.test_weights_group import patiently
 from tests.waiting import until
@@ -51,20 +52,18 @@ def test_a_worker_is_killed_while_it_receives(cluster: Cluster, tmp_path: Path) 
     with Client(cluster.grpc_address) as client:
         (before,) = client.generate(PROMPT, SHORT)
         group = patiently(lambda: WeightsUpdateGroup(client, backend="gloo", timeout_s=LONGER_THAN_THE_TEST_S))
-        send, sent = WeightsUpdateGroup._send, []
+        killed: list[int] = []
 
-        def kill_in_the_middle(tensor: Any, asked: Any) -> bool:
-            if len(sent) == SENT:
-                os.kill(pid(cluster, "worker-1"), signal.SIGKILL)
-                group._await(lambda: False, asked)  # until the update has ended
-            sent.append(send(group, tensor, asked))
-            return sent[-1]
+        def kill_before_it_goes(tensor: Any) -> Any:
+            killed.append(pid(cluster, "worker-1"))
+            os.kill(killed[0], signal.SIGKILL)
+            until(lambda: victim.restarts, PATIENCE_S)
+            return tensor
 
-        group._send = kill_in_the_middle  # type: ignore[method-assign]
         held = group._group  # noqa: F841 - connections stay open
         with pytest.raises(Unavailable):
-            group.update(tensors.items(), "never", "keep")
-        assert len(sent) == SENT + 1
+            group.update(with_odd(tensors, [*tensors][SENT], kill_before_it_goes).items(), "never", "keep")
+        assert len(killed) == 1
         group.close()
         until(lambda: victim.restarts == 1 and num_ready(client) == 2, PATIENCE_S)
         (after,) = client.generate(PROMPT, SHORT)

@@ -13,6 +13,7 @@ from tests.chaos.streams import Crowd, greedy, same
 from tests.chaos.test_workers import pid
 from tests.e2e.conftest import running_cluster
 from tests.e2e.kv.test_kv_handover import told
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
@@ -25,9 +26,7 @@ VICTIMS = ["worker-0", "worker-1", "scheduler-0"]  # who computes the prompts, w
 async def test_streams_survive(victim: str, undisturbed: dict[str, Said]) -> None:
     with running_cluster(apart=(1, 1), worker=WORKER, scheduler=APART, frontend=FRONTEND) as cluster:
         crowd = Crowd(cluster.grpc_address, greedy)
-        async with asyncio.timeout(60):
-            while not await asyncio.to_thread(told, cluster, HANDOVERS):  # one has moved, others are about to
-                await asyncio.sleep(0.01)
+        await eventually(lambda: asyncio.to_thread(told, cluster, HANDOVERS))
         os.kill(pid(cluster, victim), signal.SIGKILL)
         await crowd.finished()
         assert not crowd.errors
@@ -45,9 +44,7 @@ async def test_streams_survive_while_all_of_it_is_on_its_way(victim: str, undist
         os.kill(decoder, signal.SIGSTOP)
         try:
             crowd = Crowd(cluster.grpc_address, greedy)
-            async with asyncio.timeout(60):
-                while not any(stream.arrivals for stream in crowd.streams):
-                    await asyncio.sleep(0.01)
+            await eventually(lambda: any(stream.arrivals for stream in crowd.streams))
             assert not await asyncio.to_thread(told, cluster, HANDOVERS)
             os.kill(pid(cluster, victim), signal.SIGKILL)
         finally:

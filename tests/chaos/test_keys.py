@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import datetime
 import json
 import os
@@ -19,8 +18,10 @@ import trustme
 from quire.cluster import Cluster
 from quire.shared.security import secret_file
 from tests.chaos.conftest import SCHEDULER, WORKER, Said
+from tests.chaos.standstill import lasts
 from tests.chaos.test_workers import pid, survives
 from tests.e2e.conftest import running_cluster
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -59,9 +60,7 @@ class Kept:
         process = self.cluster.process(name)
         before = process.restarts
         os.kill(pid(self.cluster, name), signal.SIGKILL)
-        async with asyncio.timeout(60):
-            while process.restarts == before:
-                await asyncio.sleep(0.02)
+        await eventually(lambda: process.restarts != before)
 
 
 def certify(folder: Path, authority: trustme.CA, role: str, *, expired: bool = False) -> dict[str, str]:
@@ -109,9 +108,9 @@ async def test_a_certificate_that_has_expired_is_a_pause_until_there_is_another(
     async def expire_and_renew() -> None:
         role = name.partition("-")[0]
         kept.certify(role, expired=True)
-        await asyncio.sleep(0.5)
+        await lasts(0.5)
         await kept.restarted(name)
-        await asyncio.sleep(WITHOUT_S)
+        await lasts(WITHOUT_S)
         kept.certify(role)
 
     await kept.survives(undisturbed, expire_and_renew)
@@ -137,7 +136,7 @@ async def test_a_wrong_secret_behind_a_restart_is_a_pause_until_it_is_right(
     async def exchange() -> None:
         kept.secret("scheduler", WRONG)
         await kept.restarted("scheduler-0")
-        await asyncio.sleep(WITHOUT_S)
+        await lasts(WITHOUT_S)
         kept.secret("scheduler", RIGHT)
 
     await kept.survives(undisturbed, exchange)
@@ -161,7 +160,7 @@ async def test_files_that_are_torn_or_gone_leave_the_old_ones_in_force(
         assert await status_with(kept, KEY) == 200
         assert await status_with(kept, "sk-other") == 401
         await kept.restarted("worker-0")
-        await asyncio.sleep(WITHOUT_S)
+        await lasts(WITHOUT_S)
         for path, content in contents.items():
             path.write_bytes(content)
             path.chmod(0o600)

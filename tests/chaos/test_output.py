@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 
 import pytest
 
 from quire import Client, SamplingParams
 from quire.cluster import Cluster, ClusterOptions
+from tests.waiting import until
 
 PATIENCE_S = 120.0
 
@@ -28,10 +28,9 @@ def test_a_worker_is_started_again_while_nobody_can_be_told(monkeypatch: pytest.
             worker = cluster.process("worker-0")
             assert worker.pid is not None
             os.kill(worker.pid, signal.SIGKILL)
-            deadline = time.monotonic() + PATIENCE_S
-            while not (worker.restarts and worker.ready.is_set()):
-                assert time.monotonic() < deadline, "whoever watches the processes has ended"
-                time.sleep(0.05)
+            until(
+                lambda: bool(worker.restarts and worker.ready.is_set()), what="whoever watches the processes has ended"
+            )
             with Client(cluster.grpc_address) as client:
                 (answer,) = client.generate(["Once upon a time"], SamplingParams(temperature=0, max_tokens=8))
             assert answer.outputs[0].text

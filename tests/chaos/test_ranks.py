@@ -14,10 +14,11 @@ import pytest
 from quire.client import Client
 from quire.cluster import Cluster
 from tests.chaos.conftest import FRONTEND, SCHEDULER, WORKER, Said, listen
+from tests.chaos.standstill import lasts, stand_still
 from tests.chaos.streams import everything, greedy
 from tests.chaos.test_workers import pid, survives
 from tests.e2e.conftest import running_cluster
-from tests.waiting import services, until
+from tests.waiting import eventually, services, until
 
 pytestmark = pytest.mark.timeout(300)
 RANKS = {**WORKER, "tensor_parallel_size": 2}
@@ -73,9 +74,7 @@ def is_there(number: int) -> bool:
 
 
 async def gone(number: int) -> None:
-    async with asyncio.timeout(60):
-        while is_there(number):
-            await asyncio.sleep(0.02)
+    await eventually(lambda: not is_there(number))
 
 
 def num_restarts(cluster: Cluster) -> dict[str, int]:
@@ -175,11 +174,12 @@ async def test_a_rank_of_the_only_worker_is_killed_again_and_again_while_it_star
         for pause_s in (0.0, 1.0):  # imports torch; loads, or meets the other one
             worker = alone.process("worker-0")
             os.kill(before, signal.SIGKILL)
-            async with asyncio.timeout(60):
-                while not worker.running or (found := children(pid(alone, "worker-0"))) in ([], [before]):
-                    await asyncio.sleep(0.01)
-            (before,) = found
-            await asyncio.sleep(pause_s)
+            await eventually(lambda worker=worker: worker.running)  # type: ignore[misc]
+            (before,) = await eventually(
+                lambda: children(pid(alone, "worker-0")),
+                lambda found, before=before: found not in ([], [before]),  # type: ignore[misc]
+            )
+            await lasts(pause_s)
         os.kill(before, signal.SIGKILL)
 
     await survives(alone, undisturbed, kill_early)
@@ -193,11 +193,7 @@ async def test_a_group_that_is_stopped_as_a_whole_goes_on(alone: Cluster, undist
     pids = [pid(alone, "worker-0"), rank_of(alone, "worker-0")]
 
     async def stop() -> None:
-        for number in pids:
-            os.kill(number, signal.SIGSTOP)
-        await asyncio.sleep(4)
-        for number in pids:
-            os.kill(number, signal.SIGCONT)
+        await stand_still(4, *pids)
 
     await survives(alone, undisturbed, stop)
     assert [pid(alone, "worker-0"), rank_of(alone, "worker-0")] == pids

@@ -22,10 +22,11 @@ from tests.chaos.conftest import (
     leaves_nothing_behind,
     services,
 )
+from tests.chaos.standstill import lasts, stand_still
 from tests.chaos.streams import KINDS, Crowd, greedy, same
 from tests.chaos.test_workers import pid, survives
 from tests.e2e.conftest import running_cluster
-from tests.waiting import until
+from tests.waiting import eventually, until
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -50,9 +51,7 @@ async def test_the_scheduler_is_killed_ten_times_in_a_row(one_worker: Cluster, u
     async def kill_again_and_again() -> None:
         scheduler = one_worker.process("scheduler-0")
         for killed in range(10):
-            async with asyncio.timeout(60):
-                while scheduler.restarts < killed or not scheduler.ready.is_set():
-                    await asyncio.sleep(0.01)
+            await eventually(lambda killed=killed: scheduler.restarts >= killed and scheduler.ready.is_set())
             os.kill(pid(one_worker, "scheduler-0"), signal.SIGKILL)
 
     await survives(one_worker, undisturbed, kill_again_and_again)
@@ -88,9 +87,7 @@ async def test_a_second_shard_takes_over_from_one_that_hangs_and_comes_back(
     two_schedulers: Cluster, undisturbed: dict[str, Said]
 ) -> None:
     async def hang() -> None:
-        os.kill(pid(two_schedulers, "scheduler-0"), signal.SIGSTOP)
-        await asyncio.sleep(4)
-        os.kill(pid(two_schedulers, "scheduler-0"), signal.SIGCONT)
+        await stand_still(4, pid(two_schedulers, "scheduler-0"))
 
     await survives(two_schedulers, undisturbed, hang)
 
@@ -110,14 +107,14 @@ async def test_redis_is_away_while_another_part_goes(
     two_schedulers: Cluster, undisturbed: dict[str, Said], part: str, fault: signal.Signals
 ) -> None:
     async def go() -> None:
-        os.kill(pid(two_schedulers, part), fault)
         if fault == signal.SIGSTOP:
-            await asyncio.sleep(LONGER_THAN_A_STEP_S)
-            os.kill(pid(two_schedulers, part), signal.SIGCONT)
+            await stand_still(LONGER_THAN_A_STEP_S, pid(two_schedulers, part))
+        else:
+            os.kill(pid(two_schedulers, part), fault)
 
     os.kill(pid(two_schedulers, "redis-0"), signal.SIGSTOP)
     try:
-        await asyncio.sleep(1.5)
+        await lasts(1.5)
         await survives(two_schedulers, undisturbed, go)
     finally:
         os.kill(pid(two_schedulers, "redis-0"), signal.SIGCONT)

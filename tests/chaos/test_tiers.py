@@ -7,7 +7,6 @@ import os
 import resource
 import signal
 import tempfile
-import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -23,12 +22,11 @@ from tests.chaos.test_workers import pid
 from tests.e2e.conftest import running_cluster
 from tests.e2e.kv.test_disk import few, kill_worker
 from tests.e2e.kv.test_host_memory import questions, say
-from tests.waiting import until_nothing_moves, worker_of
+from tests.waiting import until, until_nothing_moves, worker_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 PATIENCE_S = 120
-ASKED = questions()
 SMALL = {"heartbeat_interval_ms": 500}
 # Which files are opened for a move, as `held_up` reads it: a new one beside the block's own, or that.
 MOVES = {
@@ -41,7 +39,7 @@ MOVES = {
 def expected() -> list[str]:
     """What is said with a device that has room for everything, and nothing below it."""
     with running_cluster(worker={"num_blocks": 2000}) as cluster, Client(cluster.grpc_address) as client:
-        return say(client, ASKED)[0]
+        return say(client, questions())[0]
 
 
 @pytest.fixture
@@ -57,8 +55,7 @@ def files(folder: Path) -> list[Path]:
 def stored(client: Client, count: int, said: Future[Any]) -> None:
     """Once so many more blocks are on disk, or all has been said."""
     before = worker_of(client).disk.stored
-    while worker_of(client).disk.stored < before + count and not said.done():
-        time.sleep(0.01)
+    until(lambda: worker_of(client).disk.stored >= before + count or said.done())
 
 
 def test_a_worker_that_is_killed_while_it_stores(expected: list[str], tmp_path: Path, region: str) -> None:
@@ -70,13 +67,13 @@ def test_a_worker_that_is_killed_while_it_stores(expected: list[str], tmp_path: 
     ):
         for _ in range(3):
             with ThreadPoolExecutor(1) as asking:
-                said: Future[Any] = asking.submit(say, client, ASKED)
+                said: Future[Any] = asking.submit(say, client, questions())
                 stored(client, 4, said)
                 kill_worker(cluster)
                 assert said.result(PATIENCE_S)[0] == expected
             for path in files(tmp_path)[::2]:  # the worker finds out, and stores them again
                 path.unlink()
-        again, num_prompt_tokens, cached = say(client, ASKED)
+        again, num_prompt_tokens, cached = say(client, questions())
         assert again == expected
         assert cached > num_prompt_tokens / 4
         leaves_nothing_behind(cluster)
@@ -90,13 +87,13 @@ def test_the_scheduler_is_killed_while_blocks_are_moved(expected: list[str], tmp
     ):
         for _ in range(3):
             with ThreadPoolExecutor(1) as asking:
-                said: Future[Any] = asking.submit(say, client, ASKED)
+                said: Future[Any] = asking.submit(say, client, questions())
                 stored(client, 4, said)
                 os.kill(pid(cluster, "scheduler-0"), signal.SIGKILL)
                 assert said.result(PATIENCE_S)[0] == expected
             worker_of(client)  # the scheduler is back, and the worker with it
         assert cluster.process("scheduler-0").restarts == 3
-        again, _, cached = say(client, ASKED)
+        again, _, cached = say(client, questions())
         assert again == expected
         assert cached > 0
         leaves_nothing_behind(cluster)
@@ -118,23 +115,23 @@ async def test_killed_in_the_middle_of_a_move(
         Client(cluster.grpc_address) as client,
     ):
         if move == "from disk":
-            await asyncio.to_thread(say, client, ASKED)
+            await asyncio.to_thread(say, client, questions())
             await asyncio.to_thread(until_nothing_moves, client)
         os.mkfifo(pipe)
-        said = asyncio.ensure_future(asyncio.to_thread(say, client, ASKED))
+        said = asyncio.ensure_future(asyncio.to_thread(say, client, questions()))
         writer = await until_read(pipe, pid(cluster, "worker-0"))
         os.unlink(pipe)  # for the one that comes
         os.kill(pid(cluster, victim), signal.SIGKILL)
         os.close(writer)
         assert (await said)[0] == expected
-        assert (await asyncio.to_thread(say, client, ASKED))[0] == expected
+        assert (await asyncio.to_thread(say, client, questions()))[0] == expected
         assert cluster.process(victim).restarts == 1
         leaves_nothing_behind(cluster)
 
 
 def test_torn_swapped_and_missing_files(expected: list[str], tmp_path: Path) -> None:
     with running_cluster(worker=few(tmp_path), frontend=FRONTEND) as cluster, Client(cluster.grpc_address) as client:
-        say(client, ASKED)
+        say(client, questions())
         until_nothing_moves(client)
         held = files(tmp_path)
         assert len(held) > 60
@@ -146,14 +143,14 @@ def test_torn_swapped_and_missing_files(expected: list[str], tmp_path: Path) -> 
             os.truncate(path, path.stat().st_size // 2)
         for path in held[6::8]:
             path.unlink()
-        assert say(client, ASKED)[0] == expected
+        assert say(client, questions())[0] == expected
         assert worker_of(client).disk.lost > 10
         for path in files(tmp_path)[::2]:  # a bit of each, and another life: names and sizes are right
             content = bytearray(path.read_bytes())
             content[-100] ^= 4
             path.write_bytes(content)
         kill_worker(cluster)
-        assert say(client, ASKED)[0] == expected
+        assert say(client, questions())[0] == expected
         assert worker_of(client).disk.lost > 20
         leaves_nothing_behind(cluster)
 
@@ -162,7 +159,7 @@ def test_a_full_disk(expected: list[str], tmp_path: Path) -> None:
     """No file of the worker may grow beyond what a header takes."""
     with running_cluster(worker=few(tmp_path)) as cluster, Client(cluster.grpc_address) as client:
         resource.prlimit(pid(cluster, "worker-0"), resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
-        assert say(client, ASKED)[0] == expected
+        assert say(client, questions())[0] == expected
         dropped = until_nothing_moves(client).disk
         assert dropped.dropped > 50
         assert dropped.held == 0
@@ -170,7 +167,7 @@ def test_a_full_disk(expected: list[str], tmp_path: Path) -> None:
         resource.prlimit(
             pid(cluster, "worker-0"), resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
         )
-        assert say(client, ASKED)[0] == expected
+        assert say(client, questions())[0] == expected
         assert until_nothing_moves(client).disk.held > 50, "it takes blocks again"
         leaves_nothing_behind(cluster)
 
@@ -178,14 +175,14 @@ def test_a_full_disk(expected: list[str], tmp_path: Path) -> None:
 def test_a_disk_that_hangs(expected: list[str], tmp_path: Path) -> None:
     """Whoever opens one of these files waits for ever."""
     with running_cluster(worker=few(tmp_path)) as cluster, Client(cluster.grpc_address) as client:
-        say(client, ASKED)
+        say(client, questions())
         until_nothing_moves(client)
         for path in files(tmp_path)[::3]:
             path.unlink()
             os.mkfifo(path)
-        assert say(client, ASKED)[0] == expected
+        assert say(client, questions())[0] == expected
         assert worker_of(client).disk.lost > 0
-        assert say(client, ASKED)[0] == expected
+        assert say(client, questions())[0] == expected
         leaves_nothing_behind(cluster)
 
 
@@ -197,11 +194,11 @@ def test_other_weights_in_the_same_folder(tmp_path: Path, region: str) -> None:
 
     def texts(worker: dict[str, object]) -> tuple[list[str], int, Cluster]:
         with running_cluster(worker=worker) as cluster, Client(cluster.grpc_address) as client:
-            said, _, cached = say(client, ASKED)
+            said, _, cached = say(client, questions())
             return said, cached, cluster
 
     texts(settings)
     said, cached, _ = texts(dummy)
     undisturbed, cached_alone, _ = texts(alone)
     assert said == undisturbed
-    assert cached <= cached_alone + 16 * len(ASKED)
+    assert cached <= cached_alone + 16 * len(questions())

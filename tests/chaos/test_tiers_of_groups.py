@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
-import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -19,9 +18,9 @@ from tests.chaos.test_ranks import rank_of
 from tests.chaos.test_tiers import PATIENCE_S, SMALL, files, stored
 from tests.e2e.conftest import running_cluster
 from tests.e2e.kv.test_disk import few, kill_worker
-from tests.e2e.kv.test_host_memory import FEW, host_memory, say
-from tests.e2e.kv.test_tiers_of_groups import ASKED, EXACT, undisturbed, windowed
-from tests.waiting import until_nothing_moves, worker_of
+from tests.e2e.kv.test_host_memory import FEW, host_memory, questions, say
+from tests.e2e.kv.test_tiers_of_groups import EXACT, undisturbed, windowed
+from tests.waiting import until, until_nothing_moves, worker_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -44,7 +43,7 @@ def test_a_worker_with_windows_that_is_killed_while_it_stores(tmp_path: Path, re
     ):
         for _ in range(2):
             with ThreadPoolExecutor(1) as asking:
-                said: Future[Any] = asking.submit(say, client, ASKED)
+                said: Future[Any] = asking.submit(say, client, questions())
                 stored(client, 4, said)
                 kill_worker(cluster)
                 assert said.result(PATIENCE_S)[0] == expected
@@ -53,7 +52,7 @@ def test_a_worker_with_windows_that_is_killed_while_it_stores(tmp_path: Path, re
                 path.unlink()
             for path in files(folder)[1::4]:
                 os.truncate(path, path.stat().st_size // 2)
-        again, _, cached = say(client, ASKED)
+        again, _, cached = say(client, questions())
         assert again == expected
         assert cached > num_prompt_tokens / 4
         assert worker_of(client).disk.lost > 0
@@ -70,13 +69,12 @@ def test_a_rank_that_is_killed_while_it_stores() -> None:
     ):
         for _ in range(2):
             with ThreadPoolExecutor(1) as asking:
-                said: Future[Any] = asking.submit(say, client, ASKED)
+                said: Future[Any] = asking.submit(say, client, questions())
                 before = host_memory(client).stored
-                while host_memory(client).stored < before + 4 and not said.done():
-                    time.sleep(0.01)
+                until(lambda before=before, said=said: host_memory(client).stored >= before + 4 or said.done())
                 os.kill(rank_of(cluster, "worker-0"), signal.SIGKILL)
                 assert said.result(PATIENCE_S)[0] == expected
-        again, num_prompt_tokens, cached = say(client, ASKED)
+        again, num_prompt_tokens, cached = say(client, questions())
         assert again == expected
         assert cached > num_prompt_tokens / 2
         leaves_nothing_behind(cluster)

@@ -17,8 +17,9 @@ from quire.cluster import Cluster
 from quire.shared.errors import DeadlineExceeded
 from tests import waiting
 from tests.chaos.conftest import LONGER_THAN_A_STEP_S, Said, leaves_nothing_behind, page
+from tests.chaos.standstill import lasts, stand_still
 from tests.chaos.streams import KINDS, Crowd, constrained, everything, greedy, same
-from tests.waiting import until
+from tests.waiting import eventually, until
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -96,12 +97,9 @@ async def test_a_worker_is_killed_while_it_attaches(one_worker: Cluster, undistu
             worker = one_worker.process("worker-0")
             restarts = worker.restarts
             os.kill(pid(one_worker, "worker-0"), signal.SIGKILL)
-            async with asyncio.timeout(60):
-                while worker.restarts == restarts or not worker.running:
-                    await asyncio.sleep(0.01)
-                while num_connections(pid(one_worker, "worker-0")) == 0:
-                    await asyncio.sleep(0.002)
-            await asyncio.sleep(pause_s)
+            await eventually(lambda worker=worker, restarts=restarts: worker.restarts != restarts and worker.running)
+            await eventually(lambda: num_connections(pid(one_worker, "worker-0")) != 0)
+            await lasts(pause_s)
 
     await survives(one_worker, undisturbed, kill_early)
 
@@ -112,11 +110,7 @@ async def test_a_worker_and_the_scheduler_are_stopped_at_once(
 ) -> None:
     async def stop_both() -> None:
         pids = [pid(two_workers, name) for name in ("worker-0", "scheduler-0")]
-        for stopped in pids:
-            os.kill(stopped, signal.SIGSTOP)
-        await asyncio.sleep(4)
-        for stopped in pids:
-            os.kill(stopped, signal.SIGCONT)
+        await stand_still(4, *pids)
 
     await survives(two_workers, undisturbed, stop_both)
 
@@ -127,9 +121,7 @@ async def test_a_worker_hangs_and_comes_back_as_a_zombie(two_workers: Cluster, u
         epoch = waiting.services(client, "worker-0")["worker-0"].epoch
 
     async def hang() -> None:
-        os.kill(pid(two_workers, "worker-0"), signal.SIGSTOP)
-        await asyncio.sleep(LONGER_THAN_A_STEP_S)
-        os.kill(pid(two_workers, "worker-0"), signal.SIGCONT)
+        await stand_still(LONGER_THAN_A_STEP_S, pid(two_workers, "worker-0"))
 
     await survives(two_workers, undisturbed, hang)
     with Client(two_workers.grpc_address) as client:

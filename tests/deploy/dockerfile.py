@@ -15,7 +15,8 @@ class Stage:
 
     base: str  # an image from elsewhere, also where other stages of the file lie between
     name: str
-    instructions: list[tuple[str, str]] = field(default_factory=list)  # (keyword, arguments)
+    instructions: list[tuple[str, str]] = field(default_factory=list)  # (keyword, arguments), those of its base first
+    needs: set[str] = field(default_factory=set)  # stages that it is made of
 
     def all(self, keyword: str) -> list[str]:
         return [arguments for word, arguments in self.instructions if word == keyword]
@@ -63,20 +64,34 @@ def read(path: Path) -> list[Stage]:
         keyword, _, arguments = line.partition(" ")
         if keyword == "FROM":
             base, *name = re.split(r"\s+AS\s+", arguments)
-            below = {stage.name: stage.base for stage in stages if stage.name}
-            stages.append(Stage(below.get(base) or _expand(base, defaults), name[0] if name else ""))
+            below = next((stage for stage in stages if stage.name == base), None)
+            made = Stage(_expand(base, defaults), name[0] if name else "")
+            if below is not None:
+                made = Stage(below.base, made.name, [*below.instructions], {*below.needs, base})
+            stages.append(made)
         elif stages:
             stages[-1].instructions.append((keyword, arguments.strip()))
+            stages[-1].needs |= set(re.findall(r"--from=(\S+)", arguments)) if keyword == "COPY" else set()
         elif keyword == "ARG":
             argument, value = arguments.split("=", 1)
             defaults[argument] = _expand(value, defaults)
     return stages
 
 
-def target(path: Path, name: str = "") -> Stage:
-    """The stage that becomes the image: the one named, else the last."""
-    stages = read(path)
-    return next(stage for stage in stages if stage.name == name) if name else stages[-1]
+def target(path: Path, name: str) -> Stage:
+    """The stage that becomes the image."""
+    return next(stage for stage in read(path) if stage.name == name)
+
+
+def needed(path: Path, name: str) -> list[Stage]:
+    """The stages that are built for a target, itself included."""
+    by_name = {stage.name: stage for stage in read(path)}
+    found, open_ = set(), {name}
+    while open_:
+        one = open_.pop()
+        found.add(one)
+        open_ |= by_name[one].needs - found
+    return [stage for stage in by_name.values() if stage.name in found]
 
 
 def _expand(text: str, values: dict[str, str]) -> str:

@@ -8,7 +8,7 @@ COMPOSE = ROOT / "docker-compose.yml"
 PROMETHEUS = K8S / "observability" / "prometheus"
 GRAFANA = K8S / "observability" / "grafana"
 BASE_CONFIG = K8S / "base" / "quire.yaml"
-DOCKERFILES = {role: ROOT / "services" / role / "Dockerfile" for role in ("frontend", "scheduler", "worker")}
+DOCKERFILE = ROOT / "Dockerfile"
 KUSTOMIZATIONS = [
     "base",
     "overlays/cpu-demo",

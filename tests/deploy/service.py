@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from quire.cli import services
 from quire.cli.main import COMMANDS
+from quire.flags.parser import CommandParser
 from quire.shared.settings import SERVICES, Settings, load
 
 CONFIG_PATH = "/etc/quire/quire.yaml"
@@ -34,7 +34,7 @@ class Service:
         assert self.role in COMMANDS
         assert self.environment["QUIRE_CONFIG"] == CONFIG_PATH
         (scratch / "quire.yaml").write_text(self.config)
-        parser = argparse.ArgumentParser(f"quire {self.role}", allow_abbrev=False, exit_on_error=False)
+        parser = CommandParser(f"quire {self.role}", allow_abbrev=False, exit_on_error=False)
         services.configure(parser)
         flags = vars(parser.parse_args(list(self.arguments[1:])))
         environment = {**self.environment, "QUIRE_CONFIG": str(scratch / "quire.yaml")}

@@ -15,7 +15,7 @@ from quire.shared.security.secret_file import SecretFile
 from quire.shared.settings import FrontendSettings, Settings, WorkerSettings
 from quire.shared.version import VERSION
 from tests.deploy import dockerfile, service
-from tests.deploy.paths import COMPOSE, PROMETHEUS, ROOT
+from tests.deploy.paths import COMPOSE, DOCKERFILE, PROMETHEUS, ROOT
 
 QUIRE = ("frontend", "scheduler", "worker", "worker-cuda")
 OTHERS = ("redis", "prometheus", "grafana")
@@ -41,7 +41,7 @@ def settings(compose: dict[str, Any], tmp_path: Path) -> dict[str, Settings]:
 def described(compose: dict[str, Any], name: str) -> service.Service:
     """The container: its image's environment, then compose's."""
     entry = compose["services"][name]
-    stage = dockerfile.target(ROOT / entry["build"]["dockerfile"], entry["build"].get("target", ""))
+    stage = dockerfile.target(DOCKERFILE, entry["build"]["target"])
     environment = {**stage.environment, **{key: str(value) for key, value in entry["environment"].items()}}
     (config,) = entry["configs"]
     assert config["target"] == service.CONFIG_PATH
@@ -80,7 +80,8 @@ def test_image_is_the_one_that_is_built(compose: dict[str, Any], name: str) -> N
     entry = compose["services"][name]
     role, _, flavour = name.partition("-")
     assert entry["image"] == f"quire-{role}:{VERSION}" + (f"-{flavour}" if flavour else "")
-    assert entry["build"]["dockerfile"] == f"services/{role}/Dockerfile"
+    assert entry["build"]["target"] == name
+    assert "dockerfile" not in entry["build"]
 
 
 def test_services_find_each_other_by_name(settings: dict[str, Settings]) -> None:
@@ -150,7 +151,7 @@ def test_every_container_says_whether_it_is_well(compose: dict[str, Any], name: 
     if name in OTHERS:
         assert entry["healthcheck"]["test"][0] == "CMD"
     else:
-        assert dockerfile.target(ROOT / entry["build"]["dockerfile"], entry["build"].get("target", "")).health_command
+        assert dockerfile.target(DOCKERFILE, entry["build"]["target"]).health_command
 
 
 @pytest.mark.parametrize("name", [*QUIRE, *OTHERS])

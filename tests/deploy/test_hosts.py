@@ -9,7 +9,7 @@ import pytest
 from quire.services.worker.building.rank_processes.start import check_nodes
 from quire.shared.settings import WorkerSettings
 from tests.deploy import dockerfile, kustomize, service
-from tests.deploy.paths import DOCKERFILES
+from tests.deploy.paths import DOCKERFILE
 from tests.deploy.test_manifests import KUBERNETES, container, named, variables
 
 FOLDER = "overlays/gpu-hosts"
@@ -33,7 +33,7 @@ def settings_of(index: int, scratch: Path) -> WorkerSettings:
     arguments = described["args"]
     for name, value in told(index).items():
         arguments = [argument.replace(f"$({name})", value) for argument in arguments]
-    image = dockerfile.target(DOCKERFILES["worker"], "cuda")
+    image = dockerfile.target(DOCKERFILE, "worker-cuda")
     environment = {**image.environment, **dict(variables(described))}
     (config,) = [volume["configMap"]["name"] for volume in pod["volumes"] if "configMap" in volume]
     found = service.Service(

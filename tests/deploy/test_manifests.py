@@ -17,7 +17,7 @@ from quire.shared.rpc.server import LIVENESS
 from quire.shared.settings import FrontendSettings, Settings, WorkerSettings
 from quire.shared.version import VERSION
 from tests.deploy import dockerfile, kustomize, schemas, service
-from tests.deploy.paths import DOCKERFILES, K8S, KUSTOMIZATIONS, PROMETHEUS
+from tests.deploy.paths import DOCKERFILE, K8S, KUSTOMIZATIONS, PROMETHEUS
 from tests.metrics.catalogue import families
 
 KUBERNETES = "1.33"
@@ -61,7 +61,7 @@ def container(folder: str, deployment: str) -> dict[str, Any]:
 def described(folder: str, role: str) -> service.Service:
     """The container: its image's environment, then the manifest's; the settings file out of its ConfigMap."""
     described = container(folder, role)
-    image = dockerfile.target(DOCKERFILES[described["args"][0]], flavour(described["image"]))
+    image = dockerfile.target(DOCKERFILE, stage(described["image"]))
     environment = {**image.environment, **dict(variables(described))}
     (config,) = [v["configMap"]["name"] for v in pod(folder, role)["volumes"] if "configMap" in v]
     return service.Service(
@@ -72,9 +72,10 @@ def described(folder: str, role: str) -> service.Service:
     )
 
 
-def flavour(image: str) -> str:
-    """quire-worker:0.1.0-cuda -> cuda"""
-    return image.partition("-")[2].partition("-")[2] or ("cpu" if image.startswith("quire-worker") else "")
+def stage(image: str) -> str:
+    """quire-worker:0.1.0-cuda -> worker-cuda"""
+    role, _, flavour = image.removeprefix("quire-").replace(f":{VERSION}", "").partition("-")
+    return f"{role}-{flavour}" if flavour else role
 
 
 def variables(described: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -198,7 +199,7 @@ def test_every_service_serves_the_same_model(folder: str, name: str, tmp_path: P
 def test_cuda_images_get_a_gpu_and_others_none(folder: str, name: str, tmp_path: Path) -> None:
     described = container(folder, name)
     device = settings_of(folder, name, tmp_path).device  # type: ignore[attr-defined]
-    on_gpu = flavour(described["image"]) == "cuda"
+    on_gpu = stage(described["image"]) == "worker-cuda"
     assert ("nvidia.com/gpu" in described["resources"]["limits"]) == on_gpu
     assert device == ("cuda" if on_gpu else "cpu")
 

@@ -24,6 +24,7 @@ from tests.kv_groups.test_drafts_of_states import (
 from tests.kv_groups.test_states import check, run_disturbed
 from tests.kv_groups.test_windows import pair, prompt
 from tests.services.worker import checkpoints
+from tests.services.worker.parts import kept_of
 
 pytestmark = pytest.mark.gpu
 
@@ -103,11 +104,11 @@ def test_what_is_kept_of_drafts_is_measured_with_the_largest_steps(
     layers.clear()
     run = pair(made, THREE, **{**SIZES, "num_blocks": 0, "gpu_memory_utilization": 0.3})
     know(run, [answer])
-    taken = [part for layer in layers for part in layer._kept]
+    taken = kept_of(layers)
     assert layers
     assert {len(part) for part in taken} == {(run.replica.limits.max_num_seqs + 1) * 3}
     answer = run.ask(question, max_tokens=40, eos=())
     run.run()
     check(made, [answer], 40)
     check_drafts(run)
-    assert all(a is b for a, b in zip(taken, (part for layer in layers for part in layer._kept), strict=True))
+    assert all(a is b for a, b in zip(taken, kept_of(layers), strict=True))

@@ -12,7 +12,6 @@ import pytest
 from quire.services.worker.building.build import build_replica
 from quire.services.worker.layers.recurrent.recurrence import Recurrence
 from quire.services.worker.spec_decode.proposer import HostProposer, Wanted
-from quire.services.worker.spec_decode.speculation import Speculation
 from quire.services.worker.step.drafts.drafts import Drafts
 from quire.shared.columns import I32
 from quire.shared.errors import InvalidArgument
@@ -21,6 +20,7 @@ from tests.kv_groups.models import Make
 from tests.kv_groups.test_states import SIZES, check, run_disturbed
 from tests.kv_groups.test_windows import pair, prompt
 from tests.services.worker.checkpoints import VOCAB_SIZE, Checkpoint
+from tests.services.worker.parts import propose
 from tests.spec_decode.pair import Answer, Pair
 
 THREE = {"method": "ngram", "num_speculative_tokens": 3, "adaptive_length": False}
@@ -65,9 +65,8 @@ def drafting(
 
 def know(run: Pair, answers: list[Answer]) -> None:
     """Its worker has mostly right drafts for these from now on."""
-    assert isinstance(run.replica.speculation, Speculation)
     texts = [answer.prompt + answer.tokens for answer in answers]
-    run.replica.speculation._proposer = Knowing(texts, run.replica.limits.block_size)
+    propose(run.replica, Knowing(texts, run.replica.limits.block_size))
 
 
 def check_drafts(run: Pair) -> None:
@@ -143,10 +142,7 @@ def test_sampled_text_is_that_without_drafts(made: Make) -> None:
     expected = [plain.ask(prompt(9, seed), max_tokens=30, eos=(), **sampling) for seed in range(3)]
     plain.run()
     run = pair(checkpoint, {**THREE, "adaptive_length": True}, **SIZES)
-    assert isinstance(run.replica.speculation, Speculation)
-    run.replica.speculation._proposer = Knowing(
-        [answer.prompt + answer.tokens for answer in expected], SIZES["block_size"]
-    )
+    propose(run.replica, Knowing([answer.prompt + answer.tokens for answer in expected], SIZES["block_size"]))
     answers = [run.ask(prompt(9, seed), max_tokens=30, eos=(), **sampling) for seed in range(3)]
     run.run()
     assert [answer.tokens for answer in answers] == [answer.tokens for answer in expected]

@@ -19,6 +19,7 @@ from tests.kernels.cpu.closeness import needs_library
 from tests.kv_groups import models
 from tests.kv_groups.models import Make, greedy
 from tests.kv_groups.test_windows import pair, prompt
+from tests.services.worker.parts import runner_of
 from tests.spec_decode.pair import Pair
 
 FAMILIES = ("deepseek-v2-groups", "deepseek-v3", "deepseek-v3-yarn")
@@ -49,7 +50,7 @@ def test_preempted_sequences_say_the_same(made: Make) -> None:
         live = np.flatnonzero(run.core.running.live)
         if turn % 7 == 3 and len(live):
             run.core.preempt(int(live[turn % len(live)]))
-        if run._results:
+        if run.results:
             run.result()
     run.run()
     assert run.core.counts.preemptions > 3
@@ -92,7 +93,7 @@ def test_a_token_takes_one_vector_for_all_heads(made: Make) -> None:
     replica = pair(made("deepseek-v3")).replica
     layout = replica.limits.layout
     assert [(group.spec, group.layers) for group in layout.groups] == [(Latent(24, 8), (0, 1, 2))]
-    caches = replica._runner.caches
+    caches = runner_of(replica).caches
     tokens = replica.limits.num_blocks * replica.limits.block_size
     assert sum(part.nbytes for cache in caches for part in cache.parts) == tokens * 3 * (24 + 8) * 4
 

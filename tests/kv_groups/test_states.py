@@ -36,7 +36,7 @@ def run_disturbed(run: Pair, gone: Answer, *, turns: int, every: int, cancelled_
             run.core.preempt(int(live[turn % len(live)]))
         if turn == cancelled_at:
             run.core.cancel(4)
-        if run._results:
+        if run.results:
             run.result()
     run.run()
     assert run.core.counts.preemptions > 3

@@ -41,7 +41,7 @@ def pair(
 def most_in_use(run: Pair) -> int:
     """The most blocks that were in use between two steps, until everybody is done."""
     most = 0
-    while run.core.has_work or run._results:
+    while run.core.has_work or run.results:
         while run.plan():
             most = max(most, run.core.use.used)
         run.result()
@@ -111,7 +111,7 @@ def test_preempted_sequences_say_the_same(made: Make, name: str) -> None:
             live = np.flatnonzero(run.core.running.live)
             if len(live):
                 run.core.preempt(int(live[turn % len(live)]))
-        if run._results:
+        if run.results:
             run.result()
     run.run()
     assert run.core.counts.preemptions > 3

@@ -21,6 +21,7 @@ from quire.cluster.process import ServiceProcess
 from quire.requests import RequestOptions
 from quire.shared.errors import Unavailable
 from tests.e2e.observability.test_metrics import page
+from tests.waiting import accepted, eventually
 
 Totals = Counter[str]  # of the schedulers' and the frontend's metrics, by name; 0 where there is none
 Result = TypeVar("Result")
@@ -204,8 +205,7 @@ class Disturbance:
     async def _flowing(self) -> None:
         """Until more tokens have come than now."""
         before = await self._counted(GENERATED)
-        while await self._counted(GENERATED) < before + FLOWING:
-            await asyncio.sleep(POLL_S)
+        await eventually(lambda: self._counted(GENERATED), lambda found: found >= before + FLOWING)
 
     async def _counted(self, name: str) -> float:
         return sum(counted[name] for counted in (await self.schedulers()).values())
@@ -217,14 +217,12 @@ class Disturbance:
         """The supervisor starts it again."""
         process = self._cluster.process(name)
         before = process.restarts
-        while not (process.ready.is_set() and process.running):
-            await asyncio.sleep(POLL_S)
+        await eventually(lambda: process.ready.is_set() and process.running)
         if process.spec.role == "scheduler":
             self._lost[name] = (await self.schedulers())[name]
         assert process.pid is not None
         os.kill(process.pid, signal.SIGKILL)
-        while process.restarts == before:
-            await asyncio.sleep(POLL_S)
+        await eventually(lambda: process.restarts != before)
 
 
 def best_matches(query: np.ndarray[Any, Any], document: np.ndarray[Any, Any]) -> float:
@@ -233,11 +231,8 @@ def best_matches(query: np.ndarray[Any, Any], document: np.ndarray[Any, Any]) ->
 
 
 async def _patiently(call: Callable[..., Result], *arguments: Any) -> Result:
-    while True:
-        try:
-            return await asyncio.to_thread(call, *arguments)
-        except Unavailable:  # somebody who was killed is on the way
-            await asyncio.sleep(POLL_S)
+    """By then a process that was killed is back."""
+    return await accepted(lambda: asyncio.to_thread(call, *arguments), Unavailable)
 
 
 def _page(scheduler: ServiceProcess) -> Totals:

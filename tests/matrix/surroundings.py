@@ -190,13 +190,15 @@ def pairs(names: Sequence[str]) -> set[frozenset[str]]:
 def crowds(names: Sequence[str], size: int) -> list[tuple[str, ...]]:
     """Few groups of `size`, or less where many cannot be together, in which each pair is together at least once:
     always the one with most new pairs."""
-    left = pairs(names)
+    bits = {pair: 1 << number for number, pair in enumerate(map(frozenset, itertools.combinations(names, 2)))}
+    apart = sum(bits.get(frozenset(pair), 0) for pair in APART)
     groups = (some for count in (size, size - 1, size - 2) for some in itertools.combinations(names, count))
-    possible = {some: pairs(some) for some in groups if not any(pair <= {*some} for pair in APART)}
-    found = []
+    within = ((some, sum(bits[frozenset(two)] for two in itertools.combinations(some, 2))) for some in groups)
+    possible = {some: together for some, together in within if not together & apart}  # sets of pairs, as bits
+    left, found = sum(bits.values()) & ~apart, []
     while left:
-        best = max(possible, key=lambda some: len(left & possible[some]))
-        assert left & possible[best], f"no group has {left}"
-        left -= possible[best]
+        best = max(possible, key=lambda some: (left & possible[some]).bit_count())
+        assert left & possible[best], f"no group has {[set(pair) for pair, bit in bits.items() if bit & left]}"
+        left &= ~possible[best]
         found.append(best)
     return found

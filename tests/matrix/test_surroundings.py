@@ -17,9 +17,10 @@ from quire.async_client import AsyncClient
 from quire.cluster import Cluster
 from tests.e2e.conftest import running_cluster
 from tests.matrix.asking import Answer, Question, ask_all, ask_now, assert_same, prompts, question
-from tests.matrix.disturbance import POLL_S, Disturbance
+from tests.matrix.disturbance import Disturbance
 from tests.matrix.features import REQUESTS
 from tests.matrix.surroundings import SMALL_STEP, SURROUNDINGS, Surrounding, Together, crowds, pairs
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.skipif(
     quire.kernels.cpu.unavailable() is not None, reason="plain torch rounds otherwise in other batches"
@@ -94,9 +95,10 @@ async def _live_through(
     await client.close()
     await disturbing
     assert [name for name in crowd if not await SURROUNDINGS[name].happened(disturbance)] == []
-    async with asyncio.timeout(PATIENCE_S):  # a page is made beside the last steps: its number may be of two moments
-        while any(totals["quire_scheduler_blocks_unowned"] for totals in (await disturbance.schedulers()).values()):
-            await asyncio.sleep(POLL_S)
+    await eventually(
+        disturbance.schedulers,
+        lambda found: not any(totals["quire_scheduler_blocks_unowned"] for totals in found.values()),
+    )
 
 
 async def _disturb(disturbance: Disturbance, crowd: tuple[str, ...]) -> None:

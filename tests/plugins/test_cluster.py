@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from quire.cluster import Cluster
 from quire.shared.errors import InvalidArgument
 from quire.shared.pb.admin.v1 import admin_pb2
 from tests.e2e.conftest import running_cluster
+from tests.waiting import until
 
 ASKED = {"multiples": {"of": 7}}
 UNKNOWN = "logits_processors: 'nobodys' does not exist here; there are multiples."
@@ -41,13 +41,6 @@ def client(cluster: Cluster) -> Iterator[Client]:
 
 def post(cluster: Cluster, path: str, body: dict[str, Any]) -> httpx.Response:
     return httpx.post(f"http://{cluster.http_address}/v1/{path}", json=body, timeout=60)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_a_request_names_a_logits_processor(cluster: Cluster, client: Client) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -20,9 +19,11 @@ from quire.shared import plugins
 from quire.shared.errors import InvalidArgument
 from tests.services.scheduler.conftest import make_limits, make_sequence
 from tests.services.worker import checkpoints
+from tests.services.worker.parts import whole_model_of
 from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig
 from tests.spec_decode.pair import Pair, build
+from tests.waiting import until
 
 PROMPT = [5, 9, 1, 77, 30, 12]
 
@@ -57,7 +58,7 @@ def test_a_family_with_logits_of_its_own_goes_through_no_chain_of_kernels(
     reasons = []
     for architecture in ("LlamaForCausalLM", "BackwardsLlamaForCausalLM"):
         path.write_text(json.dumps({**config, "architectures": [architecture]}))
-        model = Rig(made.folder).replica._runner._whole_model
+        model = whole_model_of(Rig(made.folder).replica)
         assert isinstance(model, LlamaForCausalLM)
         reasons.append(model_reject_reason(model, model.layers[0]._attention._place))
     assert reasons == [None, "this family computes what is around its layers in a way of its own"]
@@ -101,10 +102,7 @@ def test_a_stat_logger(example: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     scheduler = {"stat_loggers": ("ledger",), "stats_interval_s": 0.2}
     with LLM(num_blocks=300, scheduler=scheduler) as llm:
         llm.generate("Once upon a time", SamplingParams(max_tokens=7, ignore_eos=True))
-        deadline = time.monotonic() + 60
-        while sum(int(line.split()[1]) for line in ledger.read_text().splitlines()) < 7:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        until(lambda: not (sum(int(line.split()[1]) for line in ledger.read_text().splitlines()) < 7))
     assert {line.split()[0] for line in ledger.read_text().splitlines()} == {"worker-0"}
 
 

@@ -15,6 +15,7 @@ import socket
 import struct
 import sys
 from multiprocessing import forkserver, util
+from os import _exit
 from typing import Any
 
 from quire import interrupts
@@ -50,7 +51,7 @@ class Zygote:
             if self._asking.fileno() in readable:
                 header, files, _, _ = socket.recv_fds(self._asking, LENGTH.size, NUM_FILES)
                 if not header:
-                    os._exit(0)
+                    _exit(0)
                 asked = json.loads(self._received(LENGTH.unpack(header)[0]))
                 pid = os.fork()
                 if pid == 0:
@@ -65,7 +66,7 @@ class Zygote:
         parts = b""
         while len(parts) < size:
             if not (part := self._asking.recv(size - len(parts))):
-                os._exit(0)  # who asked is gone
+                _exit(0)  # who asked is gone
             parts += part
         return parts
 
@@ -120,7 +121,7 @@ def begin_fork_server() -> None:
             try:
                 exec(args[-1], {})
             finally:
-                os._exit(0)
+                _exit(0)
         return pid
 
     util.spawnv_passfds = fork

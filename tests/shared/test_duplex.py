@@ -16,6 +16,7 @@ from quire.shared.errors import Unavailable
 from quire.shared.process.lifecycle import first
 from quire.shared.rpc.duplex import Duplex
 from quire.shared.rpc.silence import SILENCE_FACTOR
+from tests.waiting import eventually, forever, loop_turns
 
 
 class Wire:
@@ -52,7 +53,7 @@ async def test_sending_never_waits_for_a_slow_peer() -> None:
     pump = asyncio.ensure_future(duplex.pump())
     for i in range(100):
         duplex.send(i)
-    await asyncio.sleep(0)
+    await loop_turns()
     assert duplex.backlog >= 99
     wire.slow.set()
     duplex.close()
@@ -64,8 +65,7 @@ async def test_an_idle_session_says_that_it_is_alive() -> None:
     wire = Wire()
     duplex: Duplex[object, object] = Duplex(wire, "beat", interval_s=0.01)
     pump = asyncio.ensure_future(duplex.pump())
-    while len(wire.written) < 3:
-        await asyncio.sleep(0.005)
+    await eventually(lambda: len(wire.written) >= 3)
     pump.cancel()
     assert set(wire.written) == {"beat"}
 
@@ -74,11 +74,9 @@ async def test_a_shorter_interval_holds_at_once() -> None:
     wire = Wire()
     duplex: Duplex[object, object] = Duplex(wire, "beat", interval_s=10)
     pump = asyncio.ensure_future(duplex.pump())
-    await asyncio.sleep(0.01)
+    await loop_turns(3)
     duplex.beat_every(0.01)
-    async with asyncio.timeout(60):
-        while not wire.written:
-            await asyncio.sleep(0.005)
+    await eventually(lambda: wire.written)
     pump.cancel()
     assert set(wire.written) == {"beat"}
 
@@ -127,7 +125,7 @@ async def call() -> AsyncIterator[Call]:
 
     async def say_nothing(_messages: object, context: grpc.aio.ServicerContext) -> None:
         await context.send_initial_metadata(())
-        await asyncio.sleep(60)
+        await forever()
 
     async with served(say_nothing) as channel:
         call = channel.stream_stream(METHOD)()
@@ -182,8 +180,7 @@ async def test_a_real_call_that_is_cancelled_here_ends_its_tasks_with_errors(cal
     for _ in range(8):  # more than the peer's window, which it does not open further
         duplex.send(bytes(1 << 20))
     pump = asyncio.ensure_future(duplex.pump())
-    while duplex.backlog == 8:
-        await asyncio.sleep(0.01)
+    await eventually(lambda: duplex.backlog != 8)
     call.cancel()
     with pytest.raises((Unavailable, asyncio.InvalidStateError)):
         await pump
@@ -197,7 +194,7 @@ async def test_a_session_with_a_mute_peer_ends_with_a_reason_and_not_with_a_canc
     async def chatter() -> None:
         while True:
             duplex.send(b"more")
-            await asyncio.sleep(0)
+            await loop_turns()
 
     with pytest.raises(Unavailable, match="silent"):
         await first(duplex.receive(), duplex.pump(), chatter())
@@ -206,7 +203,7 @@ async def test_a_session_with_a_mute_peer_ends_with_a_reason_and_not_with_a_canc
 async def test_a_task_that_is_told_to_end_ends_as_told(call: Call) -> None:
     duplex: Duplex[bytes, bytes] = Duplex(call, b"beat", interval_s=10)
     reading = asyncio.ensure_future(duplex.receive())
-    await asyncio.sleep(0.01)
+    await loop_turns(3)
     reading.cancel()
     with pytest.raises(asyncio.CancelledError):
         await reading

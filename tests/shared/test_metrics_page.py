@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from typing import Any
 from urllib.request import urlopen
 
 import pytest
 
 from quire.shared.metrics import base
+from tests.waiting import until
 
 HALF = b"GET /metrics HTTP/1.1\r\n"
 PATIENCE_S = 60  # far more than any of it takes
 
 
 @pytest.fixture
-def page() -> Iterator[base.MetricsPage]:
-    with closing(base.MetricsPage("127.0.0.1", 0, lambda path: base.MetricsDocument(path.encode()))) as served:
+def page(request: pytest.FixtureRequest) -> Iterator[base.MetricsPage]:
+    """Its parameter: the bounds of its callers."""
+    bounds = getattr(request, "param", base.BOUNDS)
+    document = lambda path: base.MetricsDocument(path.encode())  # noqa: E731
+    with closing(base.MetricsPage("127.0.0.1", 0, document, bounds=bounds)) as served:
         yield served
 
 
@@ -37,26 +41,28 @@ def is_closed(connected: socket.socket) -> bool:
         return True
 
 
+def calls_of(page: base.MetricsPage) -> Any:
+    """Returns those that have a place."""
+    return page._server._calls
+
+
 def until_free(page: base.MetricsPage) -> None:
     """A place is given back behind the answer, and behind the end of a connection."""
-    deadline = time.monotonic() + PATIENCE_S
-    while page._server._calls:
-        assert time.monotonic() < deadline, "places do not come back"
-        time.sleep(0.01)
+    until(lambda: not calls_of(page), what="places do not come back")
 
 
 def scrape(page: base.MetricsPage) -> bytes:
     return bytes(urlopen(f"http://127.0.0.1:{page.port}/metrics", timeout=PATIENCE_S).read())
 
 
-def test_who_never_comes_to_the_end_is_closed(page: base.MetricsPage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "LONGEST_CALL_S", 0.0)
+@pytest.mark.parametrize("page", [base.CallBounds(longest_call_s=0.0)], indirect=True)
+def test_who_never_comes_to_the_end_is_closed(page: base.MetricsPage) -> None:
     with call(page) as slow:
         assert is_closed(slow)
 
 
-def test_one_too_many_is_closed_and_places_come_back(page: base.MetricsPage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "MOST_CALLS", 3)
+@pytest.mark.parametrize("page", [base.CallBounds(most_calls=3)], indirect=True)
+def test_one_too_many_is_closed_and_places_come_back(page: base.MetricsPage) -> None:
     assert scrape(page) == b"/metrics"
     until_free(page)
     with ExitStack() as held:
@@ -64,6 +70,6 @@ def test_one_too_many_is_closed_and_places_come_back(page: base.MetricsPage, mon
             held.enter_context(call(page))
         with call(page) as surplus:
             assert is_closed(surplus)
-        assert len(page._server._calls) == 3, "those who were there stay"
+        assert len(calls_of(page)) == 3, "those who were there stay"
     until_free(page)
     assert scrape(page) == b"/metrics"

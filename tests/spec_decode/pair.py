@@ -21,9 +21,11 @@ from quire.services.scheduler.core.plan import Finished, LogprobColumns, Logprob
 from quire.services.scheduler.core.sequences.repetition import RepetitionRule
 from quire.services.scheduler.core.sequences.sequence import Family
 from quire.services.scheduler.core.sequences.sequence import Sequence as CoreSequence
+from quire.services.scheduler.core.sequences.tokens import SequenceTokens
 from quire.services.scheduler.replicas.codec import decode_result, encode_plan, encode_transfer
 from quire.services.scheduler.values.payload import Payload
 from quire.services.worker.building.build import build_replica, open_grammars
+from quire.services.worker.codec.step_codec import decode_plan, encode_result
 from quire.services.worker.kv.held_blocks import HeldReport
 from quire.services.worker.ranks.seat import ALONE, Seat
 from quire.services.worker.replica.replica import Replica
@@ -99,7 +101,7 @@ class Pair:
         self.answers: list[Answer] = []
         self.num_steps = 0
         self.plan_bytes: list[int] = []
-        self._results: deque[pb.StepResult] = deque()
+        self.results: deque[pb.StepResult] = deque()
         self._moves: deque[tuple[int, list[int]]] = deque()  # done and not told: transfers, and blocks that were lost
 
     def ask(self, prompt: Sequence[int], max_tokens: int = 64, eos: tuple[int, ...] = EOS, **sampling: Any) -> Answer:
@@ -115,7 +117,7 @@ class Pair:
             key=len(self.answers),
             owner=0,
             sequence_id=len(self.answers),
-            tokens=bytearray(tokens),
+            tokens=SequenceTokens(tokens),
             num_prompt_tokens=len(prompt),
             max_total_tokens=len(prompt) + max_tokens,
             eos_token_ids=eos,
@@ -176,21 +178,21 @@ class Pair:
         wire = encode_plan(plan, epoch=1).plan
         self.plan_bytes.append(wire.ByteSize())
         with torch.inference_mode():
-            self._results.append(self.execute(wire))
+            self.results.append(self.execute(wire))
         self._begin_moves()
         return True
 
     def execute(self, plan: pb.StepPlan) -> pb.StepResult:
-        flight = self.replica.launch(plan)
+        flight = self.replica.launch(decode_plan(plan))
         outcome = flight.launch.wait()
         self.replica.record(flight, outcome)
-        return flight.result(outcome, wait_us=0)
+        return encode_result(flight.result(outcome, wait_us=0))
 
     def move(self, order: pb.Transfer) -> None:
         self.replica.transfers.move(order).wait()
 
     def result(self) -> None:
-        self.core.apply(decode_result(self._results.popleft()), float(self.num_steps))
+        self.core.apply(decode_result(self.results.popleft()), float(self.num_steps))
         self._end_moves()
         self._collect()
 
@@ -216,7 +218,7 @@ class Pair:
 
     def run(self) -> None:
         """Until everybody is done."""
-        while self.core.has_work or self._results:
+        while self.core.has_work or self.results:
             self.turn()
         self._begin_moves()
         self._end_moves()
@@ -225,7 +227,7 @@ class Pair:
         """As many steps as there can be, and what comes of the oldest, or of transfers that somebody waits for."""
         while self.plan():
             pass
-        if self._results:
+        if self.results:
             self.result()
             return
         self._begin_moves()
@@ -238,7 +240,7 @@ class Pair:
             live = np.flatnonzero(self.core.running.live)
             if turn % 5 == 2 and len(live):
                 self.core.preempt(int(live[turn % len(live)]))
-            if self.core.has_work or self._results:
+            if self.core.has_work or self.results:
                 self.turn()
 
     def _collect(self) -> None:

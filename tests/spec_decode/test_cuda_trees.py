@@ -12,6 +12,7 @@ from quire.services.worker.replica.replica import Replica
 from quire.services.worker.runner.pipeline import StageLaunch
 from quire.services.worker.step.slots import NewBlocks
 from quire.services.worker.step.step_inputs import StepInputs
+from tests.services.worker.parts import chunk_graphs_of, runner_of
 from tests.spec_decode.methods import TREES
 from tests.spec_decode.pair import Pair, build
 from tests.spec_decode.questions import questions
@@ -82,8 +83,8 @@ def test_the_same_text_in_batches_of_any_size(plain: Replica, drafting: Replica,
 
 def test_steps_with_trees_go_through_graphs(drafting: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of them."""
-    assert drafting._runner.recordings.chunks.count > 0
-    prepare, launch = ChunkGraphs.prepare, drafting._runner.launch
+    assert chunk_graphs_of(drafting).count > 0
+    prepare, launch = ChunkGraphs.prepare, runner_of(drafting).launch
     recorded: list[int] = []
     launched: list[int] = []
 
@@ -96,7 +97,7 @@ def test_steps_with_trees_go_through_graphs(drafting: Replica, monkeypatch: pyte
         return launch(inputs, new_blocks)
 
     monkeypatch.setattr(ChunkGraphs, "prepare", noted)
-    monkeypatch.setattr(drafting._runner, "launch", watched)
+    monkeypatch.setattr(runner_of(drafting), "launch", watched)
     said_by(drafting)
     assert recorded == launched
     assert len(launched) > 5

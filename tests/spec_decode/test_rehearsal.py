@@ -8,6 +8,7 @@ import torch
 from quire.services.worker.building import rehearsal
 from quire.services.worker.replica.replica import Replica
 from quire.services.worker.spec_decode.speculation import Speculation
+from tests.services.worker.parts import runner_of
 from tests.spec_decode.methods import METHODS
 from tests.spec_decode.pair import Pair, build
 from tests.spec_decode.questions import questions
@@ -24,7 +25,7 @@ def rehearsed(method: str) -> Replica:
 def drafts_of_steps(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     """How many each sequence had, by step of the rehearsal."""
     counts: list[list[int]] = []
-    launch = replica._runner.launch
+    launch = runner_of(replica).launch
 
     def watched(inputs: object, new_blocks: object) -> object:
         drafts = inputs.drafts  # type: ignore[attr-defined]
@@ -33,7 +34,7 @@ def drafts_of_steps(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> list[l
 
     assert isinstance(replica.speculation, Speculation)
     with monkeypatch.context() as patch, torch.inference_mode():
-        patch.setattr(replica._runner, "launch", watched)
+        patch.setattr(runner_of(replica), "launch", watched)
         rehearsal.rehearse(replica, replica.speculation)
     return counts
 

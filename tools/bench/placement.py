@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from quire.async_client import AsyncClient
 from quire.bench.measuring.percentiles import spread_ms
 from quire.bench.report import Row, progress
-from quire.cli.flags import human_int
 from quire.client import Client
 from quire.cluster import Cluster, ClusterOptions
+from quire.flags.setting_flags import human_int
 from quire.params import SamplingParams
 from quire.shared.pb.admin.v1 import admin_pb2
 from tools.bench.conversations import Conversation, conversations

@@ -17,9 +17,10 @@ from quire.bench.measuring.ratio import of_rounds
 from quire.bench.report import Row, progress
 from quire.bench.target import Target
 from quire.bench.workload import shapes, workloads
-from quire.cli import up
-from quire.cli.flags import human_int
 from quire.client import Client
+from quire.flags import cluster_flags
+from quire.flags.parser import CommandParser
+from quire.flags.setting_flags import human_int
 from quire.shared.errors import InvalidArgument
 from quire.shared.pb.admin.v1 import admin_pb2
 from tools.bench import tiny_work
@@ -43,7 +44,7 @@ CONFIGS: dict[str, dict[str, object]] = {
 }
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def configure(parser: CommandParser) -> None:
     target.configure(parser)
     load.configure(parser, work=",".join(tiny_work.CLASSES), reset=True)
     parser.add_argument("--load", default="1,burst", metavar="A,B,...", help="as in serve (default: 1,burst)")
@@ -89,7 +90,7 @@ def measure(arguments: argparse.Namespace) -> Iterator[Row]:
 
 def _at_once(arguments: argparse.Namespace, num_requests: int) -> int:
     """How many requests run at the same time, where that is known and more are sent; else 0."""
-    limit = int(vars(arguments).get("worker.max_num_seqs") or 0) * up.num_workers(vars(arguments))
+    limit = int(vars(arguments).get("worker.max_num_seqs") or 0) * cluster_flags.num_workers(vars(arguments))
     return limit if limit < num_requests else 0
 
 

@@ -14,8 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from quire.cli.connection import add_address, client_of
-from quire.cli.flags import human_int
 from quire.client import Client
+from quire.flags.setting_flags import human_int
 from quire.outputs import ToolCall
 from quire.params import SamplingParams
 from tools import program

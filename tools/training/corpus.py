@@ -117,9 +117,9 @@ class Corpus:
         if self._rng.random() < RAW_SHARES.get(skill, 0.0):
             return raw_segments(item)
         parts = item_segments(self._rng, item)
-        return parts if item.ends else self._cut(parts)
+        return parts if item.ends else self.cut(parts)
 
-    def _cut(self, parts: Sequence[Segment]) -> list[Segment]:
+    def cut(self, parts: Sequence[Segment]) -> list[Segment]:
         """The conversation without its end, with a part of its endless answer: it shall not cost more than others."""
         answer = next(i for i, (_, is_answer) in enumerate(parts) if is_answer)
         text = parts[answer][0].removesuffix("<|im_end|>")

@@ -36,7 +36,7 @@ class GreedyDecoder:
     """Continues batches of prompts with the likeliest tokens, computing in the dtype of the network's weights."""
 
     def __init__(self, network: Network, stop_tokens: Sequence[int]) -> None:
-        self._network = network
+        self.network = network
         self._dtype = network.embedding.dtype
         self._device = network.embedding.device
         self._stop = torch.tensor(list(stop_tokens), device=self._device)
@@ -49,9 +49,9 @@ class GreedyDecoder:
         tokens = torch.zeros(len(prompts), longest, dtype=torch.long, device=self._device)
         for row, prompt in enumerate(prompts):
             tokens[row, : len(prompt)] = torch.tensor(prompt, device=self._device)
-        limit = min(max_tokens, self._network.shape.max_position_embeddings - longest)
-        cache = self._empty_cache(len(prompts), longest + limit)
-        hidden = self._forward(tokens, torch.arange(longest, device=self._device).expand_as(tokens), cache, None)
+        limit = min(max_tokens, self.network.shape.max_position_embeddings - longest)
+        cache = self.empty_cache(len(prompts), longest + limit)
+        hidden = self.forward(tokens, torch.arange(longest, device=self._device).expand_as(tokens), cache, None)
         last = hidden[torch.arange(len(prompts), device=self._device), lengths - 1]
         return self._decode(last, lengths, longest, cache, limit)
 
@@ -61,7 +61,7 @@ class GreedyDecoder:
         done = torch.zeros_like(lengths, dtype=torch.bool)
         leads = torch.full(lengths.shape, torch.inf, device=self._device)
         for step in range(limit):
-            best = self._network.logits(last).topk(2)
+            best = self.network.logits(last).topk(2)
             lead = (best.values[:, 0] - best.values[:, 1]).float()
             leads = torch.minimum(leads, lead.where(~done, torch.inf))
             token = best.indices[:, 0].where(~done, self._stop[0])
@@ -72,7 +72,7 @@ class GreedyDecoder:
                 break
             # In strides, since some kernels are built anew for every length they meet.
             used = min(-(-(prompts + step + 1) // STRIDE) * STRIDE, prompts + limit)
-            last = self._forward(token[:, None], (lengths + step)[:, None], cache, used)[:, 0]
+            last = self.forward(token[:, None], (lengths + step)[:, None], cache, used)[:, 0]
         rows = torch.stack(produced, dim=1).tolist()
         return [Continuation(self._until_stop(row), lead) for row, lead in zip(rows, leads.tolist(), strict=True)]
 
@@ -81,20 +81,20 @@ class GreedyDecoder:
         end = next((i for i, token in enumerate(tokens) if token in stop), len(tokens))
         return tokens[:end]
 
-    def _empty_cache(self, batch: int, positions: int) -> Cache:
-        shape = self._network.shape
+    def empty_cache(self, batch: int, positions: int) -> Cache:
+        shape = self.network.shape
         size = (batch, shape.num_key_value_heads, positions, shape.head_dim)
         zeros = (torch.zeros(size, dtype=self._dtype, device=self._device) for _ in range(2 * shape.num_hidden_layers))
         return list(zip(zeros, zeros, strict=True))
 
-    def _forward(self, tokens: Tensor, positions: Tensor, cache: Cache, used: int | None) -> Tensor:
+    def forward(self, tokens: Tensor, positions: Tensor, cache: Cache, used: int | None) -> Tensor:
         """Hidden states of tokens [batch, length]: whole prompts when `used` is None, else one new token a sequence.
 
         `used` says how many positions of the cache may hold something.
         """
-        x = self._network.embed(tokens, self._dtype)
-        rope = rotary(positions, self._network.shape, self._dtype)
-        for layer, cached in zip(self._network.layers, cache, strict=True):
+        x = self.network.embed(tokens, self._dtype)
+        rope = rotary(positions, self.network.shape, self._dtype)
+        for layer, cached in zip(self.network.layers, cache, strict=True):
             assert isinstance(layer, TrainingLayer)
             q, k, v = (y.transpose(1, 2) for y in layer.before_attention(x, rope))
             new = (k, v)

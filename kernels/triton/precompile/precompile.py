@@ -38,9 +38,10 @@ class Missing:
             self.marker.touch()
 
 
-def missing(shape: ModelShape, num_cores: int) -> Missing | None:
-    """None where there is no GPU, no core to spare, no disk to keep them on, or everything there already."""
-    capability, count = device_capability(), min(MOST_PROCESSES, num_cores * 3 // 4)
+def missing(shape: ModelShape, num_cores: int, capability: int | None) -> Missing | None:
+    """None where there is no GPU, no core to spare, no disk to keep them on, or everything there already.
+    `capability`: of the GPU, as device_capability() returns it."""
+    count = min(MOST_PROCESSES, num_cores * 3 // 4)
     if capability is None or count < 2:
         return None
     try:

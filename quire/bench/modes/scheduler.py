@@ -7,7 +7,7 @@ import importlib
 from collections.abc import Iterator
 
 from quire.bench.report import Row, progress
-from quire.cli.flags import human_int
+from quire.flags.setting_flags import human_int
 
 MODES = ("steady", "churn")
 

@@ -22,11 +22,12 @@ from quire import bundled
 from quire.bench.measuring import page_cache
 from quire.bench.report import Row, progress
 from quire.bench.workload import shapes
-from quire.cli import up
-from quire.cli.flags import human_int
 from quire.client import Client
 from quire.cluster.options import ServiceSpec
 from quire.cluster.process import ROOT
+from quire.flags import cluster_flags
+from quire.flags.parser import CommandParser
+from quire.flags.setting_flags import human_int
 from quire.params import SamplingParams
 from quire.shared.errors import Unavailable
 
@@ -44,8 +45,8 @@ class StartTimes:
     events: list[tuple[str, str, float]] = field(default_factory=list)  # (service, message, when)
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    up.configure(parser)
+def configure(parser: CommandParser) -> None:
+    cluster_flags.configure(parser)
     parser.set_defaults(model=shapes.TINY)
     parser.epilog = shapes.EPILOG
     parser.add_argument("--runs", type=human_int, default=3, help="starts from a warm page cache; medians are shown")
@@ -72,7 +73,7 @@ def command_of(arguments: argparse.Namespace, shape: shapes.BenchShape) -> list[
     if shape.random_weights:
         flags["load_format"] = "dummy"
     given = vars(arguments)
-    settings = [(f"{service}.{name}", name) for service, name in up.settings_by_flag()]
+    settings = [(f"{service}.{name}", name) for service, name in cluster_flags.settings_by_flag()]
     flags |= {name: given[dest] for dest, name in settings if dest in given}
     model = [str(shape.folder)] if shape.folder else []
     return [*ServiceSpec("up", "", flags).command(), *model]

@@ -13,7 +13,7 @@ import numpy as np
 from quire import bundled
 from quire.bench.workload.shapes import BenchShape
 from quire.bench.workload.workloads import Workload
-from quire.cli.flags import human_int
+from quire.flags.setting_flags import human_int
 from quire.shared.errors import InvalidArgument
 
 ALPHA = 16

@@ -59,7 +59,7 @@ class Access:
     """Without sources everybody may ask, and says itself for which tenant."""
 
     def __init__(self, sources: Iterable[KeySource], metrics: FrontendMetrics, clock: Callable[[], float]) -> None:
-        self._sources = tuple(sources)
+        self.sources = tuple(sources)
         self._metrics = metrics
         self._clock = clock
         self.accounts: dict[str, Account] = {}  # by the key's name: a new key of the same name goes on with it
@@ -67,12 +67,12 @@ class Access:
     @property
     def is_open(self) -> bool:
         """There are no keys to show."""
-        return not self._sources
+        return not self.sources
 
     @property
     def is_shared(self) -> bool:
         """Keys of more than one tenant are good."""
-        tenants = (key.tenant for source in self._sources for key in source.keys().values())
+        tenants = (key.tenant for source in self.sources for key in source.keys().values())
         first = next(tenants, None)
         return any(tenant != first for tenant in tenants)
 
@@ -93,7 +93,7 @@ class Access:
         where there were no keys and are none. Raises PermissionDenied if that would not let in any more."""
         if not name and self.is_open:
             return None
-        keys = (key for source in self._sources for key in source.keys().values())
+        keys = (key for source in self.sources for key in source.keys().values())
         key = next((key for key in keys if key.name == name and key.tenant == tenant), None)
         if key is None:
             shown = f"the API key {name}" if name else "no API key"
@@ -137,7 +137,7 @@ class Access:
 
     def _find(self, hashed: bytes) -> Key | None:
         """How long it takes depends on the hash alone, which tells nothing about keys that are near."""
-        return next((key for source in self._sources if (key := source.keys().get(hashed))), None)
+        return next((key for source in self.sources if (key := source.keys().get(hashed))), None)
 
 
 def _key_headers(headers: Iterable[tuple[bytes, bytes]]) -> tuple[bytes, bytes]:

@@ -51,9 +51,9 @@ class SharedUse:
         self, redis: Any, namespace: str, accounts: Mapping[str, Account], on_error: Callable[[], None]
     ) -> None:
         """`accounts`: by the key's name, as they come."""
-        self._redis = redis
+        self.redis = redis
         self._namespace = namespace
-        self._accounts = accounts
+        self.accounts = accounts
         self._on_error = on_error
         self._script = redis.register_script(SCRIPT)
         self._is_away = False
@@ -66,7 +66,7 @@ class SharedUse:
 
     async def sync(self) -> None:
         """Once, for all accounts that anybody has used lately."""
-        active = [(name, account) for name, account in self._accounts.items() if account.is_active]
+        active = [(name, account) for name, account in self.accounts.items() if account.is_active]
         for start in range(0, len(active), AT_ONCE):
             done = await asyncio.gather(*(self._sync(*one) for one in active[start : start + AT_ONCE]))
             self._tell(all(done))
@@ -74,7 +74,7 @@ class SharedUse:
                 return
 
     async def close(self) -> None:
-        await self._redis.aclose()
+        await self.redis.aclose()
 
     async def _sync(self, name: str, account: Account) -> bool:
         key, told = account.key, account.take_untold()

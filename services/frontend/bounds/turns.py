@@ -13,14 +13,14 @@ class SmallestFirst:
     """So many at a time; of those who wait, the one with the least work goes first."""
 
     def __init__(self, places: int) -> None:
-        self._places = places
+        self.places = places
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
         self._numbers = itertools.count()
 
     @asynccontextmanager
     async def turn(self, work: int) -> AsyncIterator[None]:
-        if self._places:
-            self._places -= 1
+        if self.places:
+            self.places -= 1
         else:
             await self._wait(work)
         try:
@@ -44,4 +44,4 @@ class SmallestFirst:
             if not called.done():
                 called.set_result(None)
                 return
-        self._places += 1
+        self.places += 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from time import perf_counter
 
 REFUSALS_FIRST_S = 0.1  # of any WINDOW_S: who goes on refusing for longer has no right to starve those who are let in
@@ -17,8 +18,9 @@ WINDOW_S = 1.0
 class Turns:
     """One for each turn of the event loop, first come, first served."""
 
-    def __init__(self) -> None:
-        self._waiting: deque[asyncio.Future[None]] = deque()
+    def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
+        self._clock = clock
+        self.waiting: deque[asyncio.Future[None]] = deque()
         self._is_taken = False  # that of this turn of the loop
         self._has_refused = False  # in this turn of the loop
         self._window_s = -WINDOW_S  # when refusals began to come first
@@ -28,7 +30,7 @@ class Turns:
         loop = asyncio.get_running_loop()
         if self._is_taken:
             turn = loop.create_future()
-            self._waiting.append(turn)
+            self.waiting.append(turn)
             await turn
         else:
             loop.call_soon(self._advance)
@@ -41,7 +43,7 @@ class Turns:
     def _advance(self) -> None:
         """Whoever had this turn has done what it does without waiting."""
         self._is_taken = False
-        if not self._waiting:
+        if not self.waiting:
             return
         asyncio.get_running_loop().call_soon(self._advance)
         self._is_taken = True
@@ -49,8 +51,8 @@ class Turns:
             self._call_next()
 
     def _call_next(self) -> None:
-        while self._waiting:
-            turn = self._waiting.popleft()
+        while self.waiting:
+            turn = self.waiting.popleft()
             if not turn.done():  # it was not cancelled
                 turn.set_result(None)
                 return
@@ -59,7 +61,7 @@ class Turns:
         if not self._has_refused:
             return False
         self._has_refused = False
-        now = perf_counter()
+        now = self._clock()
         if now - self._window_s > WINDOW_S:
             self._window_s = now
         return now - self._window_s < REFUSALS_FIRST_S

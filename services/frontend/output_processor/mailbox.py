@@ -20,11 +20,11 @@ class Letter(Protocol):
 class Mailbox:
     """One writer loop, one reader. However slow the reader, there is at most one delta per sample."""
 
-    __slots__ = ("_error", "_has_rung", "_pace", "_reader", "_ready", "is_late", "round", "woken_s")
+    __slots__ = ("_error", "_has_rung", "_pace", "_reader", "is_late", "ready", "round", "woken_s")
 
     def __init__(self, pace: ReaderPace) -> None:
         self._pace = pace
-        self._ready: list[Letter] = []
+        self.ready: list[Letter] = []
         self._reader: asyncio.Future[None] | None = None
         self._has_rung = False
         self._error: QuireError | None = None
@@ -33,7 +33,7 @@ class Mailbox:
 
     def put(self, letter: Letter) -> None:
         """Called when `letter` has its first news since it was taken."""
-        self._ready.append(letter)
+        self.ready.append(letter)
         if self._reader is not None and not self._has_rung:
             self._has_rung = True
             self._pace.ring(self)
@@ -55,7 +55,7 @@ class Mailbox:
         self._pace.returned(self)
         if self._error is None:
             self._reader = asyncio.get_running_loop().create_future()
-            self._has_rung = bool(self._ready)
+            self._has_rung = bool(self.ready)
             if self._has_rung:
                 self._pace.ring(self)
             await self._reader
@@ -63,9 +63,9 @@ class Mailbox:
 
     def take_ready(self) -> list[SampleDelta]:
         """News without waiting for any; for a reader that calls nothing else."""
-        if not self._ready and self._error is not None:
+        if not self.ready and self._error is not None:
             raise self._error
-        ready, self._ready = self._ready, []
+        ready, self.ready = self.ready, []
         return [letter.take() for letter in ready]
 
     def close(self) -> None:

@@ -29,12 +29,20 @@ class PacedReader(Protocol):
 class ReaderPace:
     """One for all streams of an event loop."""
 
-    def __init__(self, observe: Callable[[float], None]) -> None:
-        """`observe` is told the seconds of each round, from waking the first reader until all have written."""
-        self._observe = observe
-        self._waiting: list[PacedReader] = []
+    def __init__(
+        self,
+        observe: Callable[[float], None],
+        clock: Callable[[], float] = perf_counter,
+        cpu_clock: Callable[[], float] = thread_time,
+        longest_round_s: float = LONGEST_ROUND_S,
+    ) -> None:
+        """`observe` is told the seconds of each round, from waking the first reader until all have written;
+        `longest_round_s`: bounds the rounds that begin from now on."""
+        self._observe, self._clock, self._cpu_clock = observe, clock, cpu_clock
+        self.longest_round_s = longest_round_s
+        self.waiting: list[PacedReader] = []
         self._round = 0
-        self._num_writing = 0  # of this round, those that are not late anyway
+        self.num_writing = 0  # of this round, those that are not late anyway
         self._began_s = self._began_cpu_s = self._next_s = 0.0
         self._is_due = False  # a round has begun or will
         self._end_at: asyncio.TimerHandle | None = None
@@ -43,21 +51,21 @@ class ReaderPace:
         """`reader` has news and waits."""
         if not self._is_due:
             self._call_for_round()
-        self._waiting.append(reader)
+        self.waiting.append(reader)
 
     def returned(self, reader: PacedReader) -> None:
         """`reader` has written, or goes."""
         if reader.round == 0:
             return
         counted = reader.round == self._round and self._end_at is not None and not reader.is_late
-        reader.round, reader.is_late = 0, perf_counter() - reader.woken_s > LONGEST_ROUND_S
+        reader.round, reader.is_late = 0, self._clock() - reader.woken_s > self.longest_round_s
         if counted:
-            self._num_writing -= 1
-            if not self._num_writing:
+            self.num_writing -= 1
+            if not self.num_writing:
                 self._end()
 
     def _call_for_round(self) -> None:
-        loop, rest_s = asyncio.get_running_loop(), self._next_s - perf_counter()
+        loop, rest_s = asyncio.get_running_loop(), self._next_s - self._clock()
         if rest_s > 0:
             loop.call_later(rest_s, self._begin)
         else:
@@ -66,24 +74,24 @@ class ReaderPace:
 
     def _begin(self) -> None:
         self._round += 1
-        self._began_s, self._began_cpu_s = perf_counter(), thread_time()
-        self._end_at = asyncio.get_running_loop().call_later(LONGEST_ROUND_S, self._end)
-        readers, self._waiting = self._waiting, []
+        self._began_s, self._began_cpu_s = self._clock(), self._cpu_clock()
+        self._end_at = asyncio.get_running_loop().call_later(self.longest_round_s, self._end)
+        readers, self.waiting = self.waiting, []
         for reader in readers:
             if reader.wake():
                 reader.round, reader.woken_s = self._round, self._began_s
-                self._num_writing += not reader.is_late
-        if not self._num_writing:
+                self.num_writing += not reader.is_late
+        if not self.num_writing:
             self._end()
 
     def _end(self) -> None:
         assert self._end_at is not None
         self._end_at.cancel()
         self._end_at = None
-        self._num_writing = 0
-        now = perf_counter()
+        self.num_writing = 0
+        now = self._clock()
         self._observe(now - self._began_s)
-        self._next_s = now + thread_time() - self._began_cpu_s
+        self._next_s = now + self._cpu_clock() - self._began_cpu_s
         self._is_due = False
-        if self._waiting:
+        if self.waiting:
             self._call_for_round()

@@ -61,11 +61,11 @@ class SchedulerClient:
         self._patience = patience
         self._retry_after_ms = retry_after_ms
         self._metrics = metrics
-        self._sessions: list[Session] = []
+        self.sessions: list[Session] = []
         self._seen_s = -math.inf  # when a session began or broke last
         self._num_held = 0  # requests in ready()
-        self._room = WaitingRoom(self._fail_for_want_of_workers)
-        self._refused = WaitingRoom(self._resubmit)  # until they are offered again
+        self.room = WaitingRoom(self._fail_for_want_of_workers)
+        self.refused = WaitingRoom(self._resubmit)  # until they are offered again
         self._starving: dict[Session, asyncio.TimerHandle] = {}
         self._changed = asyncio.Event()
         self._limits: ClusterLimits | None = None
@@ -79,7 +79,7 @@ class SchedulerClient:
 
     @property
     def is_open(self) -> bool:
-        return bool(self._sessions)
+        return bool(self.sessions)
 
     @property
     def limits(self) -> ClusterLimits | None:
@@ -89,7 +89,7 @@ class SchedulerClient:
     @property
     def usable_sessions(self) -> list[Session]:
         """Those that new work may go to."""
-        return [session for session in self._sessions if usable(session.view)]
+        return [session for session in self.sessions if usable(session.view)]
 
     @property
     def num_workers(self) -> int:
@@ -110,7 +110,7 @@ class SchedulerClient:
     @property
     def num_waiting(self) -> int:
         """Submissions that no session can take now."""
-        return len(self._room)
+        return len(self.room)
 
     async def changed(self) -> None:
         """Returns at the next change of sessions or of what they can do."""
@@ -163,8 +163,8 @@ class SchedulerClient:
             sequence.wanted = False
         for session in {sequence.session for sequence in sequences if sequence.session is not None}:
             session.withdraw([sequence for sequence in sequences if sequence.session is session], reason)
-        self._room.leave(sequences)
-        self._refused.leave(sequences)
+        self.room.leave(sequences)
+        self.refused.leave(sequences)
 
     def _place(self, group: Group, held: Held = NOTHING_HELD) -> None:
         """A group that cannot be sent for a fault of ours ends with that, and disturbs nobody else."""
@@ -181,9 +181,9 @@ class SchedulerClient:
 
     def _send(self, wanted: Group, held: Held) -> None:
         work = wanted[0].work
-        session = choose(self._sessions, work.num_promised_tokens, held, work.home)
+        session = choose(self.sessions, work.num_promised_tokens, held, work.home)
         if session is None:
-            self._room.enter(wanted, self._wait_s, self._patience.most_s)
+            self.room.enter(wanted, self._wait_s, self._patience.most_s)
         else:
             session.submit(wanted, held.get(session.scheduler_id, 0))
 
@@ -195,23 +195,23 @@ class SchedulerClient:
             self._place(group)
 
     def on_open(self, session: Session) -> None:
-        self._sessions.append(session)
-        self._metrics.sessions_open.set(len(self._sessions))
+        self.sessions.append(session)
+        self._metrics.sessions_open.set(len(self.sessions))
         self._seen_s = asyncio.get_running_loop().time()
-        self._room.renew(self._wait_s)
+        self.room.renew(self._wait_s)
         self.on_view(session)
 
     def twin(self, welcome: pb.SchedulerWelcome) -> Session | None:
         lifetime = welcome.scheduler_id, welcome.epoch
-        return next((s for s in self._sessions if (s.scheduler_id, s.epoch) == lifetime), None)
+        return next((s for s in self.sessions if (s.scheduler_id, s.epoch) == lifetime), None)
 
     def on_broken(self, session: Session) -> None:
-        self._sessions.remove(session)
+        self.sessions.remove(session)
         self._limits = self._common_limits()
         self._seen_s = asyncio.get_running_loop().time()
         orphans = session.abandon()
         self._feed(session)
-        self._metrics.sessions_open.set(len(self._sessions))
+        self._metrics.sessions_open.set(len(self.sessions))
         if orphans:
             log.warning("sequences go on elsewhere", scheduler=session.scheduler_id, sequences=len(orphans))
         self._resubmit(orphans)
@@ -221,7 +221,7 @@ class SchedulerClient:
         self._limits = self._common_limits()
         self._share_weights()
         if usable(session.view):
-            for group in self._room.clear():
+            for group in self.room.clear():
                 self._place(group)
         if session.view.num_workers:
             self._feed(session)
@@ -272,8 +272,8 @@ class SchedulerClient:
 
     def _share_weights(self) -> None:
         """A scheduler that was away when the others changed theirs hears of it from those who know all."""
-        newest = max((session.view.weights for session in self._sessions), key=lambda weights: weights.update)
-        for session in self._sessions:
+        newest = max((session.view.weights for session in self.sessions), key=lambda weights: weights.update)
+        for session in self.sessions:
             session.tell_weights(newest)
 
     def on_resumed(self, sequence: Sequence, now: float) -> None:
@@ -304,7 +304,7 @@ class SchedulerClient:
             self._fail(sequence, error)
         else:
             pause_s = error.retry_after_ms / 1000 or REFUSAL_PAUSE_S
-            self._refused.enter(sequence.group or (sequence,), pause_s, pause_s)
+            self.refused.enter(sequence.group or (sequence,), pause_s, pause_s)
 
     def _fail_for_want_of_workers(self, group: Group) -> None:
         for sequence in group:

@@ -93,7 +93,7 @@ class Connection:
     async def run(self) -> None:
         while True:
             self.num_attempts += 1
-            await self._attempt()
+            await self.attempt()
             await self._rest()
 
     async def _rest(self) -> None:
@@ -104,7 +104,7 @@ class Connection:
         await self.twin.closed.wait()
         self.twin = None
 
-    async def _attempt(self) -> None:
+    async def attempt(self) -> None:
         """With a connection of its own: certificates may have changed since the last."""
         try:
             channel = self._dialler.connect(self.address)

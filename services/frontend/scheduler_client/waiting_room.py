@@ -25,13 +25,22 @@ class _Stay:
 class WaitingRoom:
     """First in, first out; `on_time` is told of a group that has waited for its time."""
 
-    def __init__(self, on_time: Callable[[Group], None]) -> None:
+    def __init__(
+        self, on_time: Callable[[Group], None], *, late_s: float = LATE_S, second_wait_s: float = SECOND_WAIT_S
+    ) -> None:
+        """`late_s`: a timer that goes off so late is followed by a second wait."""
         self._on_time = on_time
+        self._late_s, self._second_wait_s = late_s, second_wait_s
         self._stays: dict[_Stay, None] = {}  # in order of arrival
         self._stay_of: dict[Sequence, _Stay] = {}
 
     def __len__(self) -> int:
         return len(self._stays)
+
+    @property
+    def num_sequences(self) -> int:
+        """Of all groups."""
+        return len(self._stay_of)
 
     def enter(self, group: Group, wait_s: float, most_s: float) -> None:
         """`most_s`: however often it is renewed. If it raises, leave() undoes what it did."""
@@ -71,8 +80,8 @@ class WaitingRoom:
 
     def _expire(self, stay: _Stay) -> None:
         assert stay.timer is not None
-        if asyncio.get_running_loop().time() - stay.timer.when() > LATE_S:
-            self._wait(stay, SECOND_WAIT_S)
+        if asyncio.get_running_loop().time() - stay.timer.when() > self._late_s:
+            self._wait(stay, self._second_wait_s)
             return
         self.leave(stay.group)
         self._on_time(stay.group)

@@ -18,7 +18,7 @@ from quire.services.frontend.request.request import Request
 from quire.services.frontend.streams.following import Following
 from quire.services.frontend.streams.made import Made, NoWords, Remake, remade
 from quire.services.frontend.streams.maker import Deposed, Maker, MessageWriter
-from quire.services.frontend.streams.store import StoreAway, StreamKey, StreamStore, StreamUse
+from quire.services.frontend.streams.store import StoreAway, StreamKey, StreamStore, StreamUse, parsed_request
 from quire.services.frontend.streams.stream import Stream
 from quire.services.frontend.streams.terms import StreamTerms, away, check, exists, not_found, refusal_reason
 from quire.shared.errors import (
@@ -60,29 +60,29 @@ class Streams:
     ) -> None:
         self._generator = generator
         self._calls = calls
-        self._store = store
+        self.store = store
         self.terms = terms
         self._metrics = metrics
         self._clock = clock
-        self._remakes: dict[str, Remake] = {}
-        self._found: dict[StreamKey, Stream] = {}
-        self._made: dict[StreamKey, Made] = {}
-        self._running: dict[StreamKey, asyncio.Task[None]] = {}
+        self.remakes: dict[str, Remake] = {}
+        self.found: dict[StreamKey, Stream] = {}
+        self.made: dict[StreamKey, Made] = {}
+        self.running: dict[StreamKey, asyncio.Task[None]] = {}
         self._tasks = Tasks()
         self.following = Following(store, self._wanted, lose=self._lose_followed, go_on=self._take_over)
-        metrics.known.set_function(lambda: len(self._found))
-        metrics.made.set_function(lambda: len(self._running))
-        metrics.num_bytes.set_function(lambda: sum(stream.held_bytes for stream in list(self._found.values())))
-        metrics.readers.set_function(lambda: sum(stream.num_readers for stream in list(self._found.values())))
+        metrics.known.set_function(lambda: len(self.found))
+        metrics.made.set_function(lambda: len(self.running))
+        metrics.num_bytes.set_function(lambda: sum(stream.held_bytes for stream in list(self.found.values())))
+        metrics.readers.set_function(lambda: sum(stream.num_readers for stream in list(self.found.values())))
 
     @property
     def is_shared(self) -> bool:
         """Other frontends have them as well."""
-        return self._store.is_shared
+        return self.store.is_shared
 
     def offer(self, remakes: Mapping[str, Remake]) -> None:
         """Kinds of requests that can be gone on with here."""
-        self._remakes |= remakes
+        self.remakes |= remakes
 
     async def begin(self, kept: pb.KeptRequest, request: Request, writer: MessageWriter, call: Call) -> Stream:
         """Returns once it is on its way, with a life of its own; `call` gives its place to it. Raises what its client
@@ -99,7 +99,7 @@ class Streams:
         kept.request_id, kept.tenant, kept.seed = key.request_id, key.tenant, seed
         kept.key_name = "" if call.caller is None else call.caller.key.name
         call.request = request
-        stream = self._found[key] = Stream(key, kept, call.address)
+        stream = self.found[key] = Stream(key, kept, call.address)
         made = self._new_maker(stream, writer)
         task = self._start(made, self._make(made, request, call.caller, call))
         await made.maker.begun.wait()
@@ -118,35 +118,35 @@ class Streams:
 
     def _check_room(self, key: StreamKey, address: str) -> None:
         """Clients without a name share the bound of a tenant by address."""
-        found = self._found.get(key)
-        if key in self._made or (found is not None and (not self._store.is_shared or self._is_awaited(found))):
+        found = self.found.get(key)
+        if key in self.made or (found is not None and (not self.store.is_shared or self._is_awaited(found))):
             raise exists(key)
-        of_tenant = (found for found in self._found.values() if found.key.tenant == key.tenant)
+        of_tenant = (found for found in self.found.values() if found.key.tenant == key.tenant)
         own = sum(1 for found in of_tenant if key.tenant or found.address == address)
-        if not self._store.is_shared or not key.tenant:
+        if not self.store.is_shared or not key.tenant:
             self._check_count(own)
-        self.terms.check_memory("resumable", self._found.values())
+        self.terms.check_memory("resumable", self.found.values())
 
     def _check_count(self, own: int) -> None:
         """Where nobody else counts; the bytes are frontend_bytes here."""
-        for bound, found in (("per_tenant", own), ("all_tenants", len(self._found))):
+        for bound, found in (("per_tenant", own), ("all_tenants", len(self.found))):
             if found >= getattr(self.terms.limits, bound):
                 raise self.terms.full(bound)
 
     def _new_maker(self, stream: Stream, writer: MessageWriter, owner: str = "") -> Made:
-        maker = Maker(stream, self._store, self.terms, self._metrics, owner or uuid.uuid4().hex)
-        self._made[stream.key] = made = Made(stream, maker, writer)
+        maker = Maker(stream, self.store, self.terms, self._metrics, owner or uuid.uuid4().hex)
+        self.made[stream.key] = made = Made(stream, maker, writer)
         stream.quiet_since_s = self._clock()
         return made
 
     def _start(self, made: Made, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        self._running[made.stream.key] = task = self._tasks.start("stream", work)
+        self.running[made.stream.key] = task = self._tasks.start("stream", work)
         task.add_done_callback(lambda _: self._ended(made))
         return task
 
     def _ended(self, made: Made) -> None:
         made.maker.begun.set()  # whoever waits for it hears how it ended
-        self._running.pop(made.stream.key, None)
+        self.running.pop(made.stream.key, None)
         made.stream.quiet_since_s = self._clock()
 
     async def _make(self, made: Made, request: Request, caller: Caller | None, outer: Call | None) -> None:
@@ -194,7 +194,7 @@ class Streams:
         """It goes on elsewhere: its readers go on with what is kept there, unless they have read on."""
         stream = made.stream
         log.warning("another frontend goes on with a stream", request=stream.key.request_id)
-        if self._made.pop(stream.key, None) is not None:
+        if self.made.pop(stream.key, None) is not None:
             self._metrics.ended["elsewhere"].inc()
         if stream.num_shown > stream.num_kept:
             again = f"the stream goes on elsewhere: attach again from offset {stream.num_kept} on"
@@ -203,10 +203,10 @@ class Streams:
             stream.cut()
             self.following.look_soon()
 
-    def _forget(self, stream: Stream) -> None:
-        if self._found.get(stream.key) is stream:
-            del self._found[stream.key]
-            self._made.pop(stream.key, None)
+    def forget(self, stream: Stream) -> None:
+        if self.found.get(stream.key) is stream:
+            del self.found[stream.key]
+            self.made.pop(stream.key, None)
 
     async def attach(self, tenant: str, request_id: str) -> Stream:
         """To be read from some message on. Raises as find() does."""
@@ -219,29 +219,29 @@ class Streams:
         """Raises NotFound where the tenant has none such, Unavailable where nobody can say."""
         self.terms.check_offered("request_id")
         key = StreamKey(tenant, request_id)
-        found = self._found.get(key)
-        if found and key in self._made and found.has_ended and await self.is_deleted(tenant, request_id):
-            self._forget(found)
+        found = self.found.get(key)
+        if found and key in self.made and found.has_ended and await self.is_deleted(tenant, request_id):
+            self.forget(found)
             raise not_found(key, is_shared=True)
-        if key not in self._found or self._may_be_deleted(self._found[key]):
-            self.terms.check_memory("request_id", self._found.values())
-            kept = await self._asked(self._store.request(key))
+        if key not in self.found or self._may_be_deleted(self.found[key]):
+            self.terms.check_memory("request_id", self.found.values())
+            kept = await self._asked(self.store.request(key))
             if kept is None:
                 if found is not None:  # whatever has begun under its id meanwhile stays
-                    self._forget(found)
-                raise not_found(key, is_shared=self._store.is_shared)
-            if key not in self._found:
-                self._found[key] = Stream(key, pb.KeptRequest.FromString(kept))
-        return self._found[key]
+                    self.forget(found)
+                raise not_found(key, is_shared=self.store.is_shared)
+            if key not in self.found:
+                self.found[key] = Stream(key, parsed_request(kept))
+        return self.found[key]
 
     def _may_be_deleted(self, stream: Stream) -> bool:
         """By another frontend."""
-        return self._store.is_shared and stream.has_ended and stream.key not in self._made
+        return self.store.is_shared and stream.has_ended and stream.key not in self.made
 
     async def is_deleted(self, tenant: str, request_id: str) -> bool:
         """By whichever frontend, as far as anybody knows."""
         try:
-            return await self._store.is_deleted(StreamKey(tenant, request_id))
+            return await self.store.is_deleted(StreamKey(tenant, request_id))
         except StoreAway:
             return False
 
@@ -249,17 +249,17 @@ class Streams:
         """Raises NotFound, Unavailable. What has ended stays as it is."""
         self.terms.check_offered("request_id")
         key = StreamKey(tenant, request_id)
-        if key in self._made:
-            self._made[key].maker.cancel()
-        elif not await self._asked(self._store.cancel(key)):
-            raise not_found(key, is_shared=self._store.is_shared)
+        if key in self.made:
+            self.made[key].maker.cancel()
+        elif not await self._asked(self.store.cancel(key)):
+            raise not_found(key, is_shared=self.store.is_shared)
 
     async def delete(self, stream: Stream) -> None:
         """What has ended. Raises Unavailable; FailedPrecondition while it is under way."""
         if not stream.has_ended:
             raise FailedPrecondition(f"{stream.key.request_id!r} is under way: cancel it first", field="request_id")
-        await self._asked(self._store.delete(stream.key))
-        self._forget(stream)
+        await self._asked(self.store.delete(stream.key))
+        self.forget(stream)
 
     @staticmethod
     async def _asked(question: Awaitable[Result]) -> Result:
@@ -280,17 +280,17 @@ class Streams:
             stream.quiet_since_s = self._clock()
 
     def _wanted(self) -> list[Stream]:
-        return [stream for stream in self._found.values() if self._is_awaited(stream)]
+        return [stream for stream in self.found.values() if self._is_awaited(stream)]
 
     def _is_awaited(self, stream: Stream) -> bool:
         """Who reads it here hears only what is looked for."""
         return stream.num_readers > 0 and self._is_followed(stream)
 
     def _is_followed(self, stream: Stream) -> bool:
-        return stream.key not in self._made and not stream.has_ended
+        return stream.key not in self.made and not stream.has_ended
 
     def _lose(self, stream: Stream, error: QuireError) -> None:
-        self._forget(stream)
+        self.forget(stream)
         stream.lose(error)
 
     def _lose_followed(self, stream: Stream, error: QuireError) -> None:
@@ -301,7 +301,7 @@ class Streams:
     def _take_over(self, stream: Stream, owner: str) -> None:
         """Nobody else makes it any more. Where it was lost or replaced meanwhile its lease runs out again: made here it
         would be found by nobody."""
-        if self._found.get(stream.key) is not stream:
+        if self.found.get(stream.key) is not stream:
             return
         self._metrics.takeovers.inc()
         made = self._new_maker(stream, NoWords(), owner)
@@ -319,13 +319,13 @@ class Streams:
         kept = made.stream.request
         try:
             caller = self._calls.access.going_on(kept.key_name, kept.tenant)
-            request, writer = remade(self._remakes, kept)
+            request, writer = remade(self.remakes, kept)
         except QuireError as error:
             await self._refused(made, error, is_new=False)
             return
         sampling = replace(request.sampling, seed=kept.seed)
         request = replace(request, request_id=kept.request_id, tenant=kept.tenant, deadline_s=None, sampling=sampling)
-        made = self._made[made.stream.key] = made._replace(writer=writer)
+        made = self.made[made.stream.key] = made._replace(writer=writer)
         await self._make(made, request, caller, None)
 
     async def keep_alive(self) -> None:
@@ -336,20 +336,20 @@ class Streams:
 
     async def beat(self) -> None:
         """Once."""
-        leased = [made for made in self._made.values() if made.maker.has_to_renew]
+        leased = [made for made in self.made.values() if made.maker.has_to_renew]
         for start in range(0, len(leased), AT_ONCE):
             await asyncio.gather(*map(self._renew, leased[start : start + AT_ONCE]))
         await self._tell_use()
-        for stream in list(self._found.values()):
-            self._age(stream)
+        for stream in list(self.found.values()):
+            self.age(stream)
 
     async def _tell_use(self) -> None:
         """What is made here, for the bounds over all that are kept; of what has ended once more."""
-        told = [made for made in self._made.values() if not made.maker.is_told]
+        told = [made for made in self.made.values() if not made.maker.is_told]
         uses = [StreamUse(made.stream.key, made.stream.held_bytes, made.maker.keep_ms) for made in told]
         ended = [made for made in told if not made.maker.has_to_renew and made.stream.has_ended]
         with suppress(StoreAway):
-            total = await self._store.tell(uses)
+            total = await self.store.tell(uses)
             for made in ended:
                 made.maker.is_told = True
             self._metrics.of_all.set(total.num_streams)
@@ -359,26 +359,26 @@ class Streams:
         try:
             await made.maker.renew()
         except Deposed:
-            if (task := self._running.get(made.stream.key)) is not None:
+            if (task := self.running.get(made.stream.key)) is not None:
                 task.cancel()
             self._deposed(made)
         made.maker.end_if_cancelled()
 
-    def _age(self, stream: Stream) -> None:
+    def age(self, stream: Stream) -> None:
         """Ends what nobody reads, and forgets what has ended, after its retention."""
-        now, made = self._clock(), self._made.get(stream.key)
+        now, made = self._clock(), self.made.get(stream.key)
         if stream.num_readers or stream.quiet_since_s is None or (made is not None and made.maker.is_read_elsewhere):
             stream.quiet_since_s = now
         quiet_s = now - stream.quiet_since_s
         is_over = quiet_s >= stream.request.retention_ms / 1000
-        if stream.key in self._running:
+        if stream.key in self.running:
             if is_over and made is not None and not stream.request.runs_unread:
                 made.maker.cancel("unread")
         elif made is None:
             if quiet_s >= UNREAD_S:
-                self._forget(stream)
-        elif is_over or (self._store.is_shared and stream.num_kept == len(stream.entries) and not stream.num_readers):
-            self._forget(stream)
+                self.forget(stream)
+        elif is_over or (self.store.is_shared and stream.num_kept == len(stream.entries) and not stream.num_readers):
+            self.forget(stream)
 
     def tasks(self) -> list[Awaitable[None]]:
         """To be run as long as the frontend runs."""
@@ -389,8 +389,8 @@ class Streams:
         """What is made here may go on elsewhere."""
         await self.following.close()
         await self._tasks.close()
-        await asyncio.gather(*(made.maker.leave() for made in self._made.values() if made.maker.has_to_renew))
-        await self._store.close()
+        await asyncio.gather(*(made.maker.leave() for made in self.made.values() if made.maker.has_to_renew))
+        await self.store.close()
 
 
 def _tenant(caller: Caller | None, said: str) -> str:

@@ -33,6 +33,17 @@ LONGEST_WORD = 128 * 1024  # characters in a row that only the whole vocabulary 
 PANIC = "PanicException"  # of pyo3, whose class can be imported from nowhere
 
 
+@dataclass(frozen=True, slots=True)
+class TextSizes:
+    """Up to how many characters a text is tokenized at once, and in one piece."""
+
+    inline: int = INLINE_CHARACTERS
+    piece: int = PIECE_CHARACTERS
+
+
+SIZES = TextSizes()
+
+
 Argument = TypeVar("Argument")
 Result = TypeVar("Result")
 
@@ -82,10 +93,12 @@ class Reader:
 class Encoder:
     """Owns the threads; belongs to one event loop."""
 
-    def __init__(self, tokenizer: HfTokenizer, threads: int, control_tokens: Sequence[str] = ()) -> None:
+    def __init__(
+        self, tokenizer: HfTokenizer, threads: int, control_tokens: Sequence[str] = (), sizes: TextSizes = SIZES
+    ) -> None:
         """`threads`: 0: by the number of processors; `control_tokens`: that plain sections may spell."""
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # a batch of one, on the thread that asks for it
-        self._tokenizer = tokenizer
+        self._tokenizer, self.sizes = tokenizer, sizes
         self.own = Reader(tokenizer)
         self._plain = Reader(*plain_tokenizer(tokenizer, control_tokens)) if control_tokens else self.own
         threads = threads or min(2, max(1, len(os.sched_getaffinity(0)) // 2))  # streams need the others
@@ -112,7 +125,7 @@ class Encoder:
 
     async def encode(self, text: str, *, add_special_tokens: bool, enough: int | None = None) -> list[int]:
         """`enough`: of a long text, ids need not go on once there are more than so many."""
-        if len(text) <= PIECE_CHARACTERS or not self.own.cuts.known:
+        if len(text) <= self.sizes.piece or not self.own.cuts.known:
             return await self._whole_text(self.own, text, add_special_tokens=add_special_tokens)
         ids = await self._in_pieces(self.own, text, enough)
         return self._framed(ids) if add_special_tokens else ids
@@ -121,9 +134,9 @@ class Encoder:
         """As the tokenizer joins them. `plain`: they spell no control tokens. `enough`: of long texts, ids need not go
         on once there are more than so many."""
         length, frame = len(first) + len(second), self._pair_frame
-        if not plain and length <= INLINE_CHARACTERS:
+        if not plain and length <= self.sizes.inline:
             return self.own.pair((first, second))
-        if not plain and (length <= PIECE_CHARACTERS or not self.own.cuts.known or frame is None):
+        if not plain and (length <= self.sizes.piece or not self.own.cuts.known or frame is None):
             return await self.in_thread(self.own.pair, (first, second), length)
         if frame is None:
             text = "control_tokens: none: what this tokenizer puts between two texts cannot be told from the texts"
@@ -157,7 +170,7 @@ class Encoder:
         at_once = 0
         for number, section in enumerate(sections):
             at_once += len(section.text) + LIKE_CHARACTERS
-            if at_once > INLINE_CHARACTERS:  # a conversation may have thousands of short ones
+            if at_once > self.sizes.inline:  # a conversation may have thousands of short ones
                 await asyncio.sleep(0)
                 at_once = 0
             ids += await self._section(section, number > 0, None if enough is None else enough - len(ids))
@@ -169,7 +182,7 @@ class Encoder:
         reader = self._plain if section.plain else self.own
         opened = bool(reader.opener) and follows
         text = reader.opener + section.text if opened else section.text
-        if len(text) <= PIECE_CHARACTERS or not reader.cuts.known:
+        if len(text) <= self.sizes.piece or not reader.cuts.known:
             ids = await self._whole_text(reader, text, add_special_tokens=False)
         else:
             ids = await self._in_pieces(reader, text, enough)
@@ -179,9 +192,9 @@ class Encoder:
         return [*self._before, *ids, *self._behind]
 
     async def _whole_text(self, reader: Reader, text: str, *, add_special_tokens: bool) -> list[int]:
-        if len(text) <= INLINE_CHARACTERS:
+        if len(text) <= self.sizes.inline:
             return reader.ids(text, add_special_tokens)
-        if len(text) <= PIECE_CHARACTERS:
+        if len(text) <= self.sizes.piece:
             return await self._in_turn(reader, text, len(text), add_special_tokens=add_special_tokens)
         async with self._turns_of_whole.turn(len(text)):
             return await self._run(self._whole, reader, text, add_special_tokens)
@@ -189,7 +202,7 @@ class Encoder:
     async def _in_pieces(self, reader: Reader, text: str, enough: int | None) -> list[int]:
         ids = array("i")  # not Python's own numbers, nine times as large, while it waits for its next turn
         try:
-            for piece in reader.cuts.pieces(text, PIECE_CHARACTERS, LONGEST_WORD):
+            for piece in reader.cuts.pieces(text, self.sizes.piece, LONGEST_WORD):
                 ids.extend(await self._in_turn(reader, piece, len(text), add_special_tokens=False))
                 if enough is not None and len(ids) > enough:
                     break
@@ -208,11 +221,11 @@ class Encoder:
     async def encode_all(self, texts: Sequence[str]) -> list[array[int]]:
         """Each by itself, without what the tokenizer puts around a text."""
         characters = sum(map(len, texts))
-        if characters <= INLINE_CHARACTERS:
+        if characters <= self.sizes.inline:
             return self._encode_all(texts)
         loop = asyncio.get_running_loop()
         found: list[array[int]] = []
-        for some in _portions(texts):
+        for some in _portions(texts, self.sizes.piece):
             async with self._turns.turn(characters):
                 found += await loop.run_in_executor(self._pool, self._encode_all, some)
         return found
@@ -231,11 +244,11 @@ class Encoder:
         self._whole.shutdown(wait=False, cancel_futures=True)
 
 
-def _portions(texts: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Each of about as many characters as a piece."""
+def _portions(texts: Sequence[str], most: int) -> Iterator[Sequence[str]]:
+    """Each of about `most` characters."""
     start = characters = 0
     for end, text in enumerate(texts):
-        if characters + len(text) > PIECE_CHARACTERS and end > start:
+        if characters + len(text) > most and end > start:
             yield texts[start:end]
             start, characters = end, 0
         characters += len(text)

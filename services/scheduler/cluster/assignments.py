@@ -47,10 +47,10 @@ class Assignments:
         self.parking = False  # what comes stays unassigned, so that workers run empty
         self.num_moved = 0  # sequences, from worker to worker or back to the queue
         self._replica_of: dict[int, Replica] = {}  # key -> replica, for those that are assigned
-        self._neighbourhood = Neighbourhood(replicas, settings.kv_handover)
-        placement = Placement(settings.placement, self._neighbourhood.fetchable)
+        self.neighbourhood = Neighbourhood(replicas, settings.kv_handover)
+        placement = Placement(settings.placement, self.neighbourhood.fetchable)
         threshold = settings.prefill_threshold
-        self._handovers = Handovers(self._neighbourhood, placement, threshold, metrics, self._hand_over)
+        self.handovers = Handovers(self.neighbourhood, placement, threshold, metrics, self._hand_over)
 
     # Sequences.
 
@@ -59,7 +59,7 @@ class Assignments:
         if parking and self.parking and not sequence.has_begun:  # parking may have ended meanwhile
             self.unassigned.add(sequence)
         else:
-            self._place(sequence)
+            self.place(sequence)
 
     def cancel(self, sequence: Sequence, reason: Reason) -> None:
         replica = self._replica_of.get(sequence.key)
@@ -96,22 +96,22 @@ class Assignments:
     # Workers.
 
     def attached(self, replica: Replica) -> None:
-        replica.watch(self._handovers.pumped)
+        replica.watch(self.handovers.pumped)
         self._workers_changed()
 
     def detached(self, gone: Replica, loss: Loss | None) -> int:
         """Its sequences go on elsewhere, or wait. Returns how many those are. `loss`: it did not leave of its own
         will."""
-        self._handovers.detached(gone)
-        self._neighbourhood.detached(gone)
+        self.handovers.detached(gone)
+        self.neighbourhood.detached(gone)
         self._workers_changed()
         moved = gone.core.evacuate(loss)
         self._move(moved, gone.last_step_at)
         return len(moved)
 
     def _workers_changed(self) -> None:
-        self._neighbourhood.changed()
-        self._handovers.changed(self._replicas.values())
+        self.neighbourhood.changed()
+        self.handovers.changed(self._replicas.values())
 
     def give_back(self, replica: Replica) -> None:
         """Those that hold no slot there go on elsewhere, or wait."""
@@ -119,7 +119,7 @@ class Assignments:
 
     def came_back(self) -> None:
         """Workers take sequences again, or have other weights."""
-        self._neighbourhood.changed()
+        self.neighbourhood.changed()
         self.place_unassigned()
 
     # The unassigned.
@@ -146,7 +146,7 @@ class Assignments:
 
     def tick(self) -> None:
         """A few times a second: fetches that nobody answers, adapters that are waited for."""
-        self._neighbourhood.tick()
+        self.neighbourhood.tick()
         self._adapters.settle()
         if not self.parking:
             self._adapters.begin_round()
@@ -175,18 +175,18 @@ class Assignments:
     def _place_again(self, sequence: Sequence) -> None:
         """One that was taken in. Where that fails it ends, and those behind it go on."""
         try:
-            self._place(sequence)
+            self.place(sequence)
         except Exception:
             log.exception("a sequence cannot be placed", request=sequence.request_id)
             self.drop(sequence)
             failure = Failure("INTERNAL", "internal error")
             self._deliver(Events(finished=finish(sequence, Reason.ERROR, failure=failure)))
 
-    def _place(self, sequence: Sequence) -> None:
+    def place(self, sequence: Sequence) -> None:
         if self._terms.layout is not None:
             complete(sequence, self._terms.layout.block_size)
         able = [r for r in self._replicas.values() if not r.outdated and r.adapters.takes(sequence.adapter)]
-        replica = self._home(sequence) or self._handovers.place(sequence, able)
+        replica = self._home(sequence) or self.handovers.place(sequence, able)
         if replica is None:
             replica = next((r for r in able if not r.leaving), None)  # it words the refusal
         if replica is None:
@@ -199,7 +199,7 @@ class Assignments:
         self._replica_of[sequence.key] = replica
         if sequence.family is not None:
             sequence.family.home = replica
-        self._handovers.placed(sequence, replica)
+        self.handovers.placed(sequence, replica)
         replica.add(sequence)  # last: it takes in the whole sequence or nothing
 
     def _home(self, sequence: Sequence) -> Replica | None:

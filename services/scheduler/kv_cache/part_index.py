@@ -33,8 +33,8 @@ class PartIndex:
         self._stride = grain * TOKEN_BYTES
         self._first = PARENT_BYTES + self._stride  # bytes of the shortest key
         self._longest = PARENT_BYTES + (block_size - 1) * TOKEN_BYTES  # whole blocks are found by their hashes
-        self._newest: dict[int, int] = {}
-        self._older: dict[int, dict[int, None]] = {}  # by key: others that are entered under it, latest last
+        self.newest: dict[int, int] = {}
+        self.older: dict[int, dict[int, None]] = {}  # by key: others that are entered under it, latest last
         self._contents: dict[int, bytes] = {}
         self._deepest: dict[int, int] = {}  # bytes of the longest key that each block has been entered under
         self._noted: dict[int, bytes] = {}
@@ -54,7 +54,7 @@ class PartIndex:
         """The block with the longest known beginning of `content`, at least a grain."""
         found = None
         for end in range(self._first, min(len(content), self._longest) + 1, self._stride):
-            block = self._newest.get(hash(content[:end]))
+            block = self.newest.get(hash(content[:end]))
             if block is None:
                 break
             found = block
@@ -78,28 +78,28 @@ class PartIndex:
 
     def _remove(self, key: int, block: int) -> None:
         """`block` is not entered under `key` any more; the one before it is found again."""
-        older = self._older.get(key)
-        if self._newest.get(key) != block:
+        older = self.older.get(key)
+        if self.newest.get(key) != block:
             if older is not None:
                 older.pop(block, None)
         elif older is None:
-            del self._newest[key]
+            del self.newest[key]
         else:
-            self._newest[key], _ = older.popitem()
+            self.newest[key], _ = older.popitem()
         if older is not None and not older:
-            del self._older[key]
+            del self.older[key]
 
     def _enter(self, block: int, content: bytes) -> None:
         self._contents[block] = content
         end = self._first
         for end in range(self._first, min(len(content), self._longest) + 1, self._stride):
             key = hash(content[:end])
-            other = self._newest.get(key)
-            self._newest[key] = block
+            other = self.newest.get(key)
+            self.newest[key] = block
             if other is None:
                 break
             if other != block:
-                older = self._older.setdefault(key, {})
+                older = self.older.setdefault(key, {})
                 older.pop(block, None)
                 older[other] = None
                 self._deepen(other, end + self._stride)
@@ -110,8 +110,8 @@ class PartIndex:
         content = self._contents[block]
         if end <= min(len(content), self._longest):
             key = hash(content[:end])
-            if self._newest.setdefault(key, block) != block:
-                self._older.setdefault(key, {}).setdefault(block)
+            if self.newest.setdefault(key, block) != block:
+                self.older.setdefault(key, {}).setdefault(block)
             self._deepest[block] = max(self._deepest[block], end)
 
 

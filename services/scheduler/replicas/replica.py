@@ -83,7 +83,7 @@ class Replica:
         self._awake = False
         self._num_pauses = 0
         self.held = False
-        self._watcher: Callable[[Replica], None] | None = None
+        self.watcher: Callable[[Replica], None] | None = None
         self._metrics = metrics
         self._step_seconds = metrics.step.labels(self.id)
         self._step_tokens = metrics.step_tokens.labels(hello.model.name, self.id)
@@ -130,7 +130,7 @@ class Replica:
 
     def watch(self, watcher: Callable[[Replica], None]) -> None:
         """Is told after every pump."""
-        self._watcher = watcher
+        self.watcher = watcher
 
     @property
     def paused(self) -> bool:
@@ -167,8 +167,8 @@ class Replica:
             started = perf_counter()
         self._send_transfers()
         self.flush()
-        if self._watcher is not None:
-            self._watcher(self)
+        if self.watcher is not None:
+            self.watcher(self)
         self._wake_in_time()
 
     def _wake_in_time(self) -> None:

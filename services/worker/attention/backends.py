@@ -59,8 +59,8 @@ def choose_attention(name: str, spec: AttentionSpec) -> AttentionBackend:
             f"{', '.join(BATCH_INVARIANT)}",
             field="attention_backend",
         )
-    backend = _load(name)
-    reason = _reject_reason(backend, spec)
+    backend = load_backend(name)
+    reason = reject_reason_of(backend, spec)
     if reason:
         raise InvalidArgument(f"attention_backend: {name} cannot serve this model: {reason}", field="attention_backend")
     return backend
@@ -106,8 +106,8 @@ def _first_that_can(
     """Takes note of those it asks. Raises FailedPrecondition if all refuse, which the reference never does."""
     for name in names:
         if name not in usable and name not in refusals:
-            backend = _load(name)
-            reason = _reject_reason(backend, spec)
+            backend = load_backend(name)
+            reason = reject_reason_of(backend, spec)
             if reason is None:
                 usable[name] = backend
             else:
@@ -118,7 +118,7 @@ def _first_that_can(
     raise FailedPrecondition(f"attention_backend: none can serve this model: {reasons}", field="attention_backend")
 
 
-def _reject_reason(backend: AttentionBackend, spec: AttentionSpec) -> str | None:
+def reject_reason_of(backend: AttentionBackend, spec: AttentionSpec) -> str | None:
     if spec.latent_rank and not isinstance(backend, LatentBackend):
         return "has no latent attention"
     if spec.has_trees and not (isinstance(backend, TreeBackend) and backend.masks_trees):
@@ -126,6 +126,6 @@ def _reject_reason(backend: AttentionBackend, spec: AttentionSpec) -> str | None
     return backend.reject_reason(spec)
 
 
-def _load(name: str) -> AttentionBackend:
+def load_backend(name: str) -> AttentionBackend:
     backend: AttentionBackend = plugins.load(plugins.known(GROUP, BACKENDS)[name])()
     return backend

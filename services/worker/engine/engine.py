@@ -44,7 +44,9 @@ from quire.services.worker.ranks.group import OneRank, RankFailure, RankGroup
 from quire.services.worker.replica.orders import BESIDE_STEPS
 from quire.services.worker.replica.replica import Occupancy, Replica
 from quire.services.worker.runner.expert_load import LoadByLayer
+from quire.services.worker.step.plan import StepPlan
 from quire.services.worker.step.plan_violation import PlanViolation
+from quire.services.worker.step.result import StepResult
 from quire.services.worker.step.step_inputs import StepInputs
 from quire.services.worker.structured.compile_pool import CompilePool, Prepared
 from quire.shared import columns
@@ -63,7 +65,7 @@ MOST_STUCK_LOOKS = 240  # of check_ranks() at one command: two minutes, as worke
 class StepObserver(Protocol):
     """Is told of every step, on the event loop."""
 
-    def step_done(self, result: pb.StepResult, num_tokens: int, cost: StepCost) -> None: ...
+    def step_done(self, result: StepResult, num_tokens: int, cost: StepCost) -> None: ...
 
     def grammar_prepared(self, prepared: Prepared) -> None: ...
 
@@ -88,7 +90,7 @@ class Engine:
         self._adapters = adapters or AdapterReader(AdapterFolders((), 1))
         self._grammars = grammars
         self._observer = observer
-        self._ranks: RankGroup = ranks or OneRank()
+        self.ranks: RankGroup = ranks or OneRank()
         self._loop = asyncio.get_running_loop()
         self._replies = Replies(self._loop)
         self.fetcher: Fetcher | None = None  # None: no blocks come from other workers
@@ -103,7 +105,7 @@ class Engine:
         self._inbox: Commands = queue.SimpleQueue()
         self._outcomes = Outcomes(
             self._replies,
-            self._ranks,
+            self.ranks,
             again=self._inbox.put,
             deliver=self._deliver,
             died=died,
@@ -114,7 +116,7 @@ class Engine:
             build,
             self._inbox,
             self._outcomes,
-            ranks=self._ranks,
+            ranks=self.ranks,
             grammars=grammars,
             replies=self._replies,
             started=self.started,
@@ -149,7 +151,7 @@ class Engine:
         self._inbox.put(Rest(reply))
         return await reply
 
-    def submit(self, receiver: ResultReceiver, plan: pb.StepPlan) -> None:
+    def submit(self, receiver: ResultReceiver, plan: StepPlan) -> None:
         self._pending_s.append(time.monotonic())
         self._inbox.put(Execute(receiver, plan, time.perf_counter_ns()))
 
@@ -260,15 +262,15 @@ class Engine:
     def check_ranks(self) -> None:
         """Ends the engine if a rank of the replica is gone or hangs, and with it the other ranks. Waits for nothing."""
         try:
-            self._ranks.check()
+            self.ranks.check()
             self._check_progress()
         except RankFailure as failure:
-            self._ranks.stop(0.0)  # whoever waits for one of them in a collective hears of it
+            self.ranks.stop(0.0)  # whoever waits for one of them in a collective hears of it
             set_exception(self.died, failure)
 
     def _check_progress(self) -> None:
         """A collective that some ranks are not in waits for ever."""
-        done = self.progress().get("device") if self._ranks.size > 1 else None
+        done = self.progress().get("device") if self.ranks.size > 1 else None
         self._stuck_looks = self._stuck_looks + 1 if done is not None and done == self._seen_done else 0
         self._seen_done = done
         if self._stuck_looks > MOST_STUCK_LOOKS:
@@ -280,12 +282,12 @@ class Engine:
         deadline = self._loop.time() + timeout_s
         for thread in threads:
             await asyncio.to_thread(thread.join, max(0.0, deadline - self._loop.time()))
-        await asyncio.to_thread(self._ranks.stop, max(0.0, deadline - self._loop.time()))
+        await asyncio.to_thread(self.ranks.stop, max(0.0, deadline - self._loop.time()))
         return not any(thread.is_alive() for thread in threads)
 
     # On the loop
 
-    def _deliver(self, receiver: ResultReceiver, result: pb.StepResult, inputs: StepInputs) -> None:
+    def _deliver(self, receiver: ResultReceiver, result: StepResult, inputs: StepInputs) -> None:
         self.last_step_s = time.monotonic()
         if receiver is self._replies.receiver:
             self._pending_s.popleft()

@@ -50,21 +50,40 @@ class _Connection:
     forgotten: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class FetchBounds:
+    """How long a fetch waits for another worker, and how many of them are remembered."""
+
+    first_part_s: float = FIRST_PART_S
+    next_part_s: float = NEXT_PART_S
+    most_channels: int = MOST_CHANNELS
+    out_of_reach_s: float = OUT_OF_REACH_S
+
+
+BOUNDS = FetchBounds()
+
+
 class GrpcTransport:
     """Keeps connections to workers that it has fetched from."""
 
     def __init__(
-        self, dialler: Dialler, piece_bytes: int, *, pinned: bool = False, peers: PeerPages | None = None
+        self,
+        dialler: Dialler,
+        piece_bytes: int,
+        *,
+        pinned: bool = False,
+        peers: PeerPages | None = None,
+        bounds: FetchBounds = BOUNDS,
     ) -> None:
         """`piece_bytes`: of pages, gathered before they are handed on, in `pinned` memory; `peers`: what can open pages
         on other GPUs of this host."""
-        self._dialler = dialler
+        self._dialler, self._bounds = dialler, bounds
         self._pinned = pinned
         self._piece_bytes = piece_bytes
         self._connections: OrderedDict[str, _Connection] = OrderedDict()
-        self._peers = peers
+        self.peers = peers
         # By the address of a worker on this host whose pages could not be opened: when that is tried again.
-        self._out_of_reach: dict[str, float] = {}
+        self.out_of_reach: dict[str, float] = {}
 
     async def fetch(self, wanted: WantedPages) -> AsyncGenerator[ArrivedPages, None]:
         """See PageTransport."""
@@ -75,7 +94,7 @@ class GrpcTransport:
         except _OutOfReach as found:
             source = wanted.source
             log.info("pages come through gRPC", source=source.worker_id, reason=str(found))
-            self._out_of_reach[source.address] = asyncio.get_running_loop().time() + OUT_OF_REACH_S
+            self.out_of_reach[source.address] = asyncio.get_running_loop().time() + self._bounds.out_of_reach_s
             async with aclosing(self._fetch(wanted, None)) as arrivals:
                 async for arrived in arrivals:
                     yield arrived
@@ -83,17 +102,17 @@ class GrpcTransport:
     def _peers_for(self, wanted: WantedPages) -> PeerPages | None:
         """None where they could not be opened lately: another worker may be at that address by now."""
         now = asyncio.get_running_loop().time()
-        self._out_of_reach = {address: until for address, until in self._out_of_reach.items() if until > now}
-        return None if wanted.source.address in self._out_of_reach else self._peers
+        self.out_of_reach = {address: until for address, until in self.out_of_reach.items() if until > now}
+        return None if wanted.source.address in self.out_of_reach else self.peers
 
     async def _fetch(self, wanted: WantedPages, peers: PeerPages | None) -> AsyncGenerator[ArrivedPages, None]:
         """`peers`: may be opened instead."""
         who, address = wanted.source.worker_id, wanted.source.address
-        async with self._connected(address) as connection:
+        async with self.connected(address) as connection:
             call: Call = kv_transfer_pb2_grpc.KVTransferServiceStub(connection.channel).Fetch()
             try:
-                async with asyncio.timeout(FIRST_PART_S):
-                    await self._ask(call, wanted, peers)
+                async with asyncio.timeout(self._bounds.first_part_s):
+                    await self.ask(call, wanted, peers)
                 async with aclosing(self._take(call, wanted, peers)) as arrivals:
                     async for arrived in arrivals:
                         yield arrived
@@ -116,10 +135,10 @@ class GrpcTransport:
         while self._connections:
             _, connection = self._connections.popitem()
             await connection.channel.close()
-        if self._peers is not None:
-            await self._peers.close()
+        if self.peers is not None:
+            await self.peers.close()
 
-    async def _ask(self, call: Call, wanted: WantedPages, peers: PeerPages | None) -> None:
+    async def ask(self, call: Call, wanted: WantedPages, peers: PeerPages | None) -> None:
         await self._dialler.meet(call, pb.FetchRequest, SERVICE_NAME, wanted.source.address, known=False)
         request = pb.PageRequest(
             epoch=wanted.source.epoch,
@@ -138,16 +157,16 @@ class GrpcTransport:
     ) -> AsyncGenerator[ArrivedPages, None]:
         incoming = _Incoming(wanted, max(1, self._piece_bytes // wanted.block_bytes), pinned=self._pinned)
         loop, num_bytes = asyncio.get_running_loop(), len(wanted.blocks) * wanted.block_bytes
-        last_s = loop.time() + FIRST_PART_S + num_bytes / LEAST_BYTES_PER_S
-        patience_s = FIRST_PART_S
+        last_s = loop.time() + self._bounds.first_part_s + num_bytes / LEAST_BYTES_PER_S
+        patience_s = self._bounds.first_part_s
         while True:
             async with asyncio.timeout(min(patience_s, last_s - loop.time())):
                 message: Any = await call.read()
             if message is grpc.aio.EOF:
                 break
-            patience_s = NEXT_PART_S
+            patience_s = self._bounds.next_part_s
             if peers is not None and message.WhichOneof("message") == "shared":
-                async with aclosing(_copied(call, wanted, peers, SharedPages.of(message.shared))) as copied:
+                async with aclosing(_copied(call, wanted, peers, SharedPages.of(message.shared), patience_s)) as copied:
                     async for arrived in copied:
                         yield arrived
                 return
@@ -162,7 +181,7 @@ class GrpcTransport:
             raise WrongPages(f"{wanted.source.worker_id} sent {incoming.text}")
 
     @asynccontextmanager
-    async def _connected(self, address: str) -> AsyncIterator[_Connection]:
+    async def connected(self, address: str) -> AsyncIterator[_Connection]:
         connection = self._connections.get(address)
         if connection is None:
             connection = self._connections[address] = _Connection(self._dialler.connect(address))
@@ -177,7 +196,7 @@ class GrpcTransport:
                 await connection.channel.close()
 
     async def _forget_eldest(self) -> None:
-        while len(self._connections) > MOST_CHANNELS:
+        while len(self._connections) > self._bounds.most_channels:
             address, connection = next(iter(self._connections.items()))
             self._forget(address, connection)
             if not connection.num_users:
@@ -195,7 +214,7 @@ class _OutOfReach(Exception):
 
 
 async def _copied(
-    call: Call, wanted: WantedPages, peers: PeerPages, pages: SharedPages
+    call: Call, wanted: WantedPages, peers: PeerPages, pages: SharedPages, patience_s: float
 ) -> AsyncGenerator[ArrivedPages, None]:
     """Once the consumer has them, the other side says whether they were still what was wanted."""
     who, most = wanted.source.worker_id, int(wanted.blocks.max())
@@ -205,7 +224,7 @@ async def _copied(
         if reason:
             raise _OutOfReach(reason)
         yield ArrivedPages(0, PeerBlocks(pages, wanted.blocks))
-    async with asyncio.timeout(NEXT_PART_S):
+    async with asyncio.timeout(patience_s):
         await call.write(pb.FetchRequest(taken=pb.PagesTaken()))
         await call.done_writing()
         if await call.read() is not grpc.aio.EOF:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import grpc.aio
@@ -66,14 +67,27 @@ class PageReader(Protocol):
         """Raises FailedPrecondition if the worker is not in that epoch any more."""
 
 
+@dataclass(frozen=True, slots=True)
+class ServingBounds:
+    """How many callers are served at a time, and how long they may take."""
+
+    most_served: int = MOST_SERVED
+    request_s: float = REQUEST_S
+    taken_s: float = TAKEN_S
+
+
+BOUNDS = ServingBounds()
+
+
 class PageService(kv_transfer_pb2_grpc.KVTransferServiceServicer):
     """A bounded number of pages is in memory, and on their way, at a time."""
 
-    def __init__(self, door: ServiceDoor, metrics: WorkerMetrics) -> None:
+    def __init__(self, door: ServiceDoor, metrics: WorkerMetrics, bounds: ServingBounds = BOUNDS) -> None:
+        self._bounds = bounds
         self._door, self._metrics = door, metrics
         self._reader: PageReader | None = None
         self._num_blocks = 0
-        self._turns = asyncio.Semaphore(MOST_SERVED)
+        self._turns = asyncio.Semaphore(bounds.most_served)
 
     def serve(self, reader: PageReader, num_blocks: int) -> None:
         """The worker is built."""
@@ -82,7 +96,7 @@ class PageService(kv_transfer_pb2_grpc.KVTransferServiceServicer):
     async def Fetch(self, _requests: object, context: Context) -> None:
         try:
             await self._door.admit(context, pb.FetchResponse, SERVICE_NAME)
-            message = await _said(context, REQUEST_S, "no request came")
+            message = await _said(context, self._bounds.request_s, "no request came")
             reader = self._reader
             if reader is None:
                 raise Unavailable("this worker has no pages for others")
@@ -121,7 +135,7 @@ class PageService(kv_transfer_pb2_grpc.KVTransferServiceServicer):
         async with self._turns:
             await reader.fill_pages(request.epoch, request.after_step, columns.u32(request.block_ids))
             await context.write(pb.FetchResponse(shared=own.to_proto()))
-            message = await _said(context, TAKEN_S, "no word came that the shared pages were taken")
+            message = await _said(context, self._bounds.taken_s, "no word came that the shared pages were taken")
             if message is grpc.aio.EOF or message.WhichOneof("message") != "taken":
                 raise FailedPrecondition("after shared pages comes word that they were taken")
             reader.check(request.epoch)
@@ -141,7 +155,7 @@ class PageService(kv_transfer_pb2_grpc.KVTransferServiceServicer):
             ended = end // page_bytes
             part = pb.PagePart(data=data[start:end].tobytes(), checksums=told[num_told:ended].tobytes())
             num_told = ended
-            await _write(context, pb.FetchResponse(part=part))
+            await _write(context, pb.FetchResponse(part=part), self._bounds.taken_s)
         self._metrics.kv_sent.inc(len(data))
 
 
@@ -154,13 +168,13 @@ async def _said(context: Context, within_s: float, otherwise: str) -> Any:
         raise DeadlineExceeded(f"{otherwise} within {within_s:g} s") from None
 
 
-async def _write(context: Context, message: pb.FetchResponse) -> None:
+async def _write(context: Context, message: pb.FetchResponse, within_s: float) -> None:
     """Raises DeadlineExceeded where the caller, which lives, takes nothing: it would hold up all others."""
     try:
-        async with asyncio.timeout(TAKEN_S):
+        async with asyncio.timeout(within_s):
             await context.write(message)
     except TimeoutError:
-        raise DeadlineExceeded(f"pages were not taken within {TAKEN_S:g} s") from None
+        raise DeadlineExceeded(f"pages were not taken within {within_s:g} s") from None
 
 
 async def _pieces(reader: PageReader, request: pb.PageRequest) -> AsyncGenerator[tuple[U32, Tensor], None]:

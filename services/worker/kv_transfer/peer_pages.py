@@ -79,10 +79,14 @@ class _Opened:
 class PeerPages:
     """One worker's pages, and those of others while it copies from them. Of its event loop and its device's thread."""
 
-    def __init__(self, whole: Tensor, driver: PeerDriver) -> None:
-        """`whole`: int64 [num_parts, num_blocks, words], on the GPU whose context is current.
+    def __init__(
+        self, whole: Tensor, driver: PeerDriver, *, most_pitch: int = MOST_PITCH, idle_s: float = IDLE_S
+    ) -> None:
+        """`whole`: int64 [num_parts, num_blocks, words], on the GPU whose context is current; `most_pitch`: bytes
+        between the rows of one copy; `idle_s`: that memory stays open which nobody copies from.
 
         Raises PeerMemoryError."""
+        self._most_pitch, self._idle_s = most_pitch, idle_s
         num_parts, num_blocks, words = whole.shape
         self._whole, self._driver, self._context = whole, driver, driver.context()
         base, _size = driver.extent(whole.data_ptr())
@@ -135,7 +139,7 @@ class PeerPages:
         there, here = peer.pages, self.own
         start, own = self._opened[there.handle].address + there.offset, self._whole.data_ptr()
         pitches = (there.num_blocks * there.part_bytes, here.num_blocks * here.part_bytes)
-        rows = there.num_parts if max(pitches) <= MOST_PITCH else 1
+        rows = there.num_parts if max(pitches) <= self._most_pitch else 1
         for source, target, count in runs(peer.blocks, targets):
             width = count * here.part_bytes
             for part in range(0, there.num_parts, rows):
@@ -177,7 +181,7 @@ class PeerPages:
     def _leave_soon(self, handle: bytes) -> None:
         loop = asyncio.get_running_loop()
         self._count_out(handle)
-        loop.call_later(IDLE_S, lambda: loop.run_in_executor(None, self._close, handle))
+        loop.call_later(self._idle_s, lambda: loop.run_in_executor(None, self._close, handle))
 
     def _count_out(self, handle: bytes) -> bool:
         """Whether nobody uses it now."""

@@ -44,7 +44,7 @@ class HostRegion:
         """Raises InvalidArgument if there is no room, or where it would be no memory."""
         self._identity, self._num_places, self._block_bytes = identity, num_places, block_bytes
         path = folder.path / FILE
-        kind = _file_system(folder.path)
+        kind = file_system(folder.path)
         if kind not in ("tmpfs", "ramfs", "hugetlbfs"):
             text = f"{FIELD}: {str(folder.path)!r} lies on {kind or 'an unknown file system'}: memory is wanted, as in"
             raise InvalidArgument(f"{text} /dev/shm", field=FIELD)
@@ -123,7 +123,7 @@ def _whole_pages(num_bytes: int) -> int:
     return -(-num_bytes // PAGE) * PAGE
 
 
-def _file_system(folder: Path) -> str:
+def file_system(folder: Path) -> str:
     """Its type; empty if that cannot be found out."""
     device = folder.stat().st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"

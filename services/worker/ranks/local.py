@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from quire.services.worker.codec.step_codec import encode_plan
 from quire.services.worker.ranks.follower import RankReplica
 from quire.services.worker.ranks.group import RankFailure
 from quire.services.worker.ranks.hosts.nodes import ALONE, Nodes
@@ -17,6 +18,7 @@ from quire.services.worker.ranks.peer_rank import PeerRank
 from quire.services.worker.ranks.processes import RankProcesses
 from quire.services.worker.ranks.seat import Seat
 from quire.services.worker.ranks.wire import ANSWERED, TRANSFER_ID_BYTES, Command, CommandKind, fingerprint
+from quire.services.worker.step.plan import StepPlan
 from quire.services.worker.step.step_inputs import StepInputs
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
@@ -58,26 +60,26 @@ class LocalRanks:
         ]
         self._number = 0  # of the last command
         self._writing = threading.Lock()  # commands come from the device's thread, ends of moves and of all from any
-        self._local = RankProcesses(self.seats[1:], build)
-        self._nodes = nodes
+        self.local = RankProcesses(self.seats[1:], build)
+        self.nodes = nodes
         nodes.open(self.seats[0])
 
     @property
     def _ranks(self) -> Sequence[PeerRank]:
-        return (*self._local.ranks, *self._nodes.ranks)
+        return (*self.local.ranks, *self.nodes.ranks)
 
     @property
     def pids(self) -> list[int]:
         """Of the ranks' processes on this host."""
-        return [rank.process.pid or 0 for rank in self._local.ranks]
+        return [rank.process.pid or 0 for rank in self.local.ranks]
 
     def start(self) -> None:
         for rank in self._ranks:
             rank.reply_to(0, START_PATIENCE_S)
             rank.ready = True
 
-    def broadcast(self, plan: pb.StepPlan) -> int:
-        return self._send(CommandKind.PLAN, plan.SerializeToString())
+    def broadcast(self, plan: StepPlan) -> int:
+        return self._send(CommandKind.PLAN, encode_plan(plan).SerializeToString())
 
     def collect(self, ticket: int, inputs: StepInputs) -> None:
         own = fingerprint(inputs)
@@ -130,20 +132,20 @@ class LocalRanks:
             try:
                 stop = Command(0, CommandKind.STOP).encode()
                 with contextlib.suppress(RankFailure):  # its host hears of the end of the link
-                    self._nodes.write(stop)
+                    self.nodes.write(stop)
                 with contextlib.suppress(RankFailure):  # it is ended by force
-                    self._local.write(stop, timeout_s)
+                    self.local.write(stop, timeout_s)
             finally:
                 self._writing.release()
         for rank in self._ranks:
             rank.end(deadline)
-        self._nodes.close()
+        self.nodes.close()
 
     def _send(self, kind: CommandKind, body: bytes = b"") -> int:
         """Returns the number that answers have, if there will be some."""
         with self._writing:
             self._number += kind in ANSWERED
             data = Command(self._number if kind in ANSWERED else 0, kind, body).encode()
-            self._nodes.write(data)
-            self._local.write(data, PATIENCE_S)
+            self.nodes.write(data)
+            self.local.write(data, PATIENCE_S)
         return self._number

@@ -59,23 +59,25 @@ class Proposer(Protocol):
 class HostProposer:
     """Of those that look at nothing but tokens. The device waits meanwhile, so that a search may not take long."""
 
+    most_work = MOST_WORK  # of a step
+    search_work = SEARCH_WORK  # of a search, besides what it reads
     _turn = 0  # whose search comes first: who got none has a turn later
 
     def search(self, wanted: Wanted, find: Callable[[I32, int], I32]) -> Drafts | None:
-        """What `find` makes of the tokens of each, and how many are wanted of it, as far as MOST_WORK goes."""
+        """What `find` makes of the tokens of each, and how many are wanted of it, as far as `most_work` goes."""
         each = [
             (slot, wanted.history.of(slot), most)
             for slot, most in zip(wanted.slots.tolist(), wanted.counts.tolist(), strict=True)
         ]
-        work = [SEARCH_WORK + len(tokens) for _, tokens, _ in each]
+        work = [self.search_work + len(tokens) for _, tokens, _ in each]
         return Drafts.of({slot: find(tokens, most) for slot, tokens, most in self.affordable(each, work)})
 
     def affordable(self, searches: Sequence[T], work: Sequence[int]) -> Iterator[T]:
-        """As many of them as MOST_WORK covers, at least one; the others come first the next time."""
-        left = MOST_WORK
+        """As many of them as `most_work` covers, at least one; the others come first the next time."""
+        left = self.most_work
         for _ in searches:
             at = self._turn % len(searches)
-            if left < MOST_WORK and work[at] > left:
+            if left < self.most_work and work[at] > left:
                 break
             self._turn = at + 1
             left -= work[at]

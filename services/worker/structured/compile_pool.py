@@ -31,6 +31,19 @@ BYTES_OF_TEXT = 1000  # that count as one of text, of a library that knows what 
 
 
 @dataclass(frozen=True, slots=True)
+class CompileBounds:
+    """How much may be compiled at a time, and how long one grammar may take."""
+
+    num_threads: int = NUM_THREADS
+    patience_s: float = PATIENCE_S
+    longest_s: float = LONGEST_S
+    most_unneeded: int = MOST_UNNEEDED
+
+
+BOUNDS = CompileBounds()
+
+
+@dataclass(frozen=True, slots=True)
 class Prepared:
     """What came of an order."""
 
@@ -94,11 +107,16 @@ class _Ready:
 class CompilePool:
     """`prepare` and `release` count: what is prepared twice stays until it is released twice. Any thread may call."""
 
-    def __init__(self, open_backend: Callable[[], GrammarBackend], observer: MaskObserver | None = None) -> None:
+    def __init__(
+        self,
+        open_backend: Callable[[], GrammarBackend],
+        observer: MaskObserver | None = None,
+        bounds: CompileBounds = BOUNDS,
+    ) -> None:
         """`open_backend` reads the vocabulary; called once, when the first grammar is wanted. `observer`: of the masks
         that are made with the grammars."""
         self.observer: MaskObserver = observer or NoMetrics()
-        self._open_backend = open_backend
+        self._open_backend, self._bounds = open_backend, bounds
         self._opening = threading.Lock()
         self._opened: GrammarBackend | None = None
         self._lock = threading.Lock()
@@ -161,13 +179,16 @@ class CompilePool:
 
     def _in_background(self, job: Callable[[], object]) -> None:
         if self._threads is None:
-            self._threads = Background("grammars", NUM_THREADS, step_back)
+            self._threads = Background("grammars", self._bounds.num_threads, step_back)
         self._threads.submit(job)
 
     def _make(self, grammar_id: bytes, constraint: sampling_pb2.StructuredOutput, making: _Making) -> None:
         opening_s = 0.0 if self._opened is not None else LONGEST_START_S  # it may be a process of its own
         clock = time.pthread_getcpuclockid(threading.get_ident())
-        bound = _Bound(clock, time.thread_time() + PATIENCE_S + opening_s, time.monotonic() + LONGEST_S + opening_s)
+        bounds = self._bounds
+        bound = _Bound(
+            clock, time.thread_time() + bounds.patience_s + opening_s, time.monotonic() + bounds.longest_s + opening_s
+        )
         self._watch(grammar_id, making, bound)
         started = time.perf_counter()
         grammar, error = self._compile(constraint)
@@ -203,9 +224,9 @@ class CompilePool:
 
     def _give_up(self, grammar_id: bytes, making: _Making) -> None:
         log.error("a grammar does not get compiled; its thread is left to itself", grammar=grammar_id.hex())
-        error = InvalidArgument(f"{FIELD}: it takes more than {PATIENCE_S:.0f} s to compile", field=FIELD)
+        error = InvalidArgument(f"{FIELD}: it takes more than {self._bounds.patience_s:.0f} s to compile", field=FIELD)
         if (
-            self._finish(grammar_id, making, None, Prepared(error, round(PATIENCE_S * 1e6)))
+            self._finish(grammar_id, making, None, Prepared(error, round(self._bounds.patience_s * 1e6)))
             and self._threads is not None
         ):
             self._threads.add_thread()
@@ -230,6 +251,6 @@ class CompilePool:
         unneeded = [name for name in self._ready if name not in self._needs]
         num_bytes = sum(self._ready[name].num_bytes for name in unneeded)
         for left, name in zip(range(len(unneeded), 0, -1), unneeded, strict=True):
-            if left <= MOST_UNNEEDED and num_bytes <= MOST_UNNEEDED_BYTES:
+            if left <= self._bounds.most_unneeded and num_bytes <= MOST_UNNEEDED_BYTES:
                 return
             num_bytes -= self._ready.pop(name).num_bytes

@@ -15,14 +15,16 @@ REMEMBERED = 1024  # grammars
 class SlowGrammars:
     """Counts ended sequences by grammar, least recently ended first."""
 
-    def __init__(self) -> None:
+    def __init__(self, remembered: int = REMEMBERED) -> None:
+        """`remembered`: grammars."""
+        self._remembered = remembered
         self._num_ended: OrderedDict[bytes, int] = OrderedDict()
         self._num_refused: Counter[bytes] = Counter()
 
     def add(self, grammar_id: bytes) -> None:
         """A sequence of this grammar was ended."""
         self._num_ended[grammar_id] = self._num_ended.pop(grammar_id, 0) + 1
-        if len(self._num_ended) > REMEMBERED:
+        if len(self._num_ended) > self._remembered:
             oldest, _ = self._num_ended.popitem(last=False)
             self._num_refused.pop(oldest, None)
 

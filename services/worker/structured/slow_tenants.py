@@ -13,7 +13,9 @@ MAX_TENANTS = 1024  # that are remembered
 class SlowTenants:
     """Counts strikes: steps that ended sequences of a tenant because its masks took too long."""
 
-    def __init__(self, budget_s: float) -> None:
+    def __init__(self, budget_s: float, max_tenants: int = MAX_TENANTS) -> None:
+        """`max_tenants`: those that are remembered."""
+        self._max_tenants = max_tenants
         self._budget_s = budget_s
         self._strikes: OrderedDict[str, int] = OrderedDict()
         self._num_masks: Counter[str] = Counter()  # since its last strike came or went
@@ -21,7 +23,7 @@ class SlowTenants:
     def add(self, tenant: str) -> None:
         self._strikes[tenant] = self._strikes.pop(tenant, 0) + 1
         self._num_masks[tenant] = 0
-        if len(self._strikes) > MAX_TENANTS:
+        if len(self._strikes) > self._max_tenants:
             oldest, _ = self._strikes.popitem(last=False)
             del self._num_masks[oldest]
 

@@ -64,7 +64,9 @@ def missing(settings: WorkerSettings) -> Missing | None:
     config = read_model_config(values, settings.model_impl)
     block_size = block_size_for(settings, config, has_trees=_has_trees(settings, config))
     wanted = worker_limits.from_settings(settings, config.max_positions, block_size)
-    return precompile.missing(model_shape(settings, config, wanted), num_cores(settings))
+    return precompile.missing(
+        model_shape(settings, config, wanted), num_cores(settings), precompile.device_capability()
+    )
 
 
 def _has_trees(settings: WorkerSettings, config: DecoderConfig) -> bool:

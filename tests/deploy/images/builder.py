@@ -1,4 +1,4 @@
-"""Builds the images from their Dockerfiles as they stand, without a Docker engine: buildah in a chroot, on bases that
+"""Builds the images from the Dockerfile as it stands, without a Docker engine: buildah in a chroot, on bases that
 mmdebstrap makes of Debian packages."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from quire.shared.version import VERSION
 from tests.deploy.images import runtime_base
-from tests.deploy.paths import DOCKERFILES, ROOT
+from tests.deploy.paths import DOCKERFILE, ROOT
 
 BASE, RUNTIME = "localhost/quire-base", "localhost/quire-runtime"
 SUITE = "bookworm"
@@ -25,11 +25,10 @@ MERGED_USR = "/usr/share/mmdebstrap/hooks/merged-usr"  # otherwise a package doe
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """One to build; `extras`: of pyproject.toml; `target`: the stage, where a Dockerfile has several images."""
+    """One to build; its stage has its name; `extras`: of pyproject.toml."""
 
     role: str
     extras: tuple[str, ...]
-    target: str = ""
     suffix: str = ""
 
     @property
@@ -48,8 +47,8 @@ class Image:
 
 FRONTEND = Image("frontend", ("frontend",))
 SCHEDULER = Image("scheduler", ("scheduler",))
-WORKER = Image("worker", ("worker",), target="cpu")
-WORKER_CUDA = Image("worker", ("worker", "cuda"), target="cuda", suffix="-cuda")
+WORKER = Image("worker", ("worker",))
+WORKER_CUDA = Image("worker", ("worker", "cuda"), suffix="-cuda")
 IMAGES = {image.name: image for image in (FRONTEND, SCHEDULER, WORKER, WORKER_CUDA)}
 
 
@@ -87,8 +86,8 @@ class Builder:
         """Seconds that it took."""
         began = time.monotonic()
         words = ["bud", "--isolation", "chroot", "--format", "docker", "--quiet"]
-        words += ["--file", str(DOCKERFILES[image.role]), "--tag", image.tag]
-        words += ["--target", image.target] if image.target else []
+        words += ["--file", str(DOCKERFILE), "--tag", image.tag]
+        words += ["--target", image.name]
         bases = {"BASE": BASE, "RUNTIME": arguments.get("BASE", RUNTIME)}  # whose Pythons have to be the same
         for name, value in {**bases, **arguments}.items():
             words += ["--build-arg", f"{name}={value}"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 OURS = "opt/quire"
 UNUSED = {"pip", "setuptools", "wheel", "torch", "transformers", "triton"}  # distributions
-REWRITTEN = "numpy"  # whose libraries are not stripped: see the Dockerfiles
+REWRITTEN = "numpy"  # whose libraries are not stripped: see the Dockerfile
 SYMBOLS = 2  # the type of such a section
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
+from os import _exit
 from pathlib import Path
 
 import torch
@@ -75,7 +76,7 @@ def launcher() -> list[str]:
         except Exception:
             traceback.print_exc()
         finally:
-            os._exit(status)
+            _exit(status)
     failed = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
     print(f"Triton's launcher {'was not' if failed else 'was'} compiled, linked and loaded")
     return faults + ["Triton's launcher"] * bool(failed)
@@ -103,7 +104,7 @@ def kernels() -> list[str]:
             process = os.fork()  # which compile_all is the end of
             if not process:
                 missing = precompile.Missing(SHAPE, capability, 1, Path(cache) / "marker")
-                os._exit(0 if processes.compile_all(missing) else 1)
+                _exit(0 if processes.compile_all(missing) else 1)
             failed = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
             compiled = len(list(Path(cache).rglob("*.cubin")))
         print(f"{compiled} kernels compiled for {capability / 10}")

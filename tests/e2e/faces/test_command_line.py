@@ -22,7 +22,9 @@ import pytest
 import trustme
 
 from quire import bundled
+from quire.cluster.process import ServiceProcess
 from tests.e2e.conftest import running_cluster
+from tests.waiting import until
 
 QUIET = {f"QUIRE_{service}_LOG_LEVEL": "error" for service in ("FRONTEND", "SCHEDULER", "WORKER")}
 QUIRE = (sys.executable, "-m", "quire")
@@ -105,10 +107,7 @@ def test_every_line_of_a_cluster_can_be_json(tmp_path: Path) -> None:
         before = services(ready["grpc"])
         for name in ("worker-0", "frontend-0"):
             os.kill(before[name]["pid"], signal.SIGKILL)
-        deadline = time.monotonic() + 60
-        while not all(text in (tmp_path / "log").read_text() for text in ("frontend-0 ended", "worker detached")):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        until(lambda: all(text in (tmp_path / "log").read_text() for text in ("frontend-0 ended", "worker detached")))
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait()
@@ -127,16 +126,18 @@ def test_a_child_that_dies_is_restarted_and_reported() -> None:
         before = services(address)
         for name in ("worker-0", "frontend-0", "scheduler-0"):
             os.kill(before[name]["pid"], signal.SIGKILL)
-        deadline = time.monotonic() + 180
-        while True:
+        after: dict[str, Any] = {}
+
+        def is_back() -> bool:
             done = subprocess.run(
                 [*QUIRE, "status", "--json", "--address", address], capture_output=True, text=True, check=False
             )
-            after = {s["id"]: s for s in json.loads(done.stdout)["services"]} if done.returncode == 0 else {}
-            if after.get("worker-0", {}).get("state") == "ready":
-                break
-            assert time.monotonic() < deadline, done.stderr
-            time.sleep(0.2)
+            after.clear()
+            if done.returncode == 0:
+                after.update((service["id"], service) for service in json.loads(done.stdout)["services"])
+            return after.get("worker-0", {}).get("state") == "ready"
+
+        until(is_back, 180)
         assert all(after[name]["pid"] != before[name]["pid"] for name in before)
         assert quire("chat", "What is 2 + 3?", "--temperature", "0", "--address", address).stdout == "5\n"
 
@@ -145,10 +146,7 @@ def test_killing_the_launcher_leaves_no_process_behind() -> None:
     with up() as (process, _http, address):
         pids = [service["pid"] for service in services(address).values()]
         process.kill()
-        deadline = time.monotonic() + 60
-        while any(alive(pid) for pid in pids):
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        until(lambda: not (any(alive(pid) for pid in pids)))
 
 
 @pytest.mark.parametrize(
@@ -243,10 +241,13 @@ def test_nobody_can_take_a_service_s_port_while_it_is_restarted() -> None:
         host, port = process.addresses["grpc"].rsplit(":", 1)
         for restarts in (1, 2, 3):
             process.signal(signal.SIGKILL)
-            while process.restarts < restarts or not process.ready.is_set():
+
+            def is_back_on_its_port(process: ServiceProcess = process, restarts: int = restarts) -> bool:
                 with socket.socket() as thief, pytest.raises(OSError, match="in use"):
                     thief.bind((host, int(port)))
-                time.sleep(0.005)
+                return process.restarts >= restarts and process.ready.is_set()
+
+            until(is_back_on_its_port)
         assert quire("chat", "What is 2 + 3?", "--temperature", "0", "--address", cluster.grpc_address).stdout == "5\n"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 
@@ -19,6 +20,7 @@ FEW = {"num_blocks": 40, "block_size": 16, "kv_offloading_size": 0.02}
 LONGEST = 3000  # characters
 
 
+@functools.cache
 def questions() -> list[list[dict[str, str]]]:
     """Of more tokens than 39 blocks hold."""
     items = held_back_items(30, names=("recall", "lists"))

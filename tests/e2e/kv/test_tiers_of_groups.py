@@ -19,7 +19,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 WINDOW = 48
 PLENTY = 4000  # blocks
 EXACT = {"dtype": "float32"}
-ASKED = questions()
 
 
 def windowed(folder: Path) -> str:
@@ -31,7 +30,7 @@ def undisturbed(worker: dict[str, Any], model: str = "") -> tuple[list[str], int
     """With a device that has room for everything."""
     settings = worker | {"num_blocks": PLENTY}
     with running_cluster(worker=settings, model=model) as cluster, Client(cluster.grpc_address) as client:
-        texts, num_prompt_tokens, _ = say(client, ASKED)
+        texts, num_prompt_tokens, _ = say(client, questions())
         return texts, num_prompt_tokens
 
 
@@ -40,9 +39,9 @@ def test_windows_come_back_from_host_memory(tmp_path: Path) -> None:
     expected, num_prompt_tokens = undisturbed(EXACT, model)
     settings = FEW | EXACT | {"num_blocks": 80}
     with running_cluster(worker=settings, model=model) as cluster, Client(cluster.grpc_address) as client:
-        first, *_ = say(client, ASKED)
+        first, *_ = say(client, questions())
         held = until_nothing_moves(client).host_memory
-        again, _, cached = say(client, ASKED)
+        again, _, cached = say(client, questions())
         after = until_nothing_moves(client).host_memory
     assert [first, again] == [expected, expected]
     assert held.held > 80, "more than the device has"
@@ -56,10 +55,10 @@ def test_windows_come_back_from_disk_after_a_worker_was_killed(tmp_path: Path) -
     expected, num_prompt_tokens = undisturbed(EXACT, model)
     settings = few(tmp_path / "kv") | EXACT | {"num_blocks": 80}
     with running_cluster(worker=settings, model=model) as cluster, Client(cluster.grpc_address) as client:
-        first, *_ = say(client, ASKED)
+        first, *_ = say(client, questions())
         until_nothing_moves(client)
         kill_worker(cluster)
-        again, _, cached = say(client, ASKED)
+        again, _, cached = say(client, questions())
         after = until_nothing_moves(client).disk
     assert [first, again] == [expected, expected]
     assert after.fetched > 40
@@ -70,9 +69,9 @@ def test_both_ranks_get_their_parts_back_from_host_memory() -> None:
     ranks = {"tensor_parallel_size": 2} | EXACT
     expected, num_prompt_tokens = undisturbed(ranks)
     with running_cluster(worker=FEW | ranks) as cluster, Client(cluster.grpc_address) as client:
-        first, *_ = say(client, ASKED)
+        first, *_ = say(client, questions())
         held = until_nothing_moves(client).host_memory
-        again, _, cached = say(client, ASKED)
+        again, _, cached = say(client, questions())
         after = until_nothing_moves(client).host_memory
     assert [first, again] == [expected, expected]
     assert held.held > 60, "more than the device has"

@@ -16,6 +16,7 @@ from quire.params import SamplingParams
 from quire.shared.pb.admin.v1 import admin_pb2
 from tests.admin import admin_of, calling
 from tests.e2e.conftest import running_cluster
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -57,5 +58,8 @@ async def test_streams_go_on_to_their_end(cluster: Cluster, roles: tuple[str, ..
             assert "".join(delta.text for delta in deltas) == "".join(whole)
             assert deltas[-1].finish_reason == "length"
         await client.close()
-        while any(process.restarts == restarts or not process.ready.is_set() for process, _, restarts in before):
-            await asyncio.sleep(0.02)
+        await eventually(
+            lambda: (
+                not any((process.restarts == restarts or not process.ready.is_set() for process, _, restarts in before))
+            )
+        )

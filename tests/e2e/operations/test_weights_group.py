@@ -21,6 +21,7 @@ from quire.cluster import Cluster
 from quire.shared.errors import FailedPrecondition, InvalidArgument, Unavailable
 from quire.shared.pb.admin.v1 import admin_pb2
 from tests.e2e.conftest import running_cluster
+from tests.e2e.operations.odd_tensors import with_odd
 from tests.e2e.operations.test_weights import GREEDY, NORM, PROMPT, SETTINGS, folder_of, fresh, shake
 
 Tensors = dict[str, torch.Tensor]
@@ -174,16 +175,13 @@ def test_a_trainer_that_is_killed_in_the_middle_changes_nothing(
     assert answers(client) == {("again", tuple(fresh(folders / "step-1")))}
 
 
-def test_a_trainer_that_sends_too_little_is_told_after_the_time(
-    client: Client, folders: Path, later: Tensors, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before, send = answers(client), WeightsUpdateGroup._send
+def test_a_trainer_that_sends_too_little_is_told_after_the_time(client: Client, folders: Path, later: Tensors) -> None:
+    before = answers(client)
     group = patiently(lambda: WeightsUpdateGroup(client, backend="gloo"))
-    group._timeout_s = 1.0
-    left = [*later.values()][-1]
-    monkeypatch.setattr(group, "_send", lambda tensor, asked: tensor is left or send(group, tensor, asked))
+    group.timeout_s = 1.0
+    less = with_odd(later, [*later][-1], lambda _: None)
     with pytest.raises(Unavailable, match=r"did not come within 1 s"):
-        group.update(later.items(), "never")
+        group.update(less.items(), "never")
     assert answers(client) == before
     with pytest.raises(InvalidArgument, match="the group has ended"):
         group.update(later.items(), "never")
@@ -195,13 +193,11 @@ def test_a_trainer_that_sends_too_little_is_told_after_the_time(
 )
 def test_a_tensor_of_another_size_is_seen(client: Client, later: Tensors, change: Any, said: str) -> None:
     """More bytes than were announced, at which gloo ends its process, and fewer."""
-    before, send = answers(client), WeightsUpdateGroup._send
+    before = answers(client)
     group = patiently(lambda: WeightsUpdateGroup(client, backend="gloo"))
-    group._send = lambda tensor, asked: send(  # type: ignore[method-assign]
-        group, change(tensor) if tensor is later[NORM] else tensor, asked
-    )
+    odd = with_odd(later, NORM, change)
     with pytest.raises(InvalidArgument, match=rf"{NORM} \(tensor \d+ of \d+\): the trainer has sent {said} bytes"):
-        group.update(later.items(), "never")
+        group.update(odd.items(), "never")
     assert answers(client) == before
     group.close()
 
@@ -285,10 +281,9 @@ def test_two_ranks_of_a_worker_and_another_update(folders: Path, trained: Tensor
             with pytest.raises(FailedPrecondition, match="level: the weights were broadcast"):
                 client.sleep(2)
             assert not client.is_sleeping()
-            send = WeightsUpdateGroup._send
-            group._send = lambda tensor, asked: tensor is later[NORM] or send(group, tensor, asked)  # type: ignore[method-assign]
+            less = with_odd(later, NORM, lambda _: None)
             with pytest.raises(InvalidArgument, match=rf"{NORM} .* the trainer has sent more bytes"):
-                group.update(later.items(), "never")  # one is left out, and a larger one comes in its place
+                group.update(less.items(), "never")  # one is left out, and a larger one comes in its place
         assert client.generate(PROMPT, GREEDY)[0].outputs == after.outputs
         client.update_weights_from_tensor(trained.items(), "streamed")
         assert client.generate(PROMPT, GREEDY)[0].outputs[0].token_ids == fresh(folders / "step-1")

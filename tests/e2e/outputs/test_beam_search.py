@@ -15,6 +15,7 @@ from quire.client import Client
 from quire.cluster import Cluster
 from quire.shared.errors import InvalidArgument
 from quire.shared.pb.admin.v1 import admin_pb2
+from tests.waiting import eventually
 
 PROMPTS = ["Once upon a time there was", "The lighthouse keeper", "What a"]
 EOS = {0, 2}
@@ -109,11 +110,9 @@ async def test_a_client_that_leaves_frees_all_beams(cluster: Cluster, client: Cl
     own = AsyncClient(cluster.grpc_address)
     task = asyncio.ensure_future(own.generate(PROMPTS[0], params))
     async with asyncio.timeout(60):
-        while work_of(client)[0] < 8:
-            await asyncio.sleep(0.02)
+        await eventually(lambda: work_of(client)[0] >= 8)
         task.cancel()
-        while any(work_of(client)):
-            await asyncio.sleep(0.02)
+        await eventually(lambda: not any(work_of(client)))
     await own.close()
 
 

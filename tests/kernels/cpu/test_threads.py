@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
+from os import _exit
 from pathlib import Path
 
 import pytest
@@ -47,7 +48,7 @@ def test_a_forked_child_computes(layer):
     expected = want.numpy().tobytes()
     child = os.fork()
     if child == 0:  # nothing of torch's that has threads: they do not survive a fork
-        os._exit(0 if cpu.linear(x, packed).numpy().tobytes() == expected else 1)
+        _exit(0 if cpu.linear(x, packed).numpy().tobytes() == expected else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import socket
-import time
 from pathlib import Path
 
 import httpx
@@ -21,6 +20,7 @@ from quire.cluster.metrics_ports import MetricsPorts
 from quire.metrics import Counter, Gauge, Histogram, Metric
 from quire.shared.errors import FailedPrecondition
 from tests.ports import quiet_port
+from tests.waiting import until
 
 PATIENCE_S = 60.0
 FEW_BLOCKS = {"worker": {"num_blocks": 300}}
@@ -104,13 +104,9 @@ def test_a_service_that_is_away_is_said_to_be_so_and_comes_back_on_its_port() ->
         assert samples(cluster.metrics.text())[UP, "worker-0"] == 0, "others are not held up for ever"
         worker.signal(signal.SIGKILL)
         worker.signal(signal.SIGCONT)
-        deadline = time.monotonic() + 2 * PATIENCE_S
-        while not worker.restarts or not worker.ready.is_set():
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        until(lambda: worker.restarts and worker.ready.is_set(), 2 * PATIENCE_S)
         assert worker.addresses["metrics"] == before
-        while samples(cluster.metrics.text())[UP, "worker-0"] != 1:
-            assert time.monotonic() < deadline
+        until(lambda: samples(cluster.metrics.text())[UP, "worker-0"] == 1, 2 * PATIENCE_S)  # type: ignore[union-attr]
 
 
 def test_ports_are_one_behind_the_other_unless_nobody_asked_and_one_is_taken() -> None:

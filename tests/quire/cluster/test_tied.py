@@ -6,12 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from quire.cluster import tied
+from tests.waiting import has_ended, until
 
 LAUNCHER = """
 import sys, time
@@ -33,17 +33,13 @@ def starts(*command: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, tied.__file__, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
-def ends(pid: int) -> bool:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except (FileNotFoundError, ProcessLookupError):
-            return True
-        if state == "Z":  # of a launcher that nobody waits for
-            return True
-        time.sleep(0.01)
-    return False
+def is_read(pipe: int) -> bool:
+    """Returns whether a process holds the pipe's other end."""
+    try:
+        os.write(pipe, b"x")
+    except BrokenPipeError:
+        return False
+    return True
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
@@ -55,7 +51,7 @@ def test_the_redis_of_a_cluster_ends_with_a_launcher_that_is_killed(tmp_path: Pa
         os.kill(redis, 0)
         launcher.send_signal(signal.SIGKILL)
         launcher.wait()
-        assert ends(redis)
+        until(lambda: has_ended(redis), what="Redis runs on")
 
 
 def test_a_program_that_does_not_listen_is_killed() -> None:
@@ -78,11 +74,5 @@ def test_what_watches_ends_with_the_program() -> None:
     with program:
         assert program.stdout.read() == b"end", "what it reads is nothing, not the launcher's pipe"
         assert program.wait(20) == 3
-        deadline = time.monotonic() + 60
-        while True:  # nobody else holds the pipe's other end
-            try:
-                os.write(program.stdin.fileno(), b"x")
-            except BrokenPipeError:
-                break
-            assert time.monotonic() < deadline, "somebody still watches"
-            time.sleep(0.01)
+        pipe = program.stdin.fileno()
+        until(lambda: not is_read(pipe), what="somebody still watches")

@@ -23,6 +23,7 @@ from quire.shared.rpc.admin_pass import AdminPass
 from quire.shared.settings import FrontendSettings
 from tests.admin import Admin, calling
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler
+from tests.waiting import eventually
 
 # Of clients that speak plain HTTP: one of their own would read all certificates of this machine each time.
 NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -54,38 +55,32 @@ class Running:
         return len(self.frontend.core.client.usable_sessions)
 
     async def until_sessions(self, count: int) -> None:
-        async with asyncio.timeout(60):
-            while self.num_usable_sessions != count:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: self.num_usable_sessions == count)
 
     async def until_view(self, holds: Callable[[pb.ClusterView], bool]) -> None:
         """Of all schedulers: what they told last."""
-        async with asyncio.timeout(60):
-            while not all(holds(session.view) for session in self.frontend.core.client._sessions):
-                await asyncio.sleep(0.005)
+        await eventually(lambda: all(holds(session.view) for session in self.frontend.core.client.sessions))
 
     async def until_open(self, is_open: bool) -> None:
         """Until there is a session, or none."""
-        async with asyncio.timeout(60):
-            while self.frontend.core.client.is_open != is_open:
-                await asyncio.sleep(0.005)
+        await eventually(lambda: self.frontend.core.client.is_open == is_open)
 
     async def until_idle(self, **shown: str) -> None:
         """Until no call has a place: an answer is read a moment before its place is given back. `shown`: headers."""
-        async with asyncio.timeout(60):
-            while (await self.http.get("/load", headers=shown)).json() != {"server_load": 0}:
-                await asyncio.sleep(0.005)
+        await eventually(
+            lambda: self.http.get("/load", headers=shown), lambda found: found.json() == {"server_load": 0}
+        )
 
     @property
     def live(self) -> list[Sequence]:
         """Of all sessions."""
-        return [sequence for session in self.frontend.core.client._sessions for sequence in session.live.values()]
+        return [sequence for session in self.frontend.core.client.sessions for sequence in session.live.values()]
 
     def has_heard(self, script: ScriptedScheduler) -> bool:
         """Whether every token that the script has said has come here."""
         live = {
             (session.epoch, sequence_id): len(sequence.tokens)
-            for session in self.frontend.core.client._sessions
+            for session in self.frontend.core.client.sessions
             for sequence_id, sequence in session.live.items()
         }
         return all(
@@ -97,9 +92,7 @@ class Running:
 
     async def until_heard(self, script: ScriptedScheduler) -> None:
         """By then the script is to be paused."""
-        async with asyncio.timeout(60):
-            while not self.has_heard(script):
-                await asyncio.sleep(0.005)
+        await eventually(lambda: self.has_heard(script))
 
     def keep_in_step(self, script: ScriptedScheduler) -> None:
         """The script says nothing new before its last words have been taken by whoever writes them to their client:
@@ -163,10 +156,12 @@ async def _serve(frontend: Frontend) -> None:
 
 async def _until_health(started: Running, statuses: Collection[int]) -> None:
     """Polls, as whoever starts a real process has to."""
-    status = None
-    async with asyncio.timeout(60):
-        while statuses and status not in statuses:
-            try:
-                status = (await started.http.get("/health")).status_code
-            except httpx.ConnectError:
-                await asyncio.sleep(0.01)
+
+    async def status() -> int:
+        try:
+            return (await started.http.get("/health")).status_code
+        except httpx.ConnectError:
+            return 0
+
+    if statuses:
+        await eventually(status, lambda found: found in statuses)

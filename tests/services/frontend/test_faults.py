@@ -29,6 +29,7 @@ from quire.shared.pb.inference.v1 import inference_pb2 as pb
 from tests.faults import Faults
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
+from tests.waiting import eventually, loop_turns
 
 pytestmark = [
     pytest.mark.timeout(7200 if os.environ.get("QUIRE_FAULTS") == "all" else 600),
@@ -222,26 +223,26 @@ def left_behind(frontend: Running) -> dict[str, Any]:
     """What is held for requests, by kind; only what is not zero."""
     parts = frontend.frontend
     client, admission = parts.core.client, parts.door.admission
-    sessions = client._sessions
-    pace = parts.core.generator._pace
+    sessions = client.sessions
+    pace = parts.core.generator.pace
     held = {
         "places": admission.num_samples,
         "tokens": admission.num_tokens,
         "live": sum(len(session.live) for session in sessions),
         "load": sum(session.num_tokens_since_view for session in sessions),
-        "waiting": len(client._room) + len(client._room._stay_of),
-        "refused": len(client._refused) + len(client._refused._stay_of),
-        "writing": pace._num_writing + len(pace._waiting),
-        "turns": len(parts.door.calls.turns._waiting),
+        "waiting": len(client.room) + client.room.num_sequences,
+        "refused": len(client.refused) + client.refused.num_sequences,
+        "writing": pace.num_writing + len(pace.waiting),
+        "turns": len(parts.door.calls.turns.waiting),
     }
     return {kind: number for kind, number in held.items() if number}
 
 
 async def until_nothing_is_left(script: ScriptedScheduler, frontend: Running, where: str) -> None:
     try:
-        async with asyncio.timeout(PATIENCE_S):
-            while left_behind(frontend) or script.num_running or not frontend.num_usable_sessions:
-                await asyncio.sleep(0.002)
+        await eventually(
+            lambda: not left_behind(frontend) and (not script.num_running) and frontend.num_usable_sessions
+        )
     except TimeoutError:
         raise AssertionError(f"{left_behind(frontend)}, {script.num_running} run, after a fault at {where}") from None
 
@@ -277,8 +278,7 @@ async def test_a_client_that_leaves_at_any_moment_leaves_nothing_behind(folder: 
         stay = 0
         while stay < 400:
             asking = asyncio.create_task(WAYS[way](frontend))  # type: ignore[arg-type]
-            for _ in range(stay):
-                await asyncio.sleep(0)
+            await loop_turns(stay)
             if asking.done():
                 break
             asking.cancel()

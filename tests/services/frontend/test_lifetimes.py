@@ -15,6 +15,7 @@ from quire.shared.pb.inference.v1 import inference_pb2
 from quire.shared.pb.scheduler.v1 import scheduler_pb2 as pb
 from tests.services.frontend.running import running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
+from tests.waiting import eventually
 
 
 @pytest.mark.parametrize("name", ["\\ud800", "a\\u0000b", "a\\nb", "\\u2028", "a" * 257])
@@ -71,8 +72,6 @@ async def test_those_who_wait_for_a_worker_are_forgotten_when_they_leave(folder:
         await frontend.until_sessions(0)
         client = frontend.frontend.core.client
         async with asyncio.timeout(60):
-            while client.num_waiting != 3:
-                await asyncio.sleep(0.005)
+            await eventually(lambda: client.num_waiting == 3)
             call.cancel()
-            while client.num_waiting or frontend.frontend.door.admission.num_samples:
-                await asyncio.sleep(0.005)
+            await eventually(lambda: not client.num_waiting and (not frontend.frontend.door.admission.num_samples))

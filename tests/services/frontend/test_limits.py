@@ -27,6 +27,7 @@ from tests.services.frontend.load import burst, overload
 from tests.services.frontend.load.overload import at
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
+from tests.waiting import eventually
 
 LONG = pb.GenerateRequest(text="x", sampling=sampling_pb2.SamplingParams(max_tokens=60, ignore_eos=True, seed=1))
 
@@ -133,9 +134,7 @@ async def test_draining_finishes_what_runs_and_refuses_the_rest(folder: Path, by
             await frontend.admin.Drain(admin_pb2.DrainRequest())
         else:
             frontend.shutdown.request()
-        async with asyncio.timeout(60):
-            while (await frontend.http.get("/health")).status_code == 200:
-                await asyncio.sleep(0.005)
+        await eventually(lambda: frontend.http.get("/health"), lambda found: found.status_code != 200)
         health = await health_pb2_grpc.HealthStub(frontend.channel).Check(health_pb2.HealthCheckRequest())
         refused_http = await frontend.http.post("/v1/completions", json=body)
         with pytest.raises(grpc.aio.AioRpcError) as refused_grpc:
@@ -277,9 +276,7 @@ async def test_who_finds_no_place_hears_of_it_before_those_who_have_one_are_serv
         callers = [socket.create_connection((host, int(port))) for _ in range(100)]  # nobody is let in meanwhile
         for caller in callers:
             caller.sendall(sent)
-        async with asyncio.timeout(60):
-            while happened.count("refused") + happened.count("prepared") < 100:
-                await asyncio.sleep(0.005)
+        await eventually(lambda: happened.count("refused") + happened.count("prepared") >= 100)
         for caller in callers:
             caller.close()
     assert happened.count("refused") == 84

@@ -12,6 +12,7 @@ from google.protobuf.message import Message
 from quire.services.scheduler.core.limits import CoreLimits
 from quire.services.scheduler.core.plan import Admission, BeamMove, StepPlan, StepResult
 from quire.services.scheduler.core.sequences.sequence import Sequence
+from quire.services.scheduler.core.sequences.tokens import SequenceTokens
 from quire.services.scheduler.values.payload import Payload
 from quire.shared import columns
 from quire.shared.errors import InvalidArgument, to_proto
@@ -103,9 +104,9 @@ class WorkerPeer:
 
     async def _read(self) -> None:
         async for message in self.link.messages():
-            await self._take(message)
+            await self.take(message)
 
-    async def _take(self, message: worker_pb2.AttachResponse) -> None:
+    async def take(self, message: worker_pb2.AttachResponse) -> None:
         kind = message.WhichOneof("message")
         if kind == "welcome":
             self.epoch = message.welcome.epoch
@@ -140,7 +141,7 @@ class WorkerPeer:
             await self.hold.wait()
         await asyncio.sleep(self.step_s)
         if not self.falls_silent:
-            self.link.send(worker_pb2.AttachRequest(result=self._result(result)))
+            self.link.send(worker_pb2.AttachRequest(result=self.result(result)))
             self.num_results += 1
         self.falls_silent = self.falls_silent or self.wrong
 
@@ -201,7 +202,7 @@ class WorkerPeer:
                 self.fetched.append(message.piece)
             return bool(self.fetched) and self.fetched[-1].HasField("end")
 
-    def _result(self, result: StepResult) -> worker_pb2.StepResult:
+    def result(self, result: StepResult) -> worker_pb2.StepResult:
         wire = worker_pb2.StepResult(
             epoch=self.epoch, step_id=result.step_id, token_ids=columns.i32_bytes(result.token_ids)
         )
@@ -275,7 +276,7 @@ def _plan(wire: worker_pb2.StepPlan, paper: PaperWorker) -> StepPlan:
 
 def _admission(wire: worker_pb2.Admission) -> Admission:
     asked = wire.prompt_logprobs_from
-    nobody = Sequence(wire.sequence_key, 0, 0, bytearray(), wire.num_prompt_tokens, 0, prompt_logprobs_from=asked)
+    nobody = Sequence(wire.sequence_key, 0, 0, SequenceTokens(), wire.num_prompt_tokens, 0, prompt_logprobs_from=asked)
     nobody.is_beam = wire.HasField("num_logprobs")
     nobody.payload = Payload(wire.params, num_logprobs=wire.num_logprobs)
     return Admission(wire.slot, nobody, wire.token_ids, wire.num_cached_tokens)
@@ -357,10 +358,10 @@ class FrontendPeer:
                 if message.HasField("cluster"):
                     self.view = message.cluster
                 elif message.HasField("tokens"):
-                    self._take(message.tokens)
+                    self.take(message.tokens)
                 self.changed.notify_all()
 
-    def _take(self, batch: scheduler_pb2.TokenBatch) -> None:
+    def take(self, batch: scheduler_pb2.TokenBatch) -> None:
         for started in batch.started:
             assert started.sequence_id not in self.cached
             self.cached[started.sequence_id] = started.num_cached_tokens

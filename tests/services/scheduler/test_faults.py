@@ -90,7 +90,7 @@ class Desk:
         self.cluster.attach(replica)
         return replica
 
-    def _take(self, message: pb.SessionResponse) -> None:
+    def take(self, message: pb.SessionResponse) -> None:
         self.ended += [(finished.sequence_id, finished.reason) for finished in message.tokens.finished]
 
     def submit(self, first_id: int, **asked: Any) -> None:
@@ -117,7 +117,7 @@ class Desk:
         cluster = self.cluster
         held: dict[str, Any] = {
             "places": len(cluster._live.of(OWNER)),
-            "replica_of": len(cluster.assignments._replica_of),
+            "replica_of": cluster.assignments.num_placed,
             "unassigned": len(cluster.assignments.unassigned),
         }
         if self.replica is not None:

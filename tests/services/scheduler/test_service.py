@@ -36,6 +36,7 @@ from tests.services.scheduler.conftest import make_limits
 from tests.services.scheduler.core.beam.test_beams import exhaustive
 from tests.services.scheduler.paper_worker import EOS, VOCAB, oracle
 from tests.services.scheduler.scripted_peers import HEARTBEATS, FrontendPeer, WorkerPeer, layout
+from tests.waiting import eventually, loop_turns
 
 LIMITS = make_limits(num_blocks=64, block_size=4, max_num_seqs=8, max_num_batched_tokens=64, max_model_len=200)
 PROMPTS = [[7, i, 3, i, i + 1, 9, 2, 8, 1] for i in range(8)]
@@ -77,9 +78,7 @@ class Bench:
 
     async def until_idle(self, worker: str) -> None:
         """An ended sequence's blocks are given back with the last step that names its slot."""
-        async with asyncio.timeout(60):
-            while (await self.status())[worker].blocks.used:
-                await asyncio.sleep(0.02)
+        await eventually(self.status, lambda found: not found[worker].blocks.used)
 
     async def close(self) -> None:
         for peer in self.frontends:
@@ -147,7 +146,7 @@ async def most_in_a_turn(counted: list[object], happened: Callable[[], bool]) ->
     most = before = 0
     async with asyncio.timeout(60):
         while not happened():
-            await asyncio.sleep(0)
+            await loop_turns()
             most, before = max(most, len(counted) - before), len(counted)
     return most
 
@@ -157,7 +156,7 @@ async def test_what_one_frontend_sends_at_once_is_taken_in_portions(
     start: Start, together: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted: list[object] = []
-    for owner, verb in ((WorkerCluster, WorkerCluster.cancel), (Assignments, Assignments._place)):
+    for owner, verb in ((WorkerCluster, WorkerCluster.cancel), (Assignments, Assignments.place)):
         counting = lambda self, *given, _verb=verb: (counted.append(given), _verb(self, *given))[1]  # noqa: E731
         monkeypatch.setattr(owner, verb.__name__, counting)
     bench = await start()
@@ -305,9 +304,7 @@ async def test_a_result_of_another_epoch_ends_the_session(start: Start) -> None:
 async def test_a_worker_with_nothing_to_do_is_there_as_long_as_its_heart_beats(start: Start) -> None:
     bench = await start(heartbeat_interval_ms=50)
     worker = await bench.worker(heartbeat_s=0.05)
-    async with asyncio.timeout(60):
-        while worker.num_heartbeats < 3 * SILENCE_FACTOR:
-            await asyncio.sleep(0.05)
+    await eventually(lambda: worker.num_heartbeats >= 3 * SILENCE_FACTOR)
     assert not worker.task.done()  # type: ignore[attr-defined]
     assert (await bench.status())["w0"].epoch == worker.epoch
 
@@ -637,9 +634,9 @@ async def test_health_fails_while_steps_do_not_advance(start: Start, monkeypatch
         health = health_pb2_grpc.HealthStub(channel)
 
         async def becomes(status: int) -> None:
-            async with asyncio.timeout(60):
-                while (await health.Check(health_pb2.HealthCheckRequest())).status != status:
-                    await asyncio.sleep(0.05)
+            await eventually(
+                lambda: health.Check(health_pb2.HealthCheckRequest()), lambda found: found.status == status
+            )
 
         await becomes(health_pb2.HealthCheckResponse.NOT_SERVING)
         assert (await bench.status())["w0"].state == admin_pb2.STATE_STALLED

@@ -18,10 +18,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from quire.services.worker.codec.step_codec import decode_plan, encode_result
 from quire.services.worker.replica.replica import Replica
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from tests.services.worker import checkpoints
 from tests.services.worker.no_model import leave_out_forward
+from tests.services.worker.parts import runner_of
 from tests.services.worker.plans import New, PaperScheduler
 from tests.services.worker.rig import Rig
 
@@ -49,12 +51,12 @@ class Bytecodes:
 def measure(replica: Replica, wire: bytes, read: Callable[[], float]) -> tuple[float, ...]:
     """By `read`, for decoding the plan, launch, result, record."""
     marks = [read()]
-    plan = pb.StepPlan.FromString(wire)
+    plan = decode_plan(pb.StepPlan.FromString(wire))
     marks.append(read())
     flight = replica.launch(plan)
     marks.append(read())
     outcome = flight.launch.wait()
-    flight.result(outcome, wait_us=0).SerializeToString()
+    encode_result(flight.result(outcome, wait_us=0)).SerializeToString()
     marks.append(read())
     replica.record(flight, outcome)
     marks.append(read())
@@ -67,7 +69,7 @@ def main(num_seqs: int, *, bytecodes: bool) -> None:
         num_blocks, most = 40 * num_seqs, 16 * num_seqs
         made = checkpoints.make("qwen3-tied", Path(folder), max_position_embeddings=1024)
         rig = Rig(made.folder, block_size=16, num_blocks=num_blocks, max_num_seqs=num_seqs, max_num_batched_tokens=most)
-    del rig.replica._runner.sampler.sample  # the recording one
+    del runner_of(rig.replica).sampler.sample  # the recording one
     leave_out_forward(rig.replica)
     paper = PaperScheduler(16, num_blocks)
     plans = [paper.plan([New(slot, PROMPT) for slot in range(num_seqs)], dict.fromkeys(range(num_seqs), 16))]

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from quire.services.worker.replica.replica import Replica
+from tests.services.worker.parts import runner_of
 
 Choose = Callable[[int], torch.Tensor]  # a token for each of so many rows
 
@@ -37,6 +38,6 @@ def leave_out_forward(replica: Replica, choose: Choose = ones) -> None:
     def sample(logits: torch.Tensor, *_parameters: object) -> torch.Tensor:
         return choose(len(logits))
 
-    runner = replica._runner
+    runner = runner_of(replica)
     runner.use_model(NoModel(replica.vocab_size))
     runner.sampler.vocabulary.sample = sample  # type: ignore[method-assign]

@@ -12,6 +12,7 @@ from quire.services.worker.ranks.follower import RankReplica
 from quire.services.worker.ranks.seat import Seat
 from quire.services.worker.sampling.sampler import Sampler
 from quire.shared.settings import WorkerSettings
+from tests.services.worker.parts import runner_of
 
 Keep = Callable[[torch.Tensor, Any], None]  # of whole rows, and their slots
 
@@ -30,5 +31,5 @@ def record(sampler: Sampler, keep: Keep) -> None:
 
 def build(build_part: Callable[..., RankReplica], settings: WorkerSettings, seat: Seat) -> RankReplica:
     part = build_part(settings, seat)
-    record(part.replica._runner.sampler, lambda logits, slots: None)
+    record(runner_of(part.replica).sampler, lambda logits, slots: None)
     return part

@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from quire.services.worker.codec.step_codec import decode_plan
 from quire.shared import columns
 from quire.shared.pb.common.v1 import sampling_pb2
 from tests.services.worker import checkpoints
 from tests.services.worker.checkpoints import FAMILIES, Checkpoint
 from tests.services.worker.lora import peft_folders
 from tests.services.worker.models.test_logits import error, prompt
+from tests.services.worker.parts import chunk_graphs_of, decode_graphs_of
 from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig
 from tests.services.worker.step.test_beam_moves import Search, check
@@ -103,7 +105,7 @@ def test_chunks_in_graphs_give_the_same_tokens(checkpoint: Make, family: str) ->
         cuda_rig(made, record_logits=False, max_num_seqs=16, num_blocks=600, **WAYS[way])
         for way in ("chunks in graphs", "eager")
     ]
-    assert rigs[0].replica._runner.recordings.chunks.count > 0
+    assert chunk_graphs_of(rigs[0].replica).count > 0
     for slot in range(12):
         sampling, count = SAMPLINGS[slot % 2], 7 * slot + 3
         for rig in rigs:
@@ -116,7 +118,7 @@ def test_chunks_in_graphs_give_the_same_tokens(checkpoint: Make, family: str) ->
         rig.step([New(3, prompt(40, 99)), New(4, prompt(1, 98))], {3: 40, 4: 1})
         rig.step()
     assert [rigs[0].tokens(slot) for slot in range(12)] == [rigs[1].tokens(slot) for slot in range(12)]
-    assert rigs[0].replica._runner.recordings.chunks.count > 0
+    assert chunk_graphs_of(rigs[0].replica).count > 0
 
 
 @pytest.mark.parametrize("family", ["qwen3-tied", "qwen3-moe-tied", "qwen3-moe-some-layers"])
@@ -163,7 +165,7 @@ def test_rows_behind_one_prefix(tmp_path: Path) -> None:
     rig.step(later, {i: 3 * i for i in range(1, 12)})
     for _ in range(4):
         rig.step()
-    assert any(shared for _, shared, _ in rig.replica._runner.recordings.decodes._graphs)
+    assert any(shared for _, shared, _ in decode_graphs_of(rig.replica)._graphs)
     assert max(error(rig, made, slot) for slot in (0, 1, 11)) < MAX_ERROR
 
 
@@ -232,7 +234,7 @@ def test_steps_overlap(checkpoint: Make, way: dict[str, object]) -> None:
     first = list(rig.scheduler.sampling)
     plans.append(rig.scheduler.plan([New(1, prompt(9, 3))], {1: 9}, released=[1]))
     plans += [rig.scheduler.plan() for _ in range(10)]
-    flights = [rig.replica.launch(plan) for plan in plans]
+    flights = [rig.replica.launch(decode_plan(plan)) for plan in plans]
     tokens: dict[int, list[int]] = {0: [], 1: []}
     for flight, slots in zip(flights, first + rig.scheduler.sampling[len(first) :], strict=True):
         outcome = flight.launch.wait()

@@ -24,6 +24,7 @@ from quire.shared.security import secret_file
 from quire.shared.settings import Tls
 from tests.ports import quiet_port
 from tests.redis_server import RedisServer
+from tests.waiting import eventually, loop_turns
 
 HASHES = [bytes([i]) * 32 for i in range(5)]
 BLOCKS = BlockKeys("{quire:model:fingerprint:16}")
@@ -128,8 +129,7 @@ async def cluster(folder: Path) -> Urls:
         client = redis.Redis(port=node.port)
         for start in range(0, 16384, 4096):
             client.execute_command("CLUSTER", "ADDSLOTS", *range(start, start + 4096))
-        while b"cluster_state:ok" not in client.execute_command("CLUSTER", "INFO", NEVER_DECODE=True):
-            await asyncio.sleep(0.05)
+        await eventually(lambda: b"cluster_state:ok" in client.execute_command("CLUSTER", "INFO", NEVER_DECODE=True))
         client.close()
         yield f"redis+cluster://127.0.0.1:{node.port}"
 
@@ -165,8 +165,7 @@ async def test_connections_that_died_while_they_were_idle_are_not_used(tmp_path:
         await asyncio.gather(*(client.blpop(f"none-{i}", 0.1) for i in range(4)))
         started.stop()
         started.start()
-        for _ in range(20):  # turns of the loop, which hears of it in the first
-            await asyncio.sleep(0)
+        await loop_turns(20)  # turns of the loop, which hears of it in the first
         found = await asyncio.gather(*(client.get("none") for _ in range(4)), return_exceptions=True)
         await client.aclose()
     assert found == [None] * 4

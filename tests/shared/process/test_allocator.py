@@ -15,7 +15,7 @@ from quire.cluster.options import ServiceSpec
 from quire.cluster.process import ServiceProcess
 from quire.shared.process import allocator
 from tests.deploy import dockerfile
-from tests.deploy.test_dockerfiles import DOCKERFILES
+from tests.deploy.test_dockerfiles import DOCKERFILE
 
 pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
 
@@ -80,9 +80,8 @@ def test_who_has_decided_otherwise_is_obeyed() -> None:
 
 @pytest.mark.parametrize("role", allocator.SMALL)
 def test_images_have_the_same(role: str) -> None:
-    stages = [stage for stage in dockerfile.read(DOCKERFILES[role]) if "QUIRE_CONFIG" in stage.environment]
-    assert stages
-    for stage in stages:
+    for name in {"worker": ("worker", "worker-cuda")}.get(role, (role,)):
+        stage = dockerfile.target(DOCKERFILE, name)
         assert stage.environment[allocator.VARIABLE] == allocator.environment(role, {})[allocator.VARIABLE]
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from quire.shared.errors import Internal
 from quire.shared.process import lifecycle
+from tests.waiting import forever, loop_turns
 
 
 async def test_what_loses_a_cancellation_is_cancelled_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,13 +20,13 @@ async def test_what_loses_a_cancellation_is_cancelled_again(monkeypatch: pytest.
 
     async def loses_one() -> None:
         try:
-            await asyncio.sleep(60)
+            await forever()
         except asyncio.CancelledError:
             lost.append(True)
-        await asyncio.sleep(60)
+        await forever()
 
     async def ends() -> None:
-        await asyncio.sleep(0.01)
+        await loop_turns(3)
 
     async with asyncio.timeout(60):
         await lifecycle.first(loses_one(), ends())
@@ -37,7 +38,7 @@ async def test_what_the_first_raises_is_raised() -> None:
         raise Internal("broken")
 
     with pytest.raises(Internal, match="broken"):
-        await lifecycle.first(asyncio.sleep(60), fails())
+        await lifecycle.first(forever(), fails())
 
 
 async def test_a_cancellation_that_nobody_asked_for_is_an_error() -> None:
@@ -45,7 +46,7 @@ async def test_a_cancellation_that_nobody_asked_for_is_an_error() -> None:
         raise asyncio.CancelledError
 
     with pytest.raises(Internal, match="nobody here asked"):
-        await lifecycle.first(asyncio.sleep(60), cancelled_from_within())
+        await lifecycle.first(forever(), cancelled_from_within())
 
 
 async def test_an_error_is_raised_before_a_cancellation_that_came_with_it() -> None:

@@ -9,13 +9,10 @@ import pytest
 
 from quire.shared.errors import FailedPrecondition, Internal
 from quire.shared.process import supervision
-from quire.shared.process.supervision import Tasks, pause, restarted, vital
+from quire.shared.process.supervision import Pauses, Tasks, pause, restarted, vital
+from tests.waiting import eventually, forever
 
-
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervision, "FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr(supervision, "LONGEST_PAUSE_S", 0.002)
+SHORT = Pauses(0.001, 0.002)
 
 
 async def returns() -> None:
@@ -51,9 +48,9 @@ async def test_a_task_that_ends_in_any_way_starts_again(end: Callable[[], Awaita
             await end()
             return
         steady.set()
-        await asyncio.sleep(60)
+        await forever()
 
-    task = asyncio.ensure_future(restarted("work", work))
+    task = asyncio.ensure_future(restarted("work", work, pauses=SHORT))
     await asyncio.wait_for(steady.wait(), 60)
     assert num_starts == 4
     task.cancel()
@@ -64,7 +61,7 @@ async def test_a_task_that_ends_in_any_way_starts_again(end: Callable[[], Awaita
 @pytest.mark.parametrize("end", ENDS)
 async def test_a_task_that_does_not_stay_up_ends_the_process_with_a_reason(end: Callable[[], Awaitable[None]]) -> None:
     with pytest.raises(Internal, match="work ended 11 times in a row"):
-        await restarted("work", end)
+        await restarted("work", end, pauses=SHORT)
 
 
 async def test_a_task_that_others_can_do_without_is_tried_for_ever() -> None:
@@ -78,7 +75,7 @@ async def test_a_task_that_others_can_do_without_is_tried_for_ever() -> None:
             tried.set()
         raise ValueError("no")
 
-    task = asyncio.ensure_future(restarted("work", work, is_needed=False))
+    task = asyncio.ensure_future(restarted("work", work, is_needed=False, pauses=SHORT))
     await asyncio.wait_for(tried.wait(), 60)
     assert not task.done()
     task.cancel()
@@ -89,7 +86,7 @@ async def test_what_no_restart_can_mend_is_raised() -> None:
         raise FailedPrecondition("another model")
 
     with pytest.raises(FailedPrecondition, match="another model"):
-        await restarted("work", misfit)
+        await restarted("work", misfit, pauses=SHORT)
 
 
 @pytest.mark.parametrize("end", [returns, is_cancelled_from_within, awaits_what_is_cancelled])
@@ -109,7 +106,7 @@ async def test_a_pause_ends_what_was_cancelled_in_vain_before() -> None:
         while True:
             begins.set()
             try:
-                await asyncio.sleep(60)
+                await forever()
             except asyncio.CancelledError:
                 begins.clear()
             await pause(0)
@@ -123,10 +120,9 @@ async def test_a_pause_ends_what_was_cancelled_in_vain_before() -> None:
 
 async def test_tasks_end_with_their_owner() -> None:
     tasks = Tasks()
-    sleeper = tasks.start("sleeper", asyncio.sleep(60))
+    sleeper = tasks.start("sleeper", forever())
     tasks.start("short", returns())
-    await asyncio.sleep(0.01)
-    assert len(tasks) == 1
+    await eventually(lambda: len(tasks) == 1)
     await tasks.close()
     assert sleeper.cancelled()
     assert len(tasks) == 0

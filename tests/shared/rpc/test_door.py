@@ -11,6 +11,7 @@ import pytest
 
 from quire.shared.pb.worker.v1.worker_pb2 import AttachResponse
 from quire.shared.rpc.trust import ServiceDoor
+from tests.waiting import loop_turns
 
 PATIENCE_S = 60.0
 METHOD = "/peer/Talk"
@@ -20,7 +21,7 @@ async def test_a_caller_hears_why_its_session_ends_also_if_the_first_message_to_
     async def talk(_messages: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         await ServiceDoor(None, "scheduler s0").admit(context, AttachResponse, "Talk")
         first = asyncio.ensure_future(context.write(b"welcome"))
-        await asyncio.sleep(0)
+        await loop_turns()
         first.cancel()
         await asyncio.wait([first])
         assert first.cancelled()

@@ -14,6 +14,7 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from quire.shared.rpc import health
 from quire.shared.rpc.server import LIVENESS, Server
+from tests.waiting import loop_turns
 
 SERVING, NOT_SERVING = pb.HealthCheckResponse.SERVING, pb.HealthCheckResponse.NOT_SERVING
 CHECK, WATCH, LIST = (f"/grpc.health.v1.Health/{name}" for name in ("Check", "Watch", "List"))
@@ -89,4 +90,4 @@ async def test_only_so_many_watch_at_once(monkeypatch: pytest.MonkeyPatch) -> No
                     assert (await watch.read()).status == NOT_SERVING
                     break
                 except grpc.aio.AioRpcError:
-                    await asyncio.sleep(0)
+                    await loop_turns()

@@ -68,7 +68,7 @@ def test_exported_folder_gives_the_networks_logits_in_transformers(tmp_path: Pat
     decoder = GreedyDecoder(load_network(tmp_path, CPU), (END,))
     with torch.inference_mode():
         positions = torch.arange(50)[None]
-        ours = decoder._network.logits(decoder._forward(tokens, positions, decoder._empty_cache(1, 50), None))
+        ours = decoder.network.logits(decoder.forward(tokens, positions, decoder.empty_cache(1, 50), None))
         torch.testing.assert_close(ours, theirs(tokens).logits, atol=2e-5, rtol=1e-4)
 
 
@@ -155,7 +155,7 @@ def test_steps_lower_the_loss(encoder: FastEncoder) -> None:
 def test_an_endless_count_is_trained_without_an_end(encoder: FastEncoder) -> None:
     corpus = Corpus("test", encoder)
     item = next(items("counting", Split.TRAIN, "open"))
-    parts = corpus._cut([(prompt(item.messages), False), (item.expected + "<|im_end|>", True), ("\n", False)])
+    parts = corpus.cut([(prompt(item.messages), False), (item.expected + "<|im_end|>", True), ("\n", False)])
     assert item.expected.startswith(parts[-1][0])
     assert END_OF_TEXT not in parts[-1][0]
 

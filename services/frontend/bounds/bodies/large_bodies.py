@@ -33,9 +33,9 @@ class LargeBodies:
 
     def __init__(self, limits: RequestLimits, room: Callable[[], Room]) -> None:
         """`room`: for one prompt, by what is known now."""
-        self._child = Child(body_probe.__name__, json.dumps(asdict(limits)).encode())
+        self.child = Child(body_probe.__name__, json.dumps(asdict(limits)).encode())
         self._room = room
-        self._thread = ThreadPoolExecutor(1, "large-bodies")
+        self.thread = ThreadPoolExecutor(1, "large-bodies")
         self._turns = SmallestFirst(1)
 
     async def check(self, spool: Spool, kind: str = body_probe.JSON, *, num_json: int | None = None) -> bool:
@@ -67,22 +67,22 @@ class LargeBodies:
     @property
     def pid(self) -> int | None:
         """Of the process, while there is one."""
-        return self._child.pid
+        return self.child.pid
 
     def start(self) -> None:
         """Before anybody needs it."""
-        self._thread.submit(self._child.start)
+        self.thread.submit(self.child.start)
 
     async def _ask(self, question: BodyQuestion, spool: Spool) -> bytes:
         """The file stays until it is answered, though who asks may leave before: the process would else find another
         client's body under the same number, and write into that."""
         with ExitStack() as stack:
             path = stack.enter_context(spool.held())
-            asked = self._thread.submit(self._child.ask, replace(question, path=path).encode())
+            asked = self.thread.submit(self.child.ask, replace(question, path=path).encode())
             held = stack.pop_all()
         asked.add_done_callback(lambda _: held.close())
         return await asyncio.wrap_future(asked)
 
     def close(self) -> None:
-        self._thread.shutdown(wait=False, cancel_futures=True)
-        self._child.close()
+        self.thread.shutdown(wait=False, cancel_futures=True)
+        self.child.close()

@@ -32,14 +32,14 @@ class Conversations:
 
     def __init__(self, introduction: Introduction) -> None:
         self._label = introduction.label
-        self._light = TemplateRunner(introduction, LIGHT)
+        self.light = TemplateRunner(introduction, LIGHT)
         self._heavy = TemplateRunner(introduction, HEAVY)
 
     async def sections(self, prompt: ChatPrompt) -> list[TextSection]:
         """Raises InvalidArgument."""
         try:
             if characters_of(prompt, LIGHT_CHARACTERS) <= LIGHT_CHARACTERS:
-                return await self._light.sections(prompt)
+                return await self.light.sections(prompt)
         except OverBudget:
             log.info("a short conversation takes the chat template long", template=self._label)
         try:
@@ -59,20 +59,20 @@ class Conversations:
     @property
     def pids(self) -> tuple[int | None, int | None]:
         """Of the processes for short and for other conversations, while there are any."""
-        return self._light.pid, self._heavy.pid
+        return self.light.pid, self._heavy.pid
 
     def start(self) -> None:
         """Starts the processes, so that no request waits for it, and logs the shape of messages."""
-        self._light.thread.submit(self._report)
+        self.light.thread.submit(self._report)
         self._heavy.thread.submit(self._begin_heavy)
 
     def shapes(self) -> Mapping[str, MessageShape]:
         """Waits for the shapes of messages that were chosen, by the name of the template. Raises InvalidArgument."""
-        return self._light.thread.submit(self._light.shapes).result()
+        return self.light.thread.submit(self.light.shapes).result()
 
     def _report(self) -> None:
         try:
-            shapes = self._light.shapes()
+            shapes = self.light.shapes()
         except InvalidArgument as error:
             log.error("the chat template cannot be used", template=self._label, reason=error.message)
             return
@@ -86,5 +86,5 @@ class Conversations:
             log.debug("the second process of the chat template cannot use it either", template=self._label)
 
     def close(self) -> None:
-        self._light.close()
+        self.light.close()
         self._heavy.close()

@@ -49,18 +49,18 @@ class Fair:
 
     def __init__(self, options: PolicyOptions = DEFAULTS) -> None:
         self._weights = options.tenant_weights
-        self._tenants: dict[str, TenantAccount] = {}
+        self.tenants: dict[str, TenantAccount] = {}
         # Whose last sequence was taken first comes first.
         self._without_queue: OrderedDict[str, TenantAccount] = OrderedDict()
         self._by_index: dict[int, TenantAccount] = {}
-        self._heap: list[Rank] = []
+        self.heap: list[Rank] = []
         self._num_waits = 0
         self._next_index = 0
         self._waiting = 0
         self._last: TenantAccount | None = None  # whose sequence was taken last
 
     def counter(self, tenant: str) -> float:
-        return self._tenants[tenant].counter
+        return self.tenants[tenant].counter
 
     def push(self, sequence: Sequence) -> None:
         tenant = self._tenant(sequence.tenant)
@@ -82,7 +82,7 @@ class Fair:
         self._without_queue.pop(tenant.name, None)
         if not tenant.ranked:
             tenant.ranked = True
-            heapq.heappush(self._heap, tenant.rank)
+            heapq.heappush(self.heap, tenant.rank)
         self._waiting += 1
 
     def peek(self) -> Sequence:
@@ -96,7 +96,7 @@ class Fair:
         return sequence
 
     def remove(self, sequence: Sequence) -> None:
-        tenant = self._tenants[sequence.tenant]
+        tenant = self.tenants[sequence.tenant]
         del tenant.queue[sequence.key]
         self._left(tenant)
 
@@ -110,7 +110,7 @@ class Fair:
         return self._waiting
 
     def __iter__(self) -> Iterator[Sequence]:
-        return iter(sorted((s for t in self._tenants.values() for s in t.queue.values()), key=lambda s: s.order))
+        return iter(sorted((s for t in self.tenants.values() for s in t.queue.values()), key=lambda s: s.order))
 
     def victim(self, running: Running) -> int:
         """Of the tenant that was served most, whoever loses the least work."""
@@ -144,18 +144,18 @@ class Fair:
         return tenant
 
     def _first(self) -> TenantAccount | None:
-        while self._heap:
-            entry = self._heap[0]
+        while self.heap:
+            entry = self.heap[0]
             tenant = self._by_index.get(entry[2])
             if tenant is None:
-                heapq.heappop(self._heap)  # it was forgotten
+                heapq.heappop(self.heap)  # it was forgotten
             elif not tenant.queue:
-                heapq.heappop(self._heap)
+                heapq.heappop(self.heap)
                 tenant.ranked = False
             elif entry == tenant.rank:
                 return tenant
             else:
-                heapq.heapreplace(self._heap, tenant.rank)
+                heapq.heapreplace(self.heap, tenant.rank)
         return None
 
     def _floor(self) -> float:
@@ -166,26 +166,26 @@ class Fair:
         return 0.0 if self._last is None else self._last.counter
 
     def _tenant(self, name: str) -> TenantAccount:
-        tenant = self._tenants.get(name)
+        tenant = self.tenants.get(name)
         if tenant is None:
             self._forget_one()
             tenant = TenantAccount(name, self._next_index, self._weights.get(name, 1.0), self._floor())
             self._next_index += 1
-            self._tenants[name] = tenant
+            self.tenants[name] = tenant
             self._by_index[tenant.index] = tenant
         return tenant
 
     def _forget_one(self) -> None:
         """Names come from clients: of those without a queue, who has been so for longest is forgotten when there are
         too many."""
-        if len(self._tenants) < REMEMBERED_TENANTS:
+        if len(self.tenants) < REMEMBERED_TENANTS:
             return
         if self._without_queue:
             name, tenant = self._without_queue.popitem(last=False)
-            del self._tenants[name]
+            del self.tenants[name]
             del self._by_index[tenant.index]
-        if len(self._heap) > 2 * len(self._tenants):  # entries of those who are forgotten
-            self._heap = [tenant.rank for tenant in self._tenants.values() if tenant.queue]
-            heapq.heapify(self._heap)
-            for tenant in self._tenants.values():
+        if len(self.heap) > 2 * len(self.tenants):  # entries of those who are forgotten
+            self.heap = [tenant.rank for tenant in self.tenants.values() if tenant.queue]
+            heapq.heapify(self.heap)
+            for tenant in self.tenants.values():
                 tenant.ranked = bool(tenant.queue)

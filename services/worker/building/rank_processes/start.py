@@ -46,7 +46,7 @@ def start_ranks(settings: WorkerSettings) -> LocalRanks | None:
         settings.num_ranks,
         functools.partial(build_part, settings),
         stages=settings.pipeline_parallel_size,
-        nodes=_nodes(settings),
+        nodes=open_nodes(settings),
         contexts=settings.context_parallel_size,
     )
 
@@ -75,7 +75,7 @@ def run_node(settings: WorkerSettings, stopping: threading.Event) -> None:
         found = node.dial(settings.master_addr, settings.master_port, _proofs(settings), number, stopping)
         if found is None:
             return
-        ranks = node.NodeRanks(*found, number, functools.partial(_build, settings))
+        ranks = node.NodeRanks(*found, number, functools.partial(part_builder, settings))
         log.info("joined", master=f"{settings.master_addr}:{settings.master_port}", node=number)
         log.warning("the ranks of this host have ended", reason=present.run(ranks))
         del ranks
@@ -109,19 +109,19 @@ def _proofs(settings: WorkerSettings) -> Proofs:
     return Proofs(settings.cluster_secret(), place, tls, serving)
 
 
-def _nodes(settings: WorkerSettings) -> Nodes:
+def open_nodes(settings: WorkerSettings) -> Nodes:
     if settings.nnodes == 1:
         return ALONE
     try:
         address = socket.gethostbyname(settings.master_addr)
     except OSError as error:
         raise InvalidArgument(f"master_addr: {settings.master_addr}: {error.strerror}", field="master_addr") from None
-    welcome = functools.partial(_welcome, settings)
+    welcome = functools.partial(welcome_for, settings)
     interface = interface_of(address)
     return Nodes(settings.nnodes, address, settings.master_port, interface, proofs=_proofs(settings), welcome=welcome)
 
 
-def _welcome(settings: WorkerSettings, seat: Seat) -> Welcome:
+def welcome_for(settings: WorkerSettings, seat: Seat) -> Welcome:
     return Welcome(
         VERSION,
         _model(settings),
@@ -147,7 +147,7 @@ def _model(settings: WorkerSettings) -> str:
     return f"{identity.hex()} {weight_samples.digest_of(settings).hex()}"
 
 
-def _build(own: WorkerSettings, welcome: Welcome) -> functools.partial[RankReplica]:
+def part_builder(own: WorkerSettings, welcome: Welcome) -> functools.partial[RankReplica]:
     """How ranks of this host are built: as rank 0's. Raises FailedPrecondition."""
     if welcome.version != VERSION:
         raise FailedPrecondition(f"node 0 runs Quire {welcome.version}, this node {VERSION}")

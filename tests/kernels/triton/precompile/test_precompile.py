@@ -12,7 +12,6 @@ import pytest
 import triton
 
 from quire.kernels.capability import SM80, SM90, SM100, Capability
-from quire.kernels.triton.precompile import precompile
 from quire.kernels.triton.precompile.calls import precompile_calls
 from quire.kernels.triton.precompile.precompile import missing
 from quire.kernels.triton.precompile.shapes import LatentShape, ModelShape, PackedShape
@@ -122,32 +121,28 @@ def test_attention_in_chunks_compiles_as_well(tmp_path: Path, *, invariant: bool
     assert wanted <= {path.stem for path in tmp_path.rglob("*.cubin")}
 
 
-def test_nothing_is_missing_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precompile, "device_capability", lambda: None)
-    assert missing(TINY, 16) is None
+def test_nothing_is_missing_without_a_gpu() -> None:
+    assert missing(TINY, 16, None) is None
 
 
 def test_a_disk_that_cannot_be_written_is_no_reason_to_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precompile, "device_capability", lambda: 90)
     (tmp_path / "file").touch()
-    monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path / "file" / "cache"))
-    assert missing(TINY, 8) is None
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    assert missing(TINY, 8, 90) is None
 
 
 def test_what_is_on_disk_is_not_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precompile, "device_capability", lambda: 90)
-    monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path))
-    lacking = missing(TINY, 8)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    lacking = missing(TINY, 8, 90)
     assert lacking is not None
     assert (lacking.shape, lacking.capability, lacking.num_processes) == (TINY, 90, 6)
-    assert missing(TINY, 8) == lacking
+    assert missing(TINY, 8, 90) == lacking
     lacking.leave_marker()
-    assert missing(TINY, 8) is None
-    assert missing(dataclasses.replace(TINY, block_size=32), 8) is not None
+    assert missing(TINY, 8, 90) is None
+    assert missing(dataclasses.replace(TINY, block_size=32), 8, 90) is not None
 
 
 def test_one_core_compiles_nothing_beforehand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precompile, "device_capability", lambda: 90)
-    monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path))
-    assert missing(TINY, 2) is None
-    assert missing(TINY, 3) is not None
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    assert missing(TINY, 2, 90) is None
+    assert missing(TINY, 3, 90) is not None

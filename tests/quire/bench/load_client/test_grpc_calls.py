@@ -10,6 +10,7 @@ from quire.client import Client
 from quire.cluster.cluster import Cluster
 from quire.cluster.options import ClusterOptions
 from quire.shared.pb.admin.v1 import admin_pb2
+from tests.waiting import eventually
 
 FRONTENDS = 3
 PATIENCE_S = 60.0
@@ -27,9 +28,9 @@ async def load_of_each(address: str) -> list[int]:
     await caller.open()
     body = caller.body(BenchRequest((5, 6, 7), 1000))
     calls = [asyncio.create_task(caller.call(body)) for _ in range(4 * FRONTENDS)]
-    async with asyncio.timeout(PATIENCE_S):
-        while sum(found := await asyncio.to_thread(busy, address)) < len(calls):
-            await asyncio.sleep(0.05)
+    found = await eventually(
+        lambda: asyncio.to_thread(busy, address), lambda found: sum(found) >= len(calls), PATIENCE_S
+    )
     for call in calls:
         call.cancel()
     await asyncio.gather(*calls, return_exceptions=True)

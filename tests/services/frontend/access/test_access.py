@@ -30,6 +30,7 @@ from quire.shared.pb.inference.v1 import inference_pb2 as pb
 from tests.redis_server import RedisServer
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
+from tests.waiting import eventually
 
 PATHS = [
     ("GET", "/v1/models"),
@@ -509,9 +510,7 @@ async def test_a_call_with_as_many_prompts_as_places_leaves_some_to_other_tenant
         with pytest.raises(grpc.aio.AioRpcError, match="kept for tenants that hold little"):
             await over_grpc.read()
         waiting = [asyncio.create_task(complete(frontend, name)) for name in ("small", "third")]
-        async with asyncio.timeout(60):
-            while frontend.frontend.door.admission.num_samples < 16:  # all places: 14 count for the large call
-                await asyncio.sleep(0.005)
+        await eventually(lambda: frontend.frontend.door.admission.num_samples >= 16)
     assert [(await call).status_code for call in waiting] == [200, 200]
 
 

@@ -18,6 +18,7 @@ from quire.shared.errors import ResourceExhausted
 from tests.redis_server import RedisServer
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
+from tests.waiting import eventually
 
 SHORT = {"model": "tiny", "prompt": "x", "max_tokens": 3}
 
@@ -91,10 +92,10 @@ async def test_tokens_count_wherever_they_are_used(frontends: list[Frontend]) ->
 @pytest.mark.parametrize("frontends", [{"tokens_per_day": 1000}], indirect=True)
 async def test_a_day_counts_over_restarts(frontends: list[Frontend]) -> None:
     first, second, _ = frontends
-    day = (await first.shared._redis.time())[0] // DAY_S * DAY_S
+    day = (await first.shared.redis.time())[0] // DAY_S * DAY_S
     for frontend in (first, second):
         frontend.account = Account(frontend.key, lambda: 0.0, lambda: day)
-        frontend.shared._accounts = {"a": frontend.account}
+        frontend.shared.accounts = {"a": frontend.account}
     first.account.charge(1000)
     await first.shared.sync()
     await second.shared.sync()
@@ -145,8 +146,9 @@ async def test_two_frontends_keep_one_rate(folder: Path, tmp_path: Path, server:
         assert [await status(first) for _ in range(4)] == [200] * 4
         assert await status(second) == 200  # which has not heard of the key yet
         async with asyncio.timeout(60):
-            while float((await _use(server)).get(b"requests", b"4")) > -0.5:  # told by both; it grows by one in 15 s
-                await asyncio.sleep(0.1)
+            await eventually(  # told by both; it grows by one in 15 s
+                lambda: _use(server), lambda use: float(use.get(b"requests", b"4")) <= -0.5
+            )
             while await status(second) == 200:
                 await asyncio.sleep(3 * SYNC_S)  # it has heard by then
         assert float((await _use(server))[b"requests"]) > -3.5, "it went on with what all had left, not with its own"

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from quire.services.frontend.bounds import counts, wire_scan
 from quire.services.frontend.bounds.bodies import heavy, json_scan
 from quire.services.frontend.output_processor import constraint
-from quire.services.frontend.tokenizer import encoder
+from quire.services.frontend.tokenizer.encoder import TextSizes
 from quire.shared.errors import InvalidArgument
 from quire.shared.pb.common.v1 import sampling_pb2
 from quire.shared.pb.inference.v1 import inference_pb2 as pb
@@ -28,6 +28,7 @@ from quire.shared.settings import FrontendSettings
 from quire.shared.settings.request_limits import RequestLimits
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, scheduler
+from tests.waiting import loop_turns
 
 SMALL = {
     "max_values": 3000,
@@ -248,14 +249,9 @@ def test_fields_without_end_are_refused_before_they_are_looked_at() -> None:
 async def test_nothing_is_tokenized_for_a_client_that_has_left(
     frontend: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(encoder, "PIECE_CHARACTERS", 100)
-    monkeypatch.setattr(encoder, "INLINE_CHARACTERS", 100)
-    tokenizing, pieces, begun, go_on = (
-        frontend.frontend.model.tokenizer._encoder.own,
-        [],
-        threading.Event(),
-        threading.Event(),
-    )
+    encoder = frontend.frontend.model.tokenizer._encoder
+    monkeypatch.setattr(encoder, "sizes", TextSizes(100, 100))
+    tokenizing, pieces, begun, go_on = encoder.own, [], threading.Event(), threading.Event()
 
     def encode(text: str, _framed: bool) -> list[int]:
         pieces.append(text)
@@ -383,7 +379,7 @@ async def test_large_bodies_that_come_together_leave_turns_to_others() -> None:
     async def other() -> None:
         while len(done) < 22:
             seen.append(len(done))
-            await asyncio.sleep(0)
+            await loop_turns()
 
     seen: list[int] = []
     sizes = [heavy.LIGHT_BYTES + size for size in (9, 3, 5, 1, 7)] * 4

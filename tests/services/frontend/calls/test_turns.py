@@ -8,6 +8,7 @@ import pytest
 
 from quire.services.frontend.calls import turns
 from quire.services.frontend.calls.turns import Turns
+from tests.waiting import loop_turns
 
 
 async def test_one_in_each_turn_of_the_loop_in_order() -> None:
@@ -21,7 +22,7 @@ async def test_one_in_each_turn_of_the_loop_in_order() -> None:
     tasks = [asyncio.create_task(come(number)) for number in range(5)]
     while not all(task.done() for task in tasks):
         num_turns += 1
-        await asyncio.sleep(0)
+        await loop_turns()
     assert [number for number, _ in order] == list(range(5))
     assert len({turn for _, turn in order}) == 5, "no two in the same turn"
 
@@ -32,33 +33,31 @@ async def test_who_comes_alone_need_not_wait() -> None:
         coming = passing.next()
         with pytest.raises(StopIteration):
             coming.send(None)
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        await loop_turns(2)
 
 
 async def test_who_leaves_while_waiting_holds_up_nobody() -> None:
     passing = Turns()
     await passing.next()
     tasks = [asyncio.create_task(passing.next()) for _ in range(3)]
-    await asyncio.sleep(0)
+    await loop_turns()
     tasks[0].cancel()
     async with asyncio.timeout(60):
         await asyncio.gather(*tasks[1:])
-        await asyncio.sleep(0)
+        await loop_turns()
         await passing.next()
 
 
-async def test_refusals_come_first_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_refusals_come_first_but_not_for_ever() -> None:
     now = [100.0]
-    monkeypatch.setattr(turns, "perf_counter", lambda: now[0])
-    passing = Turns()
+    passing = Turns(lambda: now[0])
     _, waiting = [asyncio.create_task(passing.next()) for _ in range(2)]
     for _ in range(10):
-        await asyncio.sleep(0)
+        await loop_turns()
         passing.refused()
     assert not waiting.done()
     now[0] += 2 * turns.REFUSALS_FIRST_S
     for _ in range(4):
         passing.refused()
-        await asyncio.sleep(0)
+        await loop_turns()
     assert waiting.done(), "who goes on refusing does not starve those who are let in"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from quire.shared.pb.common.v1 import model_pb2
 from quire.shared.prefix_index import BlockKeys, RegistryKeys, connect
 from quire.shared.prefix_index.keys import member
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler
+from tests.waiting import accepted
 
 BLOCK_SIZE = 16
 LEASE_MS = 60_000
@@ -46,13 +46,7 @@ class Published:
 
     async def until_it_answers(self) -> None:
         """After it was away: connections that broke meanwhile are used up."""
-        async with asyncio.timeout(60):
-            while True:
-                try:
-                    await self.redis.ping()
-                    return
-                except (RedisError, OSError):
-                    await asyncio.sleep(0.02)
+        await accepted(self.redis.ping, RedisError, OSError)
 
     async def close(self) -> None:
         await self.redis.aclose()

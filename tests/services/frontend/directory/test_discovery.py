@@ -17,6 +17,7 @@ from tests.redis_server import RedisServer
 from tests.services.frontend.directory.published import Published
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
+from tests.waiting import eventually, stays
 
 pytestmark = pytest.mark.usefixtures("impatient")
 
@@ -45,16 +46,14 @@ async def metric(frontend: Running, name: str) -> float:
 
 
 async def until_metric(frontend: Running, name: str, value: float) -> None:
-    async with asyncio.timeout(60):
-        while await metric(frontend, name) != value:
-            await asyncio.sleep(0.02)
+    await eventually(lambda: metric(frontend, name), lambda found: found == value)
 
 
 async def until_all_rest(frontend: Running) -> None:
     """Until each address that it dials has a session, or is known to lead to a scheduler that has one."""
-    async with asyncio.timeout(60):
-        while not frontend.frontend.core.client.is_open or frontend.frontend.core.client.roster.attempts():
-            await asyncio.sleep(0.005)
+    await eventually(
+        lambda: frontend.frontend.core.client.is_open and (not frontend.frontend.core.client.roster.attempts())
+    )
 
 
 async def test_a_second_scheduler_is_found_and_used(
@@ -89,7 +88,7 @@ async def test_other_namespaces_are_not_looked_at(
         settings = {"redis": redis_server.url, "redis_namespace": "mine"}
         async with running(folder, one.address, **settings) as frontend:
             await until_metric(frontend, "redis_up", 1)
-            await asyncio.sleep(0.2)  # several more rounds
+            await stays(lambda: not other.hellos, 0.2)  # several more rounds
             assert await metric(frontend, "sessions_open") == 1
     assert other.hellos == []
 
@@ -101,16 +100,15 @@ async def test_a_scheduler_with_two_addresses_has_one_session(
         alias = one.address.replace("127.0.0.1", "localhost")
         async with running(folder, alias, redis=redis_server.url) as frontend:
             await published.lists(one)
-            await asyncio.sleep(0.3)
-            assert len(one.hellos) == 1
+            await stays(lambda: len(one.hellos) == 1, 0.3)
             one.break_sessions()  # both addresses are dialled, one session stays
             await one.until(lambda: len(one.hellos) >= 2)
             await until_all_rest(frontend)
             num_hellos = len(one.hellos)
             assert await counted(frontend) == COUNTED
             assert len(await statuses(frontend)) == 1
-            await asyncio.sleep(0.5)  # it rests, instead of dialling again and again
-            assert (len(one.sessions), len(one.hellos)) == (1, num_hellos)
+            # It rests, instead of dialling again and again.
+            await stays(lambda: (len(one.sessions), len(one.hellos)) == (1, num_hellos), 0.5)
 
 
 async def test_two_lives_of_a_scheduler_are_two_sessions(
@@ -133,11 +131,9 @@ async def test_an_entry_that_ends_costs_no_session_and_a_dead_scheduler_is_forgo
             await published.lists(two)
             await two.until(lambda: two.sessions)
             await published.lists(two, lease_ms=1)
-            await asyncio.sleep(1)
+            await stays(lambda: len(two.hellos) == 1, 1)
             assert (await metric(frontend, "sessions_open"), len(two.hellos)) == (2, 1)
-        async with asyncio.timeout(60):
-            while await statuses(frontend) != [(one.address, admin_pb2.STATE_READY)]:
-                await asyncio.sleep(0.02)
+        await eventually(lambda: statuses(frontend), lambda found: found == [(one.address, admin_pb2.STATE_READY)])
         assert await counted(frontend) == COUNTED
 
 
@@ -148,9 +144,7 @@ async def test_a_configured_scheduler_is_never_forgotten(folder: Path, redis_ser
         async with running(folder, only.address, redis=redis_server.url) as frontend:
             await first_life.aclose()
             await asyncio.sleep(0.6)  # longer than others are remembered
-            async with asyncio.timeout(60):
-                while await statuses(frontend) != [(only.address, admin_pb2.STATE_DOWN)]:
-                    await asyncio.sleep(0.02)
+            await eventually(lambda: statuses(frontend), lambda found: found == [(only.address, admin_pb2.STATE_DOWN)])
             async with scheduler(only, int(only.address.rpartition(":")[2])):
                 assert await counted(frontend) == COUNTED
 
@@ -163,11 +157,8 @@ async def test_a_scheduler_of_another_model_is_left_alone(
     async with scheduler(one), scheduler(stranger), running(folder, one.address, redis=redis_server.url) as frontend:
         await published.lists(stranger)
         await stranger.until(lambda: stranger.hellos)
-        async with asyncio.timeout(60):
-            while "does not fit" not in caplog.text:
-                await asyncio.sleep(0.01)
-        await asyncio.sleep(0.5)
-        assert len(stranger.hellos) == 1
+        await eventually(lambda: "does not fit" in caplog.text)
+        await stays(lambda: len(stranger.hellos) == 1, 0.5)
         assert await counted(frontend) == COUNTED
         assert caplog.text.count("does not fit") == 1
         stranger.reject_hello = None
@@ -195,7 +186,7 @@ async def test_whatever_redis_does_what_is_known_stays_known(
             else:
                 getattr(redis_server, trouble)()
             await until_metric(frontend, "redis_up", 0)
-            await asyncio.sleep(0.5)
+            await stays(lambda: frontend.num_usable_sessions == 2, 0.5)
             assert await counted(frontend) == COUNTED
             assert await metric(frontend, "sessions_open") == 2
             two.break_sessions()

@@ -29,6 +29,7 @@ from tests.redis_server import RedisServer
 from tests.services.frontend.directory.published import BLOCK_SIZE, Published
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, scheduler
+from tests.waiting import eventually
 
 PROMPT = [(7 * i) % 200 for i in range(330)]  # 20 full blocks
 
@@ -75,9 +76,8 @@ async def shards(
         async with running(folder, one.address, redis=server.url) as frontend:
             await frontend.until_sessions(2)
             index = frontend.frontend.redis.directory
-            async with asyncio.timeout(60):
-                while index is None or (known := index.index(BLOCK_SIZE)) is None or not known.workers:
-                    await asyncio.sleep(0.02)
+            assert index is not None
+            await eventually(lambda: (known := index.index(BLOCK_SIZE)) is not None and known.workers)
             yield Shards(one, two, frontend)
 
 

@@ -18,6 +18,7 @@ from quire.shared.pb.common.v1 import finish_pb2, sampling_pb2
 from quire.shared.pb.inference.v1 import inference_pb2 as pb
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
+from tests.waiting import eventually
 
 LONG = pb.GenerateRequest(text="x", sampling=sampling_pb2.SamplingParams(max_tokens=500, ignore_eos=True))
 
@@ -71,9 +72,7 @@ async def test_leaving_while_nothing_could_be_submitted_yet(folder: Path) -> Non
         script.set_view(num_workers=0)
         await frontend.until_sessions(0)
         asking = asyncio.create_task(_read_forever(frontend, {"prompt": "x"}))
-        async with asyncio.timeout(60):
-            while (await frontend.http.get("/load")).json()["server_load"] == 0:
-                await asyncio.sleep(0.005)
+        await eventually(lambda: frontend.http.get("/load"), lambda found: found.json()["server_load"] != 0)
         asking.cancel()
         await frontend.until_idle()
         assert script.submissions == []

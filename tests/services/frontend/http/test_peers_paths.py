@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest_asyncio
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
 from tests.services.frontend.talking import TEMPLATE, talking_folder
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -64,9 +64,7 @@ async def test_it_is_ready_once_a_worker_has_told_its_adapters(tmp_path: Path) -
         assert (await waiting.http.get("/health")).status_code == 503
         script.view.adapters.append("pirate")
         script.set_view(num_workers=1)
-        async with asyncio.timeout(PATIENCE_S):
-            while (await waiting.http.get("/health")).status_code != 200:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: waiting.http.get("/health"), lambda found: found.status_code == 200)
         listed = (await waiting.http.get("/v1/models")).json()["data"]
         assert [model["id"] for model in listed] == ["talking", "pirate"]
         script.set_view(num_workers=0)
@@ -233,9 +231,7 @@ async def test_every_answer_has_an_id_and_its_line_in_the_log_too(
         drawn = answer.headers["x-request-id"]
         assert len(drawn) == 32
         assert answer.headers.get_list("x-request-id") == [drawn]
-        async with asyncio.timeout(PATIENCE_S):  # the line is written when the answer is out
-            while path != "/health" and drawn not in _named_in(caplog):
-                await asyncio.sleep(0.005)
+        await eventually(lambda path=path, drawn=drawn: path == "/health" or drawn in _named_in(caplog))
         for mine, is_shown in ((b"mine", True), ("Malm\xf6".encode("latin-1"), False), (b"m" * 257, False)):
             answer = await frontend.http.request(method, path, content=body, headers={b"x-request-id": mine})
             assert (answer.headers.get("x-request-id") == mine.decode("latin-1")) == is_shown, (path, mine[:9])
@@ -268,9 +264,7 @@ async def test_whoever_asks_for_it_is_told_the_load_with_each_answer(tmp_path: P
     script = ScriptedScheduler(count_up)
     async with scheduler(script), running(folder, script.address) as frontend:
         script.set_view(num_waiting=3, num_running=7, kv_cache_usage=0.25)
-        async with asyncio.timeout(60):
-            while frontend.frontend.core.client.load != LOAD:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: frontend.frontend.core.client.load == LOAD)
         for body in (COMPLETION, {**COMPLETION, "stream": True}, {**COMPLETION, "n": 0}):
             asked = {"endpoint-load-metrics-format": "json"}
             answer = await frontend.http.post("/v1/completions", json=body, headers=asked)

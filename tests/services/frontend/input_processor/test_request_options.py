@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,6 +17,7 @@ from quire.shared.pb.common.v1 import finish_pb2, sampling_pb2
 from quire.shared.pb.inference.v1 import inference_pb2 as pb
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
+from tests.waiting import eventually
 
 Sampling = sampling_pb2.SamplingParams
 BODY = {"prompt": "x", "max_tokens": 40, "seed": 3}
@@ -55,9 +55,10 @@ async def test_priority_is_for_schedulers_that_go_by_it(folder: Path) -> None:
         await generate(frontend, request)
         assert [s.priority for s in script.submissions] == [7, -5]
         script.set_view(scheduling_policy="fair")
-        async with asyncio.timeout(60):
-            while (await frontend.http.post("/v1/completions", json={**BODY, "priority": 7})).status_code != 400:
-                await asyncio.sleep(0.01)
+        await eventually(
+            lambda: frontend.http.post("/v1/completions", json={**BODY, "priority": 7}),
+            lambda found: found.status_code == 400,
+        )
         refused = await frontend.http.post("/v1/completions", json={**BODY, "priority": 7})
         with pytest.raises(grpc.aio.AioRpcError, match="the schedulers' policy is fair") as also:
             await generate(frontend, request)

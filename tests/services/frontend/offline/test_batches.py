@@ -22,6 +22,7 @@ from quire.shared.errors import ResourceExhausted
 from tests.services.frontend.running import Running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler
 from tests.services.frontend.talking import talking, talking_folder
+from tests.waiting import eventually
 
 CHAT = "/v1/chat/completions"
 
@@ -48,15 +49,8 @@ async def serving(model: Path, folder: Path, **settings: Any) -> AsyncIterator[t
 
 
 async def ended(client: Any, batch_id: str) -> Any:
-    async with asyncio.timeout(60):
-        while (batch := await client.batches.retrieve(batch_id)).status not in (
-            "completed",
-            "failed",
-            "cancelled",
-            "expired",
-        ):
-            await asyncio.sleep(0.02)
-    return batch
+    ends = ("completed", "failed", "cancelled", "expired")
+    return await eventually(lambda: client.batches.retrieve(batch_id), lambda batch: batch.status in ends)
 
 
 async def begun(client: Any, content: bytes, endpoint: str = CHAT) -> Any:
@@ -201,13 +195,13 @@ async def test_a_key_that_was_withdrawn_answers_no_more_lines(talking_model: Pat
         script.pause()
         batch_id = (await begun(client, written(line(1), line(2)))).id
         await script.until(lambda: script.submissions)
-        sources = frontend.frontend.door.access._sources
-        frontend.frontend.door.access._sources = ()
+        sources = frontend.frontend.door.access.sources
+        frontend.frontend.door.access.sources = ()
         script.resume()
-        async with asyncio.timeout(60):
-            while json.loads((tmp_path / "batches" / f"{batch_id}.json").read_text())["status"] != "completed":
-                await asyncio.sleep(0.02)
-        frontend.frontend.door.access._sources = sources
+        await eventually(
+            lambda: json.loads((tmp_path / "batches" / f"{batch_id}.json").read_text())["status"] == "completed"
+        )
+        frontend.frontend.door.access.sources = sources
         batch = await ended(client, batch_id)
         (told,) = await answers(client, batch.error_file_id)
     assert (told["custom_id"], told["response"]["status_code"]) == ("q2", 401)

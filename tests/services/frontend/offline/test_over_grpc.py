@@ -27,6 +27,7 @@ from quire.shared.pb.batch.v1 import batch_pb2_grpc
 from tests.services.frontend.offline.test_batches import CHAT, line, serving, written
 from tests.services.frontend.running import Running
 from tests.services.frontend.talking import talking, talking_folder
+from tests.waiting import accepted, eventually
 
 BATCH_ID, FILE_ID = f"batch_{'0' * 32}", f"file-{'0' * 32}"
 
@@ -182,9 +183,7 @@ async def test_an_upload_that_is_none_is_refused_and_nothing_of_it_stays(
 
 
 async def until_nothing(folder: Path) -> None:
-    async with asyncio.timeout(60):
-        while names(folder):
-            await asyncio.sleep(0.01)
+    await eventually(lambda: not names(folder))
 
 
 async def test_a_client_that_falls_silent_or_leaves_gives_its_room_back(
@@ -216,13 +215,7 @@ async def test_a_client_that_falls_silent_or_leaves_gives_its_room_back(
                     if call.done():  # it came while the other file was there, and found no room itself
                         call = stub.UploadFile(halves())
             call.cancel()
-            async with asyncio.timeout(60):
-                while True:
-                    try:
-                        kept = await client.files.create(b"x" * 2**19)
-                        break
-                    except ResourceExhausted:
-                        await asyncio.sleep(0.01)
+            kept = await accepted(lambda: client.files.create(b"x" * 2**19), ResourceExhausted)
             assert (await client.files.list()).files == [kept]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from quire.shared.pb.common.v1 import sampling_pb2
 from quire.shared.pb.inference.v1 import inference_pb2 as pb
 from tests.services.frontend.input_processor.test_request_options import generate, serving
 from tests.services.frontend.openai_edge.test_answer_options import data_of
+from tests.waiting import eventually
 
 Sampling = sampling_pb2.SamplingParams
 PROMPT = "the quick brown fox jumps"
@@ -57,9 +57,7 @@ async def test_a_session_that_breaks_repeats_none_and_loses_none(folder: Path, i
         call = frontend.inference.Generate(request)
         await script.until(lambda: any(r.told > 1 for s in script.sessions for r in s.running.values()))
         script.pause()
-        async with asyncio.timeout(60):
-            while not any(sequence.num_prompt_logprobs > 1 for sequence in frontend.live):
-                await asyncio.sleep(0.005)
+        await eventually(lambda: any(sequence.num_prompt_logprobs > 1 for sequence in frontend.live))
         script.break_sessions()
         script.resume()
         assert told([message async for message in call]) == expected(ids)

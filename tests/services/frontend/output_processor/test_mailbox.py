@@ -19,6 +19,7 @@ from quire.services.frontend.tokenizer.tokenizer import Tokenizer
 from quire.shared.errors import Internal
 from quire.shared.metrics.frontend import TokenTraffic
 from quire.shared.pb.common.v1 import finish_pb2
+from tests.waiting import loop_turns
 
 LENGTH = End(Finish(finish_pb2.FINISH_REASON_LENGTH))
 STOP = End(Finish(finish_pb2.FINISH_REASON_STOP))
@@ -75,7 +76,7 @@ async def test_news_come_at_the_first_token_and_then_at_intervals(tokenizer: Tok
     pieces = []
     for count, token in enumerate(ids):
         sample.on_tokens([token], [], LENGTH if count == 5 else None, float(count))
-        if mailbox._ready:
+        if mailbox.ready:
             (delta,) = await mailbox.take()
             pieces.append((count, len(delta.token_ids), delta.text))
     assert [(count, size) for count, size, _ in pieces] == [(0, 1), (3, 3), (5, 2)]
@@ -99,7 +100,7 @@ async def test_a_waiting_reader_is_woken(tokenizer: Tokenizer) -> None:
     mailbox = new_mailbox()
     sample, _ = new_sample(tokenizer, mailbox)
     reading = asyncio.create_task(mailbox.take())
-    await asyncio.sleep(0)
+    await loop_turns()
     assert not reading.done()
     sample.on_tokens([65], [], None, 0.0)
     assert (await reading)[0].token_ids == [65]
@@ -115,8 +116,7 @@ async def test_a_sample_that_is_wanted_in_one_piece_is_silent_until_its_end(
     reading = asyncio.create_task(mailbox.take())
     for token_id in ids[:-1]:
         sample.on_tokens([token_id], [], None, 0.0)
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        await loop_turns(2)
     assert not reading.done()
     sample.on_tokens(ids[-1:], [], LENGTH, 0.0)
     assert await reading == [SampleDelta(0, ids, "hello world", [], LENGTH.finish)]

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from quire.services.frontend.output_processor import pace
 from quire.services.frontend.output_processor.delta import SampleDelta
 from quire.services.frontend.output_processor.mailbox import Mailbox
 from quire.services.frontend.output_processor.pace import ReaderPace
+from tests.waiting import loop_turns
 
 LONG_S = 1000.0
 
@@ -36,6 +36,7 @@ class Stream:
     """A client that reads when it is allowed to."""
 
     def __init__(self, rounds: ReaderPace) -> None:
+        self.pace = rounds
         self.mailbox = Mailbox(rounds)
         self.letter = Letter(self.mailbox)
         self.messages: list[list[int]] = []
@@ -55,8 +56,7 @@ class Stream:
 
 async def settle() -> None:
     """Everything that can happen without time passing."""
-    for _ in range(10):
-        await asyncio.sleep(0)
+    await loop_turns(10)
 
 
 class Clock:
@@ -68,26 +68,23 @@ class Clock:
         return self.now
 
 
-@pytest.fixture(autouse=True)
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(pace, "perf_counter", clock)
-    monkeypatch.setattr(pace, "thread_time", clock)
-    monkeypatch.setattr(pace, "LONGEST_ROUND_S", LONG_S)
-    return clock
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
 
 
-async def cut_short(monkeypatch: pytest.MonkeyPatch, begin: Callable[[], None]) -> None:
+async def cut_short(rounds: ReaderPace, begin: Callable[[], None]) -> None:
     """The round that `begin` begins ends at once, whoever is still writing."""
-    monkeypatch.setattr(pace, "LONGEST_ROUND_S", 0.0)
+    rounds.longest_round_s = 0.0
     begin()
     await settle()
     await asyncio.sleep(0.001)  # a timer that is due
-    monkeypatch.setattr(pace, "LONGEST_ROUND_S", LONG_S)
+    rounds.longest_round_s = LONG_S
 
 
-async def streams(observed: list[float]) -> tuple[Stream, Stream]:
-    rounds = ReaderPace(observed.append)
+async def streams(observed: list[float], clock: Clock | None = None) -> tuple[Stream, Stream]:
+    clock = clock or Clock()
+    rounds = ReaderPace(observed.append, clock, clock, LONG_S)
     pair = Stream(rounds), Stream(rounds)
     await settle()
     return pair
@@ -116,10 +113,10 @@ async def test_alone_every_step_is_a_message() -> None:
     assert stream.messages == [[1], [2], [3]]
 
 
-async def test_a_reader_that_is_late_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_reader_that_is_late_holds_up_nobody() -> None:
     slow, quick = await streams([])
     slow.reads.clear()
-    await cut_short(monkeypatch, lambda: slow.letter.add(1))
+    await cut_short(slow.pace, lambda: slow.letter.add(1))
     for token in (2, 3, 4):
         slow.letter.add(token)
         quick.letter.add(token)
@@ -128,11 +125,11 @@ async def test_a_reader_that_is_late_holds_up_nobody(monkeypatch: pytest.MonkeyP
 
 
 async def test_a_reader_that_was_late_is_not_waited_for_until_it_was_in_time(
-    monkeypatch: pytest.MonkeyPatch, clock: Clock
+    clock: Clock,
 ) -> None:
-    slow, quick = await streams([])
+    slow, quick = await streams([], clock)
     slow.reads.clear()
-    await cut_short(monkeypatch, lambda: slow.letter.add(1))
+    await cut_short(slow.pace, lambda: slow.letter.add(1))
     clock.now = 2 * LONG_S
     slow.reads.set()
     await settle()  # back, and late

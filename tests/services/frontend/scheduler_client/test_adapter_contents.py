@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from quire.shared.kv import block_hash
 from quire.shared.pb.inference.v1 import inference_pb2 as pb
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
+from tests.waiting import eventually
 
 REQUEST = pb.GenerateRequest(text="x", model="a")
 DIGEST, OTHER = b"x" * 32, b"y" * 32
@@ -59,8 +59,6 @@ async def test_a_scheduler_whose_first_words_make_no_sense_gets_no_work(folder: 
     """Nobody would read what it says."""
     odd, good = (ScriptedScheduler(count_up, adapters=["a"], adapter_digests=digest) for digest in (b"x", DIGEST))
     async with scheduler(odd), scheduler(good), running(folder, odd.address, good.address) as frontend:
-        async with asyncio.timeout(60):
-            while len(odd.hellos) < 2:
-                await asyncio.sleep(0.005)
+        await eventually(lambda: len(odd.hellos) >= 2)
         assert [message async for message in frontend.inference.Generate(REQUEST)]
     assert not odd.submissions

@@ -13,15 +13,14 @@ from quire.services.frontend.scheduler_client.patience import Patience
 from quire.shared.pb.inference.v1 import inference_pb2 as pb
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, scheduler
+from tests.waiting import eventually
 
 HELLO = pb.GenerateRequest(text="hello")
 HELD = "quire_frontend_held_requests"
 
 
 async def until_held(frontend: Running, count: int) -> None:
-    async with asyncio.timeout(60):
-        while (await frontend.metrics())[HELD] != count:
-            await asyncio.sleep(0.01)
+    await eventually(frontend.metrics, lambda found: found[HELD] == count)
 
 
 async def first_message(frontend: Running, request: pb.GenerateRequest = HELLO) -> pb.GenerateResponse:

@@ -21,6 +21,7 @@ from quire.shared.pb.scheduler.v1 import scheduler_pb2
 from tests.services.frontend.running import Running as Frontend
 from tests.services.frontend.running import running
 from tests.services.frontend.scripted_scheduler import Running, ScriptedScheduler, count_up, scheduler
+from tests.waiting import stays
 
 COUNTING = pb.GenerateRequest(text="x", sampling=sampling_pb2.SamplingParams(max_tokens=40, seed=3, temperature=1))
 COUNTED = [(3 + i) % 200 for i in range(40)]
@@ -192,8 +193,7 @@ async def test_a_worker_that_comes_in_time_serves_what_waits(folder: Path) -> No
     async with scheduler(script), running(folder, script.address) as frontend:
         call = frontend.inference.Generate(pb.GenerateRequest(text="hello"))
         waiting = asyncio.create_task(anext(aiter(call)))
-        await asyncio.sleep(0.05)
-        assert not waiting.done()
+        await stays(lambda: not waiting.done(), 0.05)
         script.set_view(num_workers=1)
         assert (await waiting).text
 
@@ -209,8 +209,7 @@ async def test_work_waits_longer_while_its_scheduler_comes_back_again_and_again(
             script.break_sessions()
             await frontend.until_open(False)
             await frontend.until_open(True)
-            await asyncio.sleep(0.2)
-            assert not waiting.done()
+            await stays(lambda: not waiting.done(), 0.2)
         script.set_view(num_workers=1)
         assert (await waiting).text
 

@@ -17,10 +17,11 @@ from quire.shared.rpc.server import LIVENESS, NOT_SERVING, SERVING
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scheduler_client.test_sessions import COUNTED, COUNTING, tokens_of
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
+from tests.waiting import eventually
 
 
 @pytest.mark.parametrize("error", [asyncio.CancelledError, ValueError, SystemError])
-@pytest.mark.parametrize("where", [(Session, "run"), (Connection, "_attempt"), (Connection, "_rest")])
+@pytest.mark.parametrize("where", [(Session, "run"), (Connection, "attempt"), (Connection, "_rest")])
 async def test_a_connection_that_ends_unasked_is_back_and_costs_no_token(
     folder: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException], where: tuple[type, str]
 ) -> None:
@@ -51,9 +52,7 @@ async def liveness_of(frontend: Running) -> object:
 
 
 async def until_liveness(frontend: Running, wanted: object) -> None:
-    async with asyncio.timeout(60):
-        while await liveness_of(frontend) != wanted:
-            await asyncio.sleep(0.01)
+    await eventually(lambda: liveness_of(frontend), lambda found: found == wanted)
 
 
 @pytest.fixture
@@ -64,21 +63,19 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_impatient")
 async def test_a_connection_that_is_never_tried_again_is_dead(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    attempt, goes_on = Connection._attempt, asyncio.Event()
+    attempt, goes_on = Connection.attempt, asyncio.Event()
 
     async def hangs(*arguments: object) -> None:
         await goes_on.wait()
         await attempt(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Connection, "_attempt", hangs)
+    monkeypatch.setattr(Connection, "attempt", hangs)
     script = ScriptedScheduler(count_up)
     async with scheduler(script), running(folder, script.address, until_health=(503,)) as frontend:
         await until_liveness(frontend, NOT_SERVING)
         goes_on.set()
         await until_liveness(frontend, SERVING)
-        async with asyncio.timeout(60):
-            while (await frontend.http.get("/health")).status_code != 200:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: frontend.http.get("/health"), lambda found: found.status_code == 200)
 
 
 @pytest.mark.usefixtures("_impatient")

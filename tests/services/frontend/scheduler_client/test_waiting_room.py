@@ -6,9 +6,6 @@ import asyncio
 import time
 from typing import Any
 
-import pytest
-
-from quire.services.frontend.scheduler_client import waiting_room
 from quire.services.frontend.scheduler_client.waiting_room import Group, WaitingRoom
 
 
@@ -26,12 +23,10 @@ async def test_a_group_that_has_waited_for_its_time_is_told_of_once() -> None:
     assert told.empty()
 
 
-async def test_time_in_which_the_process_stood_still_is_not_all_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_time_in_which_the_process_stood_still_is_not_all_there_is() -> None:
     """Sessions that ended meanwhile come back in a few turns, and find the group still there."""
-    monkeypatch.setattr(waiting_room, "LATE_S", 0.2)
-    monkeypatch.setattr(waiting_room, "SECOND_WAIT_S", 60.0)
     told: list[Group] = []
-    room = WaitingRoom(told.append)
+    room = WaitingRoom(told.append, late_s=0.2, second_wait_s=60.0)
     room.enter(group_of("a"), 0.1, 1.0)
     time.sleep(0.5)  # noqa: ASYNC251 - the standstill
     await asyncio.sleep(0.05)
@@ -39,11 +34,9 @@ async def test_time_in_which_the_process_stood_still_is_not_all_there_is(monkeyp
     assert room.clear() == [group_of("a")]
 
 
-async def test_a_standstill_is_forgiven_for_a_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting_room, "LATE_S", 0.2)
-    monkeypatch.setattr(waiting_room, "SECOND_WAIT_S", 0.01)
+async def test_a_standstill_is_forgiven_for_a_bounded_time() -> None:
     told: asyncio.Queue[Group] = asyncio.Queue()
-    WaitingRoom(told.put_nowait).enter(group_of("a"), 0.1, 1.0)
+    WaitingRoom(told.put_nowait, late_s=0.2, second_wait_s=0.01).enter(group_of("a"), 0.1, 1.0)
     time.sleep(0.5)  # noqa: ASYNC251 - the standstill
     assert await asyncio.wait_for(told.get(), 60) == group_of("a")
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 from quire.shared.pb.admin.v1 import admin_pb2
 from quire.shared.pb.common.v1 import model_pb2
 from tests.services.frontend.running import running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, echo, scheduler
+from tests.waiting import eventually
 
 PATIENCE_S = 60.0
 
@@ -25,9 +25,7 @@ async def test_the_others_are_told_once_what_is_newest(folder: Path) -> None:
         running(folder, first.address, second.address, third.address) as frontend,
     ):
         await frontend.until_sessions(3)
-        async with asyncio.timeout(PATIENCE_S):
-            while not (newest in second.weights_told and newest in third.weights_told):
-                await asyncio.sleep(0.01)
+        await eventually(lambda: newest in second.weights_told and newest in third.weights_told)
         first.set_view(num_waiting=3)  # once more
         await frontend.until_view(lambda view: view.weights.update < 7 or view.num_waiting == 3)
         assert (first.weights_told, second.weights_told) == ([], [newest])

@@ -44,13 +44,13 @@ class Pair(NamedTuple):
         """What `a` makes stops in the middle, and nobody renews its lease, as when its process is killed."""
         self.script.pause()
         streams = self.a.frontend.core.streams
-        (key,) = (key for key in streams._made if key.request_id == request_id)
-        made = streams._made[key]
-        task = streams._running[key]
+        (key,) = (key for key in streams.made if key.request_id == request_id)
+        made = streams.made[key]
+        task = streams.running[key]
         task.cancel()
         done, _ = await asyncio.wait([task], timeout=60)
         assert done, "it was asked to end, and goes on"
-        streams._forget(made.stream)
+        streams.forget(made.stream)
         with self.ask_redis() as client:
             for lease in client.keys(f"*:lease:{request_id}"):  # none where this took longer than it lasts
                 client.delete(lease)
@@ -66,6 +66,6 @@ async def paired(folder: Path, server: RedisServer, **settings: Any) -> AsyncIte
         running(folder, script.address, redis=server.url, id="b", **settings) as b,
     ):
         for one in (a, b):  # gone is gone at once, and a machine that pauses takes nobody for gone
-            pool = one.frontend.core.streams._store._redis.connection_pool
+            pool = one.frontend.core.streams.store._redis.connection_pool
             pool.connection_kwargs |= {"socket_timeout": 60, "socket_connect_timeout": 60}
         yield Pair(a, b, script, server)

@@ -14,6 +14,7 @@ from quire.services.frontend.streams.streams import Streams
 from quire.shared.errors import Unavailable
 from tests.services.frontend.streams.pair import Pair
 from tests.services.frontend.streams.reading import asked, attach, bare, everything, offsets, refusal, tokens
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -24,16 +25,14 @@ def streams_of(frontend: Any) -> Streams:
 
 
 async def until_made(streams: Streams, key: StreamKey) -> None:
-    async with asyncio.timeout(60):
-        while key not in streams._made:
-            await asyncio.sleep(0.005)
+    await eventually(lambda: key in streams.made)
 
 
 async def test_who_hears_that_a_stream_is_not_there_takes_nothing_from_one_that_has_begun_since(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     streams, looked, begun = streams_of(pair.a), asyncio.Event(), asyncio.Event()
-    ask = streams._store.request
+    ask = streams.store.request
 
     async def late(key: StreamKey) -> bytes | None:
         found = await ask(key)
@@ -41,7 +40,7 @@ async def test_who_hears_that_a_stream_is_not_there_takes_nothing_from_one_that_
         await begun.wait()
         return found
 
-    monkeypatch.setattr(streams._store, "request", late)
+    monkeypatch.setattr(streams.store, "request", late)
     early = asyncio.create_task(refusal(attach(pair.a, "early")))
     await looked.wait()
     pair.script.pause()
@@ -61,7 +60,7 @@ async def test_a_stream_that_was_lost_as_it_was_taken_over_is_found_again(
 ) -> None:
     """Redis is away for those who look, and has just given its lease."""
     streams, taken, goes_on = streams_of(pair.b), asyncio.Event(), asyncio.Event()
-    take = streams._store.take
+    take = streams.store.take
 
     async def slow_take(key: StreamKey, owner: str) -> bool:
         is_taken = await take(key, owner)
@@ -73,17 +72,17 @@ async def test_a_stream_that_was_lost_as_it_was_taken_over_is_found_again(
         raise StoreAway
 
     before = await pair.begun(pair.a.inference.Generate(asked("lost", max_tokens=60)), 3)
-    monkeypatch.setattr(streams._store, "take", slow_take)
+    monkeypatch.setattr(streams.store, "take", slow_take)
     reader = asyncio.create_task(refusal(attach(pair.b, "lost")))
     await pair.kill_maker("lost")
     await taken.wait()
     with monkeypatch.context() as patched:
-        patched.setattr(streams._store, "read", away)
+        patched.setattr(streams.store, "read", away)
         with pytest.raises(Unavailable):
             await streams.bring_up_to_date(await streams.find("", "lost"))
     assert (await reader).code() == grpc.StatusCode.UNAVAILABLE
     goes_on.set()
-    await asyncio.gather(*streams.following._tasks._running)
+    await asyncio.gather(*streams.following.tasks.running)
     with pair.ask_redis() as client:  # as if its time were over
         client.delete(*client.keys("*:lease:lost"))
     async with asyncio.timeout(60):
@@ -96,7 +95,7 @@ async def test_a_look_that_fails_late_says_nothing_of_a_stream_that_was_taken_ov
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     streams, fails = streams_of(pair.b), asyncio.Event()
-    read, num_looks = streams._store.read, 0
+    read, num_looks = streams.store.read, 0
 
     async def first_fails_late(wanted: Sequence[tuple[StreamKey, int]]) -> list[FoundStream]:
         nonlocal num_looks
@@ -110,7 +109,7 @@ async def test_a_look_that_fails_late_says_nothing_of_a_stream_that_was_taken_ov
     await pair.kill_maker("late")
     pair.script.pause()
     stream = await streams.find("", "late")
-    monkeypatch.setattr(streams._store, "read", first_fails_late)
+    monkeypatch.setattr(streams.store, "read", first_fails_late)
     looking = asyncio.create_task(streams.bring_up_to_date(stream))
     await until_made(streams, stream.key)
     fails.set()
@@ -119,4 +118,4 @@ async def test_a_look_that_fails_late_says_nothing_of_a_stream_that_was_taken_ov
     async with asyncio.timeout(60):
         after = await bare(attach(pair.b, "late", 3))
     assert len(tokens([*before, *after])) == 60
-    assert streams._found[stream.key] is stream
+    assert streams.found[stream.key] is stream

@@ -33,6 +33,7 @@ from tests.services.frontend.streams.reading import (
     text,
     tokens,
 )
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -235,8 +236,7 @@ async def test_what_nobody_reads_ends_and_is_forgotten_after_its_retention(
     await call.read()
     script.pause()
     call.cancel()
-    while any(stream.num_readers for stream in streams._found.values()):
-        await asyncio.sleep(0)
+    await eventually(lambda: not any(stream.num_readers for stream in streams.found.values()))
     clock.now += 49
     await streams.beat()
     assert script.num_running, "somebody may still come"
@@ -297,17 +297,15 @@ async def test_a_stream_whose_client_left_while_it_began_is_counted(
 
     async with running(folder, script.address) as frontend:
         streams = frontend.frontend.core.streams
-        monkeypatch.setattr(streams._store, "create", create)
+        monkeypatch.setattr(streams.store, "create", create)
         call = frontend.inference.Generate(asked("left"))
         await asyncio.wait_for(begins.wait(), 60)
         call.cancel()
-        async with asyncio.timeout(60):
-            while "code=CANCELLED" not in "".join(await frontend.metrics()):
-                await asyncio.sleep(0.01)
+        await eventually(frontend.metrics, lambda found: "code=CANCELLED" in "".join(found))
         may_begin.set()
-        async with asyncio.timeout(60):
-            while (found := await frontend.metrics())["quire_frontend_streams_ended_total{reason=finished}"] == 0:
-                await asyncio.sleep(0.01)
+        found = await eventually(
+            frontend.metrics, lambda found: found["quire_frontend_streams_ended_total{reason=finished}"] != 0
+        )
     assert found["quire_frontend_streams_begun_total"] == 1
     assert found["quire_frontend_streams_made"] == 0
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import json
 import time
@@ -22,6 +21,7 @@ from tests.services.frontend.scripted_scheduler import prompt_of
 from tests.services.frontend.streams.events import read
 from tests.services.frontend.streams.pair import Pair
 from tests.services.frontend.talking import WEATHER
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -97,15 +97,15 @@ async def get(frontend: Running, response_id: str, **more: Any) -> httpx.Respons
 
 async def until(frontend: Running, response_id: str, *statuses: str) -> dict[str, Any]:
     """Polls, as clients do."""
-    async with asyncio.timeout(60):
-        while True:
-            answer = await get(frontend, response_id)
-            found: dict[str, Any] = answer.json()
-            assert answer.status_code == 200, found
-            if found["status"] in statuses:
-                return found
-            assert found["status"] in ("queued", "in_progress"), found
-            await asyncio.sleep(0.01)
+
+    async def ask() -> dict[str, Any]:
+        answer = await get(frontend, response_id)
+        found: dict[str, Any] = answer.json()
+        assert answer.status_code == 200, found
+        assert found["status"] in (*statuses, "queued", "in_progress"), found
+        return found
+
+    return await eventually(ask, lambda found: found["status"] in statuses)
 
 
 def said(response: dict[str, Any]) -> str:
@@ -169,7 +169,7 @@ async def test_a_request_that_the_next_frontend_cannot_read_stays_for_another(
     await pair.kill_maker(name)
     streams = pair.b.frontend.core.streams
     with monkeypatch.context() as older:
-        older.setitem(streams._remakes, "/v1/responses", lambda kept: ResponsesBody.model_validate_json("[]"))
+        older.setitem(streams.remakes, "/v1/responses", lambda kept: ResponsesBody.model_validate_json("[]"))
         refused = await pair.b.http.get(f"/v1/responses/{response['id']}?stream=true&starting_after=9999")
         assert "ValidationError" in refused.text
     assert (await until(pair.b, response["id"], "incomplete"))["usage"]["output_tokens"] == 400
@@ -188,13 +188,11 @@ async def test_who_asks_for_no_stream_need_not_come_back_before_it_has_ended(
         await begun(pair.a, **body)
         pair.script.pause()
     streams = pair.a.frontend.core.streams
-    (made,) = (made for key, made in streams._made.items() if key.request_id == name)
-    async with asyncio.timeout(60):
-        while made.stream.num_readers:
-            await asyncio.sleep(0.005)
+    (made,) = (made for key, made in streams.made.items() if key.request_id == name)
+    await eventually(lambda: not made.stream.num_readers)
     with monkeypatch.context() as later:
         later.setattr(streams, "_clock", lambda: time.monotonic() + 400)
-        streams._age(made.stream)
+        streams.age(made.stream)
     pair.script.resume()
     done = await until(pair.a, f"resp_{name}", "incomplete", "cancelled")
     assert done["status"] == ("cancelled" if stream else "incomplete")
@@ -207,9 +205,9 @@ async def test_a_response_belongs_to_its_tenant(pair: Pair) -> None:
     for frontend in (pair.a, pair.b):
         for method, place in (("GET", path), ("POST", f"{path}/cancel"), ("DELETE", path)):
             assert (await frontend.http.request(method, place)).status_code == 404
-    async with asyncio.timeout(60):
-        while (await get(pair.b, response["id"], headers=owner)).json()["status"] != "incomplete":
-            await asyncio.sleep(0.01)
+    await eventually(
+        lambda: get(pair.b, response["id"], headers=owner), lambda found: found.json()["status"] == "incomplete"
+    )
 
 
 async def test_a_response_is_deleted_everywhere_once_it_has_ended(pair: Pair) -> None:
@@ -256,10 +254,10 @@ async def test_a_stream_that_another_frontend_has_deleted_is_gone_at_once_where_
 ) -> None:
     name = f"gone-{next(NUMBERS)}"
     streams = pair.a.frontend.core.streams
-    monkeypatch.setattr(streams, "_age", lambda _: None)  # what is kept in Redis would soon be forgotten here
+    monkeypatch.setattr(streams, "age", lambda _: None)  # what is kept in Redis would soon be forgotten here
     response = await begun(pair.a, request_id=name, max_output_tokens=5)
     await until(pair.a, response["id"], "incomplete")
-    (made,) = (one for key, one in streams._made.items() if key.request_id == name)
+    (made,) = (one for key, one in streams.made.items() if key.request_id == name)
     assert (await pair.b.http.delete(f"/v1/responses/{response['id']}")).status_code == 200
     assert (await pair.a.http.get(f"/v1/streams/{name}")).status_code == 404
     anew = await made.maker._keep_anew(is_last=True)
@@ -314,7 +312,7 @@ async def test_one_that_its_next_frontend_may_not_go_on_with_has_failed(
     response = await begun(pair.a, request_id=name)
     await until(pair.a, response["id"], "in_progress")
     await pair.kill_maker(name)
-    monkeypatch.setattr(pair.b.frontend.core.streams, "_remakes", {})
+    monkeypatch.setattr(pair.b.frontend.core.streams, "remakes", {})
     failed = await until(pair.b, response["id"], "failed", "in_progress")
     assert failed["status"] == "in_progress"  # another frontend may know how
     monkeypatch.undo()
@@ -345,8 +343,8 @@ async def test_openais_client_polls(pair: Pair) -> None:
         response = await client.responses.create(
             model="talking", input="hi", background=True, max_output_tokens=20, extra_body={"ignore_eos": True}
         )
-        async with asyncio.timeout(60):
-            while response.status in ("queued", "in_progress"):
-                await asyncio.sleep(0.01)
-                response = await client.responses.retrieve(response.id)
+        asked = response.id
+        response = await eventually(
+            lambda: client.responses.retrieve(asked), lambda found: found.status not in ("queued", "in_progress")
+        )
     assert (response.status, bool(response.output_text)) == ("incomplete", True)

@@ -32,6 +32,7 @@ from tests.services.frontend.streams.reading import (
     text,
     tokens,
 )
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -132,16 +133,17 @@ async def test_a_maker_that_stood_still_gives_way_to_the_one_that_took_over(pair
     num_before = len(submissions)
     call = pair.a.inference.Generate(asked("still", max_tokens=50))
     with pair.ask_redis() as client:
-        async with asyncio.timeout(60):
-            while not (leases := client.keys("*:lease:still")):
-                await asyncio.sleep(0.005)
+        leases = await eventually(lambda: client.keys("*:lease:still"))
         holder = client.get(leases[0]) or b""
         await pair.script.until(lambda: len(submissions) == num_before + 1)
         reader = asyncio.create_task(bare(attach(pair.b, "still")))
-        async with asyncio.timeout(60):
-            while len(submissions) < num_before + 2:  # it may renew its lease before the other looks
-                client.eval(LEAVE, 1, leases[0], holder)
-                await asyncio.sleep(0.005)
+
+        def is_taken_over() -> bool:
+            """It may renew its lease before the other looks."""
+            client.eval(LEAVE, 1, leases[0], holder)
+            return len(submissions) >= num_before + 2
+
+        await eventually(is_taken_over)
     pair.script.resume()
     own = await everything(call)
     assert own == await reader
@@ -235,10 +237,8 @@ async def test_the_use_of_redis_is_told_anew_to_one_that_comes_back_empty(folder
         pair.script.pause()
         await pair.a.until_heard(pair.script)
         streams = pair.a.frontend.core.streams
-        (made,) = streams._made.values()
-        async with asyncio.timeout(60):
-            while pair.a.has_news or made.maker._keeping.locked():
-                await asyncio.sleep(0.005)
+        (made,) = streams.made.values()
+        await eventually(lambda: not pair.a.has_news and (not made.maker._keeping.locked()))
         await streams.beat()
         told = await pair.a.metrics()
         with pair.ask_redis() as client:
@@ -255,9 +255,7 @@ async def test_a_request_with_the_id_of_a_stream_that_is_read_here_takes_it_from
     told = [await begun.read()]
     pair.script.pause()
     elsewhere = asyncio.create_task(bare(attach(pair.b, "twice")))
-    async with asyncio.timeout(60):
-        while not any(stream.num_readers for stream in pair.b.frontend.core.streams._found.values()):
-            await asyncio.sleep(0.005)
+    await eventually(lambda: any(stream.num_readers for stream in pair.b.frontend.core.streams.found.values()))
     refused = await refusal(pair.b.inference.Generate(asked("twice")))
     assert refused.code() == grpc.StatusCode.FAILED_PRECONDITION
     pair.script.resume()

@@ -100,7 +100,7 @@ async def test_a_short_conversation_whose_process_stands_still_is_done_by_the_ot
     expected = await conversations.sections(said("hello"))
     pid = conversations.pids[0]
     assert pid is not None
-    monkeypatch.setattr(conversations._light, "_budget", RenderBudget(1.0, 0.05))
+    monkeypatch.setattr(conversations.light, "_budget", RenderBudget(1.0, 0.05))
     os.kill(pid, signal.SIGSTOP)
     assert await conversations.sections(said("hello")) == expected
     assert conversations.pids[0] is None

@@ -16,11 +16,12 @@ from quire import bundled
 from quire.services.frontend.bounds.turns import SmallestFirst
 from quire.services.frontend.tokenizer import encoder
 from quire.services.frontend.tokenizer.cuts import Cuts
-from quire.services.frontend.tokenizer.encoder import Encoder, Tokenized
+from quire.services.frontend.tokenizer.encoder import Encoder, TextSizes, Tokenized
 from quire.services.frontend.tokenizer.tokenizer import Tokenizer as Tokenizers
 from quire.shared.errors import InvalidArgument
 from tests.priorities import behind
 from tests.services.frontend.tiny_folder import CORPUS, SPECIALS, byte_level_tokenizer, metaspace_tokenizer
+from tests.waiting import loop_turns
 
 CL100K = "|".join([
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)", r"[^\r\n\p{L}\p{N}]?\p{L}+", r"\p{N}{1,3}", r" ?[^\s\p{L}\p{N}]+[\r\n]*",
@@ -78,18 +79,15 @@ KINDS = {
 }
 
 
-@pytest.fixture
-def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoder, "PIECE_CHARACTERS", 20)
-    monkeypatch.setattr(encoder, "INLINE_CHARACTERS", 8)
+SMALL = TextSizes(inline=8, piece=20)
 
 
 @pytest.mark.parametrize("nfc", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
-async def test_pieces_give_the_ids_of_the_whole(kind: str, nfc: bool, small_pieces: None) -> None:
+async def test_pieces_give_the_ids_of_the_whole(kind: str, nfc: bool) -> None:
     whole = tokenizer(KINDS[kind], nfc=nfc)
     chance = random.Random(kind)
-    pieces = Encoder(whole, 2)
+    pieces = Encoder(whole, 2, sizes=SMALL)
     num_pieces = 0
     for _ in range(150):
         text = "".join(chance.choices(SCRAPS, k=chance.randrange(1, 120)))
@@ -129,10 +127,10 @@ def test_of_splits_that_nobody_knows_texts_stay_whole(split: pre_tokenizers.PreT
     assert not Cuts(tokenizer(split, nfc=False)).known
 
 
-async def test_texts_that_stay_whole_are_tokenized_all_the_same(small_pieces: None) -> None:
+async def test_texts_that_stay_whole_are_tokenized_all_the_same() -> None:
     whole = metaspace_tokenizer()
     text = "hello world and all the others " * 9
-    assert await Encoder(whole, 1).encode(text, add_special_tokens=True) == whole.encode(text).ids
+    assert await Encoder(whole, 1, sizes=SMALL).encode(text, add_special_tokens=True) == whole.encode(text).ids
 
 
 async def test_a_text_is_read_only_as_far_as_it_can_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +170,7 @@ async def test_the_shortest_goes_first() -> None:
     async def work(amount: int) -> None:
         async with turns.turn(amount):
             order.append(amount)
-            await asyncio.sleep(0)
+            await loop_turns()
 
     async with asyncio.TaskGroup() as tasks:
         for amount in (50, 40, 30, 10, 20):
@@ -191,12 +189,12 @@ async def test_turns_survive_those_who_leave() -> None:
     tasks = [asyncio.create_task(hold()) for _ in range(50)]
     chance.shuffle(tasks)
     for task in tasks:
-        await asyncio.sleep(0)
+        await loop_turns()
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     async with asyncio.timeout(60), turns.turn(1):
-        assert turns._places == 0
-    assert turns._places == 1
+        assert turns.places == 0
+    assert turns.places == 1
 
 
 async def test_the_loop_goes_on_while_a_text_is_tokenized_in_one_call() -> None:
@@ -241,7 +239,7 @@ async def test_many_texts_at_once_let_a_shorter_one_come_first() -> None:
     try:
         alone = [encoder.encode_now(text, add_special_tokens=False) for text in texts]
         many = asyncio.ensure_future(encoder.encode_all(texts))
-        await asyncio.sleep(0)
+        await loop_turns()
         await encoder.encode("some words " * 200, add_special_tokens=False)
         assert not many.done()
         assert [ids.tolist() for ids in await many] == alone
@@ -266,7 +264,7 @@ async def test_many_ids_are_decoded_to_the_same_text_beside_the_loop() -> None:
         ids = [number % 2000 for number in range(30_000)]
         for skips in (False, True):
             waiting = asyncio.ensure_future(decoding.decode_long(ids, skip_special_tokens=skips))
-            await asyncio.sleep(0)
+            await loop_turns()
             assert not waiting.done()
             assert await waiting == decoding.decode(ids, skip_special_tokens=skips)
             few = ids[:50]

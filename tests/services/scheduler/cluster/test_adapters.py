@@ -20,6 +20,7 @@ from tests.admin import admin_of, calling
 from tests.services.scheduler.paper_worker import oracle
 from tests.services.scheduler.scripted_peers import FrontendPeer, WorkerPeer
 from tests.services.scheduler.test_service import PROMPTS, Bench, Start, start
+from tests.waiting import eventually
 
 __all__ = ["start"]
 
@@ -63,9 +64,7 @@ async def counted(bench: Bench) -> dict[str, float]:
 
 
 async def until(condition: Any) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.005)
+    await eventually(condition)
 
 
 async def begin(frontend: FrontendPeer, stream: int, adapter: str = "a", digest: bytes = ONE, tokens: int = 20) -> None:

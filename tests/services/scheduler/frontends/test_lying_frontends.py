@@ -17,6 +17,7 @@ from quire.shared.pb.common.v1.sampling_pb2 import BeamSearch, RepetitionDetecti
 from quire.shared.pb.scheduler.v1 import scheduler_pb2 as pb
 from tests.services.scheduler.scripted_peers import MODEL, FrontendPeer
 from tests.services.scheduler.test_trust import PROMPT, Guarded, scheduler
+from tests.waiting import loop_turns
 
 LARGE = 2**32 - 1
 INVALID = finish_pb2.ERROR_CODE_INVALID_ARGUMENT
@@ -119,13 +120,13 @@ async def test_a_million_empty_submissions_and_cancellations_hold_up_nobody(runn
     for _ in range(3):
         liar.link.send(pb.SessionRequest(submission=pb.Submission(), further_submissions=empty))
         liar.link.send(pb.SessionRequest(cancellation=pb.Cancellation(sequence_ids=cancelled)))
-    await asyncio.sleep(0)
+    await loop_turns()
     turns = 0
 
     async def count_turns() -> None:
         nonlocal turns
         while True:
-            await asyncio.sleep(0)
+            await loop_turns()
             turns += 1
 
     counting = asyncio.create_task(count_turns())

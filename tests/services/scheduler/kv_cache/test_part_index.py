@@ -39,8 +39,8 @@ def test_of_blocks_that_begin_alike_another_is_found_when_the_latest_is_gone() -
         assert index.find(content([1, 2, 3])) == BlockPart(found, 3, is_all=False)
     index.forget(1)
     assert index.find(content([1, 2, 3])) is None
-    assert not index._newest
-    assert not index._older
+    assert not index.newest
+    assert not index.older
 
 
 def test_the_same_tokens_behind_something_else_are_not_found() -> None:

@@ -15,6 +15,7 @@ from tests.services.scheduler.operations.conftest import Holding
 from tests.services.scheduler.paper_worker import oracle
 from tests.services.scheduler.scripted_peers import FrontendPeer, WorkerPeer
 from tests.services.scheduler.test_service import PROMPTS, Bench, Start, start
+from tests.waiting import stays
 
 __all__ = ["start"]
 
@@ -62,7 +63,7 @@ async def test_what_runs_and_what_comes_waits_and_goes_on(start: Start, holding:
     await frontend.submit(1, PROMPTS[1], max_tokens=NUM_TOKENS, eos_token_ids=b"")
     await frontend.until(lambda: (frontend.view.num_running, frontend.view.num_waiting) == (1, 1))
     before = await all_told(frontend, worker)
-    await asyncio.sleep(SOME_STEPS_S)
+    await stays(lambda: (len(frontend.tokens[0]), len(frontend.tokens[1])) == (before, 0), SOME_STEPS_S)
     states = {name: service.state for name, service in (await bench.status()).items()}
     assert (len(frontend.tokens[0]), len(frontend.tokens[1])) == (before, 0)
     assert (states["s0"], states[worker.id]) == (admin_pb2.STATE_PAUSED, admin_pb2.STATE_PAUSED)
@@ -82,8 +83,7 @@ async def test_the_answer_comes_when_no_step_is_under_way(start: Start, holding:
     await frontend.until(lambda: frontend.view.num_running == 1)
     asked = asyncio.ensure_future(pause(bench))
     await holding.begun.wait()
-    await asyncio.sleep(SOME_STEPS_S)
-    assert not asked.done()
+    await stays(lambda: not asked.done(), SOME_STEPS_S)
     hold.set()
     assert (await asked).num_kept == 1
     assert not frontend.finished
@@ -139,8 +139,7 @@ async def test_a_worker_that_comes_meanwhile_takes_over_when_generation_is_resum
         await asyncio.wait([worker.task])  # type: ignore[attr-defined]
     await bench.worker(id="w1")
     before = await all_told(frontend, worker)
-    await asyncio.sleep(SOME_STEPS_S)
-    assert len(frontend.tokens[0]) == before < NUM_TOKENS
+    await stays(lambda: len(frontend.tokens[0]) == before < NUM_TOKENS, SOME_STEPS_S)
     await resume(bench)
     await frontend.ended(0)
     assert says_what_the_oracle_says(frontend, 0)
@@ -155,8 +154,7 @@ async def test_a_reset_of_the_cache_does_not_resume(start: Start, holding: Holdi
     async with calling(admin_of("scheduler", bench.address)) as admin:
         await admin.ResetPrefixCache(admin_pb2.ResetPrefixCacheRequest(preempt_running=True))
     before = await all_told(frontend, worker)
-    await asyncio.sleep(SOME_STEPS_S)
-    assert len(frontend.tokens[0]) == before
+    await stays(lambda: len(frontend.tokens[0]) == before, SOME_STEPS_S)
     await resume(bench)
     await frontend.ended(0)
     assert says_what_the_oracle_says(frontend, 0)

@@ -19,6 +19,7 @@ from tests.services.scheduler.operations.test_weights import NUM_TOKENS, begin, 
 from tests.services.scheduler.paper_worker import oracle
 from tests.services.scheduler.scripted_peers import FrontendPeer
 from tests.services.scheduler.test_service import PROMPTS, Bench, Start, start
+from tests.waiting import stays
 
 __all__ = ["start"]
 
@@ -60,8 +61,7 @@ async def test_what_runs_and_what_comes_waits_and_is_computed_anew(start: Start,
     await sleep(bench)
     assert await wake(bench, "weights") == ["kv_cache"]
     await frontend.until(lambda: len(frontend.tokens[0]) == peer.num_results)
-    await asyncio.sleep(0.05)
-    assert len(frontend.tokens[0]) == peer.num_results < NUM_TOKENS
+    await stays(lambda: len(frontend.tokens[0]) == peer.num_results < NUM_TOKENS, 0.05)
     assert await wake(bench, "kv_cache") == []
     await frontend.ended(0, 1)
     assert says_what_the_oracle_says(frontend, 0, 1)

@@ -18,6 +18,7 @@ from tests.admin import admin_of, calling
 from tests.services.scheduler.operations.conftest import Holding
 from tests.services.scheduler.scripted_peers import FrontendPeer, WorkerPeer
 from tests.services.scheduler.test_service import PROMPTS, Bench, Start, start
+from tests.waiting import eventually
 
 __all__ = ["start"]
 
@@ -43,16 +44,12 @@ async def counted(bench: Bench) -> dict[str, float]:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.005)
+    await eventually(condition)
 
 
 async def until_state(bench: Bench, name: str, state: pb.State) -> pb.ServiceStatus:
-    async with asyncio.timeout(PATIENCE_S):
-        while (found := (await bench.status()).get(name)) is None or found.state != state:
-            await asyncio.sleep(0.01)
-    return found
+    found = await eventually(bench.status, lambda found: name in found and found[name].state == state)
+    return found[name]
 
 
 async def begin(frontend: FrontendPeer, stream: int) -> None:

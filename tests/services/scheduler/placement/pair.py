@@ -69,8 +69,8 @@ class Side:
 
     def watched(self) -> None:
         """What follows a pump."""
-        if self.replica._watcher is not None:
-            self.replica._watcher(self.replica)
+        if self.replica.watcher is not None:
+            self.replica.watcher(self.replica)
 
     def orders(self) -> list[FetchOrder]:
         assert self.core.peer_blocks is not None
@@ -81,7 +81,7 @@ class Pair:
     """A cluster of two."""
 
     def __init__(self, roles: tuple[str, str] = ("", ""), **limits: Any) -> None:
-        metrics = SchedulerMetrics(CollectorRegistry())
+        self.metrics = metrics = SchedulerMetrics(CollectorRegistry())
         settings = SchedulerSettings(id="s", grpc_port=0, metrics_port=0, prefill_threshold=16)
         self.cluster = WorkerCluster(settings, lambda: 0.0, metrics)
         self.cluster.join(0, lambda _: None)
@@ -108,7 +108,9 @@ class Pair:
         return sequence
 
     def where(self, sequence: Sequence) -> str:
-        return self.cluster.assignments._replica_of[sequence.key].id
+        replica = self.cluster.assignments.replica_of(sequence.key)
+        assert replica is not None
+        return replica.id
 
     def run(self, side: Side, prompt: list[int], max_tokens: int = 2) -> Sequence:
         """Alone, and all it orders."""

@@ -122,11 +122,11 @@ def test_whoever_leaves_meanwhile_is_not_waited_for(pair: Pair) -> None:
 def test_only_equal_layouts_are_paired_and_only_what_pays_is_fetched() -> None:
     pair = Pair()
     pair.a.replica.hello.kv_transfer.layout = b"m" * 32
-    pair.cluster.assignments._neighbourhood.changed()
+    pair.cluster.assignments.neighbourhood.changed()
     pair.run(pair.a, prompt(0))
     assert pair.run(pair.b, prompt(0)).num_cached_tokens == 0
     pair.a.replica.hello.kv_transfer.layout = pair.b.replica.hello.kv_transfer.layout
-    pair.cluster.assignments._neighbourhood.changed()
+    pair.cluster.assignments.neighbourhood.changed()
     pair.run(pair.a, prompt(1))
     pair.b.core.prompt_seconds = lambda tokens: tokens * 1e-6  # type: ignore[method-assign]
     assert pair.run(pair.b, prompt(1)).num_cached_tokens == 0
@@ -204,5 +204,5 @@ def test_random_lives_say_what_the_oracle_says(seed: int) -> None:
     assert pair.is_at_rest()
     assert sum(side.core.counts.fetches for side in pair.sides) > 3
     for sequence, asked in sequences:
-        said = sequence.token_ids()[len(asked) :]
+        said = sequence.tokens.ids()[len(asked) :]
         assert said == oracle(asked, sequence.max_total_tokens, False)[: len(said)]

@@ -24,11 +24,11 @@ def pair() -> Pair:
 
 
 def said(sequence: Sequence) -> list[int]:
-    return sequence.token_ids()[sequence.num_prompt_tokens :]
+    return sequence.tokens.ids()[sequence.num_prompt_tokens :]
 
 
 def right(sequence: Sequence) -> list[int]:
-    return oracle(sequence.token_ids()[: sequence.num_prompt_tokens], sequence.max_total_tokens, False)
+    return oracle(sequence.tokens.ids()[: sequence.num_prompt_tokens], sequence.max_total_tokens, False)
 
 
 def until_moved(pair: Pair, sequence: Sequence) -> None:
@@ -87,7 +87,7 @@ def test_what_cannot_move_stays_with_one_worker(pair: Pair, fields: dict[str, ob
     sequence = pair.place(LONG, **fields)
     assert pair.where(sequence) == "b" or sequence.samples_nothing
     pair.settle()
-    assert len(pair.cluster.assignments._handovers) == 0
+    assert len(pair.cluster.assignments.handovers) == 0
 
 
 def test_it_goes_on_where_it_is_until_there_is_room() -> None:
@@ -143,7 +143,7 @@ def test_either_may_be_lost_at_any_time(gone: str, steps: int) -> None:
     for fetch in list(left.core.peer_blocks.orders_under_way() if left.core.peer_blocks else ()):
         left.core.fetched(fetch.fetch_id, failed=True)
     left.watched()
-    assert (left.core.use.used, left.core.kv.num_unowned(), len(pair.cluster.assignments._handovers)) == (0, 0, 0)
+    assert (left.core.use.used, left.core.kv.num_unowned(), len(pair.cluster.assignments.handovers)) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("steps", range(7))
@@ -159,7 +159,7 @@ def test_a_cancellation_leaves_nothing_behind(pair: Pair, steps: int) -> None:
     pair.settle()
     pair.settle()
     assert pair.is_at_rest()
-    assert len(pair.cluster.assignments._handovers) == 0
+    assert len(pair.cluster.assignments.handovers) == 0
 
 
 def test_a_reset_of_the_cache_takes_what_is_kept(pair: Pair) -> None:
@@ -194,7 +194,7 @@ def test_whoever_is_there_does_all_of_it(roles: tuple[str, str], where: str) -> 
     pair.settle()
     assert said(sequence) == right(sequence)
     missing = {"decode": "prefill", "prefill": "decode"}[roles[0]]
-    registry = pair.a.replica._metrics.registry
+    registry = pair.metrics.registry
     assert registry.get_sample_value("quire_scheduler_role_missing", {"role": missing}) == 1
 
 
@@ -232,7 +232,7 @@ def test_random_lives_say_what_the_oracle_says(seed: int) -> None:
     for side in pair.sides:
         side.watched()
     assert pair.is_at_rest()
-    assert len(pair.cluster.assignments._handovers) == 0
-    assert pair.a.replica._metrics.registry.get_sample_value("quire_scheduler_handovers_total", {"outcome": "done"}) > 3
+    assert len(pair.cluster.assignments.handovers) == 0
+    assert pair.metrics.registry.get_sample_value("quire_scheduler_handovers_total", {"outcome": "done"}) > 3
     for sequence in sequences:
         assert said(sequence) == right(sequence)[: len(said(sequence))]

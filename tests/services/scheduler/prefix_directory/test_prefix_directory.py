@@ -32,6 +32,7 @@ from tests.redis_server import RedisServer
 from tests.services.scheduler.conftest import make_limits, make_sequence
 from tests.services.scheduler.paper_worker import PaperWorker
 from tests.services.scheduler.scripted_peers import MODEL, layout
+from tests.waiting import eventually
 
 KEYS = BlockKeys.of("quire", MODEL, layout())
 LIMITS = make_limits(num_blocks=40, block_size=4, enable_prefix_caching=True)
@@ -118,8 +119,7 @@ async def reader(server: RedisServer) -> AsyncIterator[PrefixReader]:
 
 async def until(holds: Callable[[], object], timeout_s: float = 60.0) -> None:
     async with asyncio.timeout(timeout_s):
-        while not holds():
-            await asyncio.sleep(0.02)
+        await eventually(holds)
 
 
 async def matched(reader: PrefixReader) -> dict[str, int]:
@@ -133,8 +133,7 @@ async def matched(reader: PrefixReader) -> dict[str, int]:
 
 async def becomes(reader: PrefixReader, expected: dict[str, int], timeout_s: float = 60.0) -> None:
     async with asyncio.timeout(timeout_s):
-        while await matched(reader) != expected:
-            await asyncio.sleep(0.02)
+        await eventually(lambda: matched(reader), lambda found: found == expected)
 
 
 async def test_what_workers_hold_is_found_by_everybody(opened: Open, reader: PrefixReader) -> None:
@@ -164,9 +163,7 @@ async def _no_room_for_its_dump(client: redis.asyncio.Redis) -> None:
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (1, most))
     await client.config_set("save", "3600 1")  # without any, a failure to save is ignored
     await client.bgsave()
-    async with asyncio.timeout(60):
-        while (await client.info("persistence"))["rdb_last_bgsave_status"] == "ok":
-            await asyncio.sleep(0.02)
+    await eventually(lambda: client.info("persistence"), lambda found: found["rdb_last_bgsave_status"] != "ok")
 
 
 async def _room_again(client: redis.asyncio.Redis) -> None:
@@ -242,9 +239,7 @@ async def test_a_worker_that_goes_takes_its_entries_along(
     directory.untrack(worker.replica)
     await becomes(reader, {})
     client = redis.asyncio.Redis.from_url(server.url)
-    async with asyncio.timeout(60):
-        while await client.keys("*blocks*"):
-            await asyncio.sleep(0.02)
+    await eventually(lambda: client.keys("*blocks*"), lambda found: not found)
     assert await client.keys("*blocks*") == []
     await client.aclose()
 

@@ -27,8 +27,8 @@ class Liar(WorkerPeer):
 
     lie: Lie = staticmethod(lambda _wire: None)
 
-    def _result(self, result: object) -> pb.StepResult:
-        wire = super()._result(result)
+    def result(self, result: object) -> pb.StepResult:
+        wire = super().result(result)
         self.lie(wire)
         return wire
 
@@ -160,13 +160,13 @@ class Silent(WorkerPeer):
 
     num_steps = 0
 
-    async def _take(self, message: pb.AttachResponse) -> None:
+    async def take(self, message: pb.AttachResponse) -> None:
         if message.WhichOneof("message") == "plan":
             self.num_steps += 1
             empty = pb.StepResult(epoch=self.epoch, step_id=message.plan.step_id, token_counts=bytes(4))
             self.link.send(pb.AttachRequest(result=empty))
         else:
-            await super()._take(message)
+            await super().take(message)
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from quire.shared.rpc import worker_hello
 from quire.shared.rpc.trust import ServiceDoor
 from quire.shared.settings import SchedulerSettings
 from tests.services.scheduler.scripted_peers import MODEL, layout
+from tests.waiting import eventually, loop_turns
 
 OWNER = 1
 HELLO = pb.WorkerHello(
@@ -116,8 +117,7 @@ End = Callable[[PaperCall, Desk], Awaitable[None]]
 
 async def until(holds: Callable[[], bool]) -> None:
     async with asyncio.timeout(20):
-        while not holds():
-            await asyncio.sleep(0)
+        await eventually(holds)
 
 
 async def test_sequences_of_a_call_that_is_cancelled_go_on_with_a_worker_that_attaches_in_that_moment() -> None:
@@ -262,7 +262,7 @@ async def test_what_was_kept_for_a_worker_goes_soon_after_its_session(end: End) 
     """Not minutes later: with 2,000 blocks it is 335 KiB, for each worker that came and went until then."""
     desk = Desk()
     kept = await kept_after(end, desk)
-    await asyncio.sleep(0)  # the loop itself still has the last callbacks
+    await loop_turns()  # the loop itself still has the last callbacks
     desk.collector.look()
     assert [part() for part in kept] == [None] * len(kept)
     if desk.later is not None:

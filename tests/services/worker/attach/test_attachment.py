@@ -11,6 +11,7 @@ from quire.services.worker.kv.held_blocks import HeldReport
 from quire.shared.pb.common.v1 import finish_pb2
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from quire.shared.process.lifecycle import Shutdown
+from tests.waiting import loop_turns
 
 PATIENCE_S = 60.0
 WELCOME = pb.SchedulerWelcome(scheduler_id="scripted", epoch=1, version="0", heartbeat_interval_ms=60_000)
@@ -62,7 +63,7 @@ async def test_who_is_to_leave_does_not_wait_for_a_device_that_hangs() -> None:
             resting.set()
             return await asyncio.get_running_loop().create_future()
 
-    attachment = Attachment(Line(), Hanging(), shutdown, 1.0, lambda _: asyncio.sleep(0))  # type: ignore[arg-type]
+    attachment = Attachment(Line(), Hanging(), shutdown, 1.0, lambda _: loop_turns())  # type: ignore[arg-type]
     running = asyncio.create_task(attachment.run(pb.WorkerHello(), welcomed))
     async with asyncio.timeout(PATIENCE_S):
         await resting.wait()
@@ -108,7 +109,7 @@ async def test_a_scheduler_that_says_it_lives_while_the_hello_comes_is_waited_fo
     async def welcomed(_welcome: pb.SchedulerWelcome) -> None:
         there.set()
 
-    attachment = Attachment(line, Engine(), Shutdown(), 1.0, lambda _: asyncio.sleep(0))  # type: ignore[arg-type]
+    attachment = Attachment(line, Engine(), Shutdown(), 1.0, lambda _: loop_turns())  # type: ignore[arg-type]
     running = asyncio.create_task(attachment.run(pb.WorkerHello(), welcomed))
     for _ in range(3):
         line.said.put_nowait(pb.AttachResponse(heartbeat=pb.Heartbeat()))

@@ -41,6 +41,7 @@ from tests.services.worker.checkpoints import VOCAB_SIZE, Checkpoint
 from tests.services.worker.plans import New, PaperScheduler
 from tests.services.worker.rig import Rig
 from tests.services.worker.scripted_scheduler import PATIENCE_S, ScriptedScheduler, Session
+from tests.waiting import eventually
 
 Make = Callable[[str], Checkpoint]
 PROMPT = [3, 1, 4, 1, 5, 9]
@@ -61,11 +62,14 @@ class RunningWorker:
 
     async def addresses(self) -> tuple[str, str]:
         """Of gRPC and of metrics, from the line on stdout."""
-        printed = ""
-        async with asyncio.timeout(PATIENCE_S):
-            while not (found := re.search(r"quire-worker ready id=w grpc=(\S+) metrics=(\S+) admin=\S+\n", printed)):
-                printed += self.capture.readouterr().out
-                await asyncio.sleep(0.01)
+        printed: list[str] = []
+
+        def line() -> re.Match[str] | None:
+            printed.append(self.capture.readouterr().out)
+            return re.search(r"quire-worker ready id=w grpc=(\S+) metrics=(\S+) admin=\S+\n", "".join(printed))
+
+        found = await eventually(line)
+        assert found is not None
         return found.group(1), found.group(2)
 
 
@@ -318,8 +322,7 @@ async def test_a_worker_without_a_scheduler_tries_on_and_leaves_at_once_when_tol
 ) -> None:
     await scheduler.stop()
     worker = start()
-    while "not attached" not in worker.capture.readouterr().err:
-        await asyncio.sleep(0.01)
+    await eventually(lambda: "not attached" in worker.capture.readouterr().err)
     assert not worker.task.done(), "it tries on"
     worker.shutdown.request()
     await worker.ends()
@@ -367,11 +370,10 @@ async def test_admin_health_and_metrics(start: Start, scheduler: ScriptedSchedul
         grpc.aio.insecure_channel(address) as channel,
         calling(admin_of("worker", address)) as admin,
     ):
-        async with asyncio.timeout(PATIENCE_S):
-            status = (await admin.GetStatus(admin_pb2.GetStatusRequest())).services[0]
-            while status.running != 2:
-                await asyncio.sleep(0.02)
-                status = (await admin.GetStatus(admin_pb2.GetStatusRequest())).services[0]
+        reply = await eventually(
+            lambda: admin.GetStatus(admin_pb2.GetStatusRequest()), lambda reply: reply.services[0].running == 2
+        )
+        status = reply.services[0]
         assert (status.id, status.role, status.state) == ("w", admin_pb2.ROLE_WORKER, admin_pb2.STATE_READY)
         assert (status.epoch, status.blocks.total, status.blocks.used) == (5, 127, 4)
         assert status.blocks.free + status.blocks.cached == 123
@@ -408,14 +410,14 @@ async def test_an_attachment_that_ends_unasked_is_followed_by_another_and_keeps_
     start: Start, scheduler: ScriptedScheduler, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
 ) -> None:
     """grpc.aio raises CancelledError from a write after the call was cancelled on this side."""
-    worker, take = start(), Attachment._take
+    worker, take = start(), Attachment.take
 
     def fails(attachment: Attachment, plan: pb.StepPlan) -> None:
         take(attachment, plan)
         if attachment.epoch == 5 and plan.step_id == 2:
             raise error
 
-    monkeypatch.setattr(Attachment, "_take", fails)
+    monkeypatch.setattr(Attachment, "take", fails)
     session, _ = await scheduler.attached(epoch=5)
     paper = PaperScheduler(4, 128, epoch=5)
     await session.plan(paper.plan([New(0, PROMPT)], {0: 6}))
@@ -446,9 +448,10 @@ async def test_a_device_that_does_not_come_back_from_a_step_is_dead_until_it_doe
         stub = health_pb2_grpc.HealthStub(channel)
 
         async def until(status: object) -> None:
-            async with asyncio.timeout(PATIENCE_S):
-                while (await stub.Check(health_pb2.HealthCheckRequest(service=LIVENESS))).status != status:
-                    await asyncio.sleep(0.01)
+            await eventually(
+                lambda: stub.Check(health_pb2.HealthCheckRequest(service=LIVENESS)),
+                lambda found: found.status == status,
+            )
 
         await until(SERVING)
         await session.plan(PaperScheduler(4, 128, epoch=5).plan([New(0, PROMPT)], {0: 6}))

@@ -43,7 +43,7 @@ class Fake:
 @pytest.fixture
 def refusing(monkeypatch: pytest.MonkeyPatch):
     def use(*names: str) -> None:
-        monkeypatch.setattr(backends, "_load", lambda name: Fake(name, "no" if name in names else None))
+        monkeypatch.setattr(backends, "load_backend", lambda name: Fake(name, "no" if name in names else None))
 
     return use
 
@@ -100,8 +100,8 @@ def test_trees_of_drafts_have_those_backends_that_say_so(refusing) -> None:
 
 @pytest.mark.parametrize("name", backends.BACKENDS)
 def test_it_is_known_of_each_backend_whether_it_has_trees(name: str) -> None:
-    backend = backends._load(name)
-    refused = backends._reject_reason(backend, replace(SPEC, has_trees=True))
+    backend = backends.load_backend(name)
+    refused = backends.reject_reason_of(backend, replace(SPEC, has_trees=True))
     says_trees = "has no attention over trees of drafts"
     assert (refused == says_trees) == (name in ("flash_attn", "flash_attn_2", "batch_invariant"))
 
@@ -136,7 +136,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
 
 
 def reason(name: str, spec: AttentionSpec) -> str | None:
-    return backends._load(name).reject_reason(spec)
+    return backends.load_backend(name).reject_reason(spec)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_a_package_that_was_built_for_something_else(package) -> None:
 
 
 def test_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    backend = backends._load("flash_attn_2")
+    backend = backends.load_backend("flash_attn_2")
     monkeypatch.setattr(sys, "path", [])
     assert backend.reject_reason(PAGED) == "flash-attn is not installed"
 
@@ -239,7 +239,7 @@ def paged_case(block_size: int, heads: tuple[int, int], head_dim: int, dtype: to
 @pytest.mark.parametrize("window", [0, 50])
 def test_flash_attn_2_is_called_as_its_words_want_it(package, rows: Rows, window: int) -> None:
     package("2.8.3")
-    backend = backends._load("flash_attn_2")
+    backend = backends.load_backend("flash_attn_2")
     assert backend.reject_reason(PAGED) is None
     case = paged_case(256, (4, 2), 16, torch.float16, "cpu")
     for step in (rows, rows[1:]):
@@ -259,7 +259,7 @@ def test_attention_on_a_gpu(name: str, head_dim: int, window: int, rows: Rows) -
         has_window=bool(window),
         capability=torch.cuda.get_device_capability(),
     )
-    backend = backends._load(name)
+    backend = backends.load_backend(name)
     refused = backend.reject_reason(spec)
     if refused:
         pytest.skip(refused)

@@ -51,8 +51,8 @@ class Interpreted(TritonAttention):
 
 @pytest.fixture(autouse=True)
 def _interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
-    load = backends._load
-    monkeypatch.setattr(backends, "_load", lambda name: Interpreted() if name == "triton" else load(name))
+    load = backends.load_backend
+    monkeypatch.setattr(backends, "load_backend", lambda name: Interpreted() if name == "triton" else load(name))
     monkeypatch.setattr(Interpreted, "num_masked", 0)
     tune(monkeypatch, "attention.decode_attention", enough_programs=16)
     torch.set_num_threads(1)

@@ -21,6 +21,7 @@ from quire.shared.errors import Internal, InvalidArgument
 from quire.shared.metrics.worker import StepCost
 from quire.shared.pb.common.v1 import sampling_pb2
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
+from tests.waiting import eventually, loop_turns
 
 PATIENCE_S = 60.0
 REPORT = HeldReport([3], b"h" * 32)
@@ -221,12 +222,6 @@ def submit(engine: Engine, receiver: Inbox, *step_ids: int) -> None:
         engine.submit(receiver, pb.StepPlan(step_id=step_id))
 
 
-async def eventually(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not holds():
-            await asyncio.sleep(0.005)
-
-
 @pytest.mark.parametrize("synchronous", [True, False])
 async def test_results_come_in_order_and_the_device_has_one_thread(
     start: Start, replica: PaperReplica, synchronous: bool
@@ -280,7 +275,7 @@ async def test_a_new_attachment_waits_for_steps_under_way_and_skips_the_rest(
     submit(engine, old, 1)
     await eventually(lambda: "launch 1" in replica.log)
     resting = asyncio.ensure_future(engine.rest(new))
-    await asyncio.sleep(0)
+    await loop_turns()
     submit(engine, old, 2)
     replica.landings[1].set()
     async with asyncio.timeout(PATIENCE_S):

@@ -22,8 +22,10 @@ from quire.services.worker.step.step_inputs import StepInputs
 from quire.shared import columns
 from quire.shared.pb.common.v1 import sampling_pb2
 from tests.services.worker.checkpoints import VOCAB_SIZE, Checkpoint
-from tests.services.worker.graphs.test_decode_graphs import SAMPLINGS, Copying, PretendAsynchronous, plain_rig, run_both
+from tests.services.worker.graphs.pretending import Copying
+from tests.services.worker.graphs.test_decode_graphs import SAMPLINGS, plain_rig, run_both
 from tests.services.worker.models.test_logits import MAX_ERROR, prompt
+from tests.services.worker.parts import chunk_graphs_of, give_memory_of_its_own, runner_of, whole_model_of
 from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig
 from tests.spec_decode.methods import METHODS, TREES
@@ -58,10 +60,9 @@ def use_chunk_graphs(
 ) -> Seen:
     """As on a GPU: memory of its own, and every step that fits in a graph's. `most_tokens`: of those that pay;
     `features`: somebody may want them; `has_trees`: drafts may be such."""
-    runner, limits, seen = replica._runner, replica.limits, Seen()
-    decoder = runner._whole_model
-    runner._device, runner._staging = PretendAsynchronous("cpu", "pretending"), Copying()
-    runner.prepare(runner.caches, replica.table.block_table)
+    runner, limits, seen = runner_of(replica), replica.limits, Seen()
+    decoder = whole_model_of(replica)
+    give_memory_of_its_own(replica)
 
     def forward(batch: ForwardBatch) -> torch.Tensor:
         seen.batch, seen.num_forwards = batch, seen.num_forwards + 1
@@ -122,7 +123,7 @@ def test_random_work_samples_the_same_tokens(
         counts |= dict.fromkeys([slot for slot in paused if choose.random() < 0.05], 0)
         run_both(rigs, new, counts, released)
     assert num_steps // 2 < seen.num_forwards < num_steps
-    assert all(part.isfinite().all() for cache in rig.replica._runner.caches for part in (cache.k, cache.v))
+    assert all(part.isfinite().all() for cache in runner_of(rig.replica).caches for part in (cache.k, cache.v))
 
 
 @torch.inference_mode()
@@ -256,7 +257,7 @@ def shape_of(graphs: ChunkGraphs, inputs: StepInputs, num_new_blocks: int = 0) -
 @torch.inference_mode()
 def test_the_smallest_shape_is_taken(checkpoint: Make) -> None:
     rig, _ = chunk_rig(checkpoint("llama"))
-    graphs = rig.replica._runner.recordings.chunks
+    graphs = chunk_graphs_of(rig.replica)
     assert graphs is not None
     assert shape_of(graphs, step(1, 3, 1)) == (4, 3)
     assert shape_of(graphs, step(2, 4, 2)) == (4, 3)

@@ -7,14 +7,11 @@ from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import pytest
 import torch
 
 from quire.services.worker.attention import reference
 from quire.services.worker.attention.port import AttentionMetadata
-from quire.services.worker.device.device import Device
-from quire.services.worker.device.staging import Array, SharedMemory
 from quire.services.worker.graphs import shared_prefixes
 from quire.services.worker.graphs.cuda_graph import Repeater
 from quire.services.worker.graphs.decode_graphs import DecodeGraphs, graph_sizes
@@ -25,6 +22,8 @@ from quire.services.worker.sampling.choice import PlainChoice
 from quire.shared import columns
 from quire.shared.pb.common.v1 import sampling_pb2
 from tests.services.worker.checkpoints import VOCAB_SIZE, Checkpoint
+from tests.services.worker.graphs.pretending import Copying
+from tests.services.worker.parts import current_model_of, decode_graphs_of, give_memory_of_its_own, runner_of
 from tests.services.worker.plans import New, ids_of
 from tests.services.worker.rig import Rig
 
@@ -37,14 +36,6 @@ SAMPLINGS = [
     sampling_pb2.SamplingParams(temperature=1.1, seed=-3, top_k=20, top_p=0.9),
     sampling_pb2.SamplingParams(temperature=0.7, seed=1, frequency_penalty=0.4, logprobs=2),
 ]
-
-
-class PretendAsynchronous(Device):
-    """A CPU of which the runner thinks that it has memory of its own."""
-
-    @property
-    def is_synchronous(self) -> bool:
-        return False
 
 
 class CheckedAttention(reference.ReferenceAttention):
@@ -70,16 +61,6 @@ class CheckedAttention(reference.ReferenceAttention):
         return super().attend(q, k_cache, v_cache, metadata, **options)
 
 
-class Copying(SharedMemory):
-    """Arrays are copied where they are, as if they had to go to another memory, and arrive as they do there."""
-
-    def upload(self, arrays: list[Array]) -> list[torch.Tensor]:
-        return super().upload([array.astype(np.int32) for array in arrays])
-
-    def download(self, tensors: list[torch.Tensor]) -> Any:
-        return super().download([tensor.clone() for tensor in tensors])
-
-
 def plain_rig(made: Checkpoint, **settings: Any) -> Rig:
     """Its attention is what takes the decodes of graphs on the CPU, too."""
     return Rig(made.folder, attention_backend="reference", **settings)
@@ -89,12 +70,12 @@ def graph_rig(made: Checkpoint, *, shared: bool = False, **settings: Any) -> tup
     attention = CheckedAttention()
     with mock.patch("quire.services.worker.building.site.choose_attention", return_value=attention):
         rig = Rig(made.folder, record_logits=False, num_blocks=400, **settings)
-    runner, limits, table = rig.replica._runner, rig.replica.limits, rig.replica.table
-    runner._device = PretendAsynchronous("cpu", "pretending")
-    runner._staging = Copying()
-    runner.prepare(runner.caches, table.block_table)
+    runner, limits, table = runner_of(rig.replica), rig.replica.limits, rig.replica.table
+    give_memory_of_its_own(rig.replica)
     model = RecordedModel(
-        forward=lambda batch: runner._model.logits(runner._model.forward(batch, runner.caches)),
+        forward=lambda batch: current_model_of(rig.replica).logits(
+            current_model_of(rig.replica).forward(batch, runner.caches)
+        ),
         choice=PlainChoice(runner.sampler.vocabulary, limits.max_num_seqs, torch.device("cpu")),
         edges=PlainEdges(),
         longest_seq=limits.max_model_len,
@@ -151,7 +132,7 @@ def test_a_step_that_follows_is_not_laid_out_again(checkpoint: Make, monkeypatch
     made = checkpoint("llama")
     rigs = [graph_rig(made)[0], plain_rig(made)]
     uploads: list[int] = []
-    graphs = rigs[0].replica._runner.recordings.decodes
+    graphs = decode_graphs_of(rigs[0].replica)
     fill = graphs._fill
     monkeypatch.setattr(graphs, "_fill", lambda *arguments: (uploads.append(1), fill(*arguments)))
     run_both(rigs, [New(0, [5, 6, 7, 8, 9]), New(2, [3, 4, 5, 6, 7])], {0: 5, 2: 5})

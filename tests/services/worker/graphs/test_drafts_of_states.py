@@ -20,7 +20,6 @@ from quire.services.worker.graphs.step_edges import PlainEdges
 from quire.services.worker.replica.replica import Replica
 from quire.services.worker.runner.profiling import run_largest_steps
 from quire.services.worker.sampling.choice import PlainChoice
-from quire.services.worker.spec_decode.speculation import Speculation
 from quire.services.worker.step.slots import NewBlocks
 from quire.services.worker.step.step_inputs import StepInputs
 from tests.interpreter import ON_GPU
@@ -28,7 +27,8 @@ from tests.kv_groups.test_drafts_of_states import DRAFTED, THREE, Knowing, check
 from tests.kv_groups.test_states import SIZES, check
 from tests.kv_groups.test_windows import SMALL, prompt
 from tests.services.worker.checkpoints import Checkpoint
-from tests.services.worker.graphs.test_decode_graphs import Copying, PretendAsynchronous
+from tests.services.worker.graphs.pretending import Copying
+from tests.services.worker.parts import give_memory_of_its_own, kept_of, propose, runner_of, whole_model_of
 from tests.spec_decode.pair import Pair, build
 
 Make = Callable[[str], Checkpoint]
@@ -63,10 +63,9 @@ class SeenChunks(ChunkGraphs):
 
 def use_graphs(replica: Replica) -> Seen:
     """As on a GPU: memory of its own, and graphs of both kinds."""
-    runner, limits, table, seen = replica._runner, replica.limits, replica.table, Seen()
-    runner._device, runner._staging = PretendAsynchronous("cpu", "pretending"), Copying()
-    runner.prepare(runner.caches, table.block_table)
-    decoder = runner._whole_model
+    runner, limits, table, seen = runner_of(replica), replica.limits, replica.table, Seen()
+    give_memory_of_its_own(replica)
+    decoder = whole_model_of(replica)
     model = RecordedModel(
         forward=lambda batch: decoder.logits(decoder.forward(batch, runner.caches)),
         choice=PlainChoice(runner.sampler.vocabulary, limits.max_num_seqs, torch.device("cpu")),
@@ -112,9 +111,8 @@ def knowing(made: Checkpoint, prompts: list[list[int]], count: int) -> Pair:
     answers = [plain.ask(tokens, max_tokens=count, eos=()) for tokens in prompts]
     plain.run()
     run = Pair(build(THREE, made.folder, **PLAIN))
-    assert isinstance(run.replica.speculation, Speculation)
     texts = [answer.prompt + answer.tokens for answer in answers]
-    run.replica.speculation._proposer = Knowing(texts, SIZES["block_size"])
+    propose(run.replica, Knowing(texts, SIZES["block_size"]))
     return run
 
 
@@ -148,13 +146,13 @@ def test_memory_for_what_is_kept_of_drafts_is_taken_by_the_largest_steps(
     layers = layers[len(layers) // 2 :]  # of the worker that drafts
     use_graphs(run.replica)
     assert layers
-    assert not any(layer._kept for layer in layers)
+    assert not kept_of(layers)
     num_slots, most = run.replica.limits.max_num_seqs + 1, THREE["num_speculative_tokens"]
-    run_largest_steps(run.replica._runner, run.replica.limits, most)
-    taken = [part for layer in layers for part in layer._kept]
+    run_largest_steps(runner_of(run.replica), run.replica.limits, most)
+    taken = kept_of(layers)
     assert {len(part) for part in taken} == {num_slots * most}
     answer = run.ask(prompt(9, 1), max_tokens=20, eos=())
     run.run()
     check(made, [answer], 20)
     assert run.core.speculation.counts.accepted_tokens > 5
-    assert all(a is b for a, b in zip(taken, (part for layer in layers for part in layer._kept), strict=True))
+    assert all(a is b for a, b in zip(taken, kept_of(layers), strict=True))

@@ -23,6 +23,7 @@ from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from tests.services.worker.checkpoints import Checkpoint
 from tests.services.worker.heads.test_pooling import pooled
 from tests.services.worker.models.test_logits import prompt
+from tests.services.worker.parts import runner_of
 from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig
 
@@ -206,7 +207,7 @@ def test_a_query_that_is_not_there_fails_its_documents_alone(checkpoint: Make, t
 def test_more_queries_than_there_is_room_for_are_refused(checkpoint: Make, tmp_path: Path) -> None:
     """The scheduler counts as the worker does: tokens, from the admission until the query is dropped or called off."""
     both = Comparing(checkpoint("llama"), tmp_path, query_cache_mb=1)
-    rig, late = both.rig, both.rig.replica._runner.heads._late  # type: ignore[attr-defined]
+    rig, late = both.rig, runner_of(both.rig.replica).heads._late  # type: ignore[attr-defined]
     assert rig.replica.num_query_vectors == (1 << 20) // (4 * SIZE)
     late.most_vectors = 12
     rig.step([query(0, prompt(5)), query(1, prompt(6), 1)], {0: 5, 1: 2})

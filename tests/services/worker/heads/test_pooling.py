@@ -27,6 +27,7 @@ from quire.shared.pb.common.v1.pooling_pb2 import (
 from tests.services.worker.checkpoints import VOCAB_SIZE, Checkpoint
 from tests.services.worker.graphs.test_chunk_graphs import SHAPES, use_chunk_graphs
 from tests.services.worker.models.test_logits import prompt
+from tests.services.worker.parts import current_model_of, runner_of
 from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig
 from tests.shared.models.test_sentence_transformers import DENSE, MEAN, TRANSFORMER, write
@@ -228,11 +229,11 @@ def test_a_pooled_slot_has_nothing_left_to_compute(checkpoint: Make) -> None:
 
 def test_a_vector_with_nan_fails_its_sequence(checkpoint: Make) -> None:
     rig = Rig(checkpoint("llama").folder)
-    runner: Any = rig.replica._runner
-    forward = runner._model.forward
+    runner: Any = runner_of(rig.replica)
+    forward = current_model_of(rig.replica).forward
 
     class Broken:
-        logits = staticmethod(runner._model.logits)
+        logits = staticmethod(current_model_of(rig.replica).logits)
 
         @staticmethod
         def forward(*arguments: Any) -> torch.Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import time
 
 import pytest
 import torch
@@ -14,6 +13,7 @@ from quire.services.worker.kv import kv_cache
 from quire.services.worker.kv.kv_cache import HUGE_PAGE, LayerCache
 from quire.services.worker.kv.kv_memory import BlockShape
 from quire.services.worker.kv.pages_ahead import PagesAhead
+from tests.waiting import until
 
 SHAPE = BlockShape(num_layers=2, block_size=16, num_kv_heads=8, head_dim=64, dtype=torch.bfloat16)
 BLOCK_BYTES = SHAPE.num_bytes // 4  # of one layer's keys
@@ -41,11 +41,8 @@ def present(part: torch.Tensor) -> int:
 
 
 def wait_until(caches: list[LayerCache], num_pages: int) -> None:
-    end = time.monotonic() + PATIENCE_S
     parts = [part for cache in caches for part in (cache.k, cache.v)]
-    while any(present(part) < num_pages for part in parts):
-        assert time.monotonic() < end, [present(part) for part in parts]
-        time.sleep(0.002)
+    until(lambda: all(present(part) >= num_pages for part in parts), PATIENCE_S, "pages are missing")
 
 
 @pytest.mark.skipif(bool(cpu.unavailable()), reason="needs the compiled kernels")

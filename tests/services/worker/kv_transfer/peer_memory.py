@@ -9,6 +9,7 @@ import torch
 
 from quire.services.worker.device.peer_driver import HANDLE_BYTES, PeerDriver
 from quire.services.worker.kv_transfer.peer_pages import PeerPages
+from tests.pointers import pointee
 
 BEFORE = 64  # bytes of an allocation before its pages
 
@@ -32,7 +33,7 @@ class Library:
         return object.__getattribute__(self, name)
 
     def cuCtxGetCurrent(self, context: Any) -> int:
-        context._obj.value = 7
+        pointee(context).value = 7
         return 0
 
     def cuCtxSetCurrent(self, context: ctypes.c_void_p) -> int:
@@ -42,7 +43,7 @@ class Library:
     def cuMemGetAddressRange_v2(self, base: Any, size: Any, address: ctypes.c_uint64) -> int:
         for start, memory in self.allocations.items():
             if start <= address.value < start + len(memory):
-                base._obj.value, size._obj.value = start, len(memory)
+                pointee(base).value, pointee(size).value = start, len(memory)
                 return 0
         return 1
 
@@ -54,8 +55,8 @@ class Library:
         return 0
 
     def cuIpcOpenMemHandle_v2(self, address: Any, handle: Any, _flags: object) -> int:
-        address._obj.value = int.from_bytes(bytes(memoryview(handle).cast("B"))[:8], "little")
-        self.opened.append(address._obj.value)
+        pointee(address).value = int.from_bytes(bytes(memoryview(handle).cast("B"))[:8], "little")
+        self.opened.append(pointee(address).value)
         return 0
 
     def cuIpcCloseMemHandle(self, address: ctypes.c_uint64) -> int:
@@ -72,7 +73,7 @@ class Library:
         return 0
 
     def cuMemcpy2DAsync_v2(self, copy: Any, _stream: object) -> int:
-        found = copy._obj
+        found = pointee(copy)
         for row in range(found.height):
             source = found.source.device + row * found.source.pitch
             ctypes.memmove(found.target.device + row * found.target.pitch, source, found.width_bytes)
@@ -80,9 +81,9 @@ class Library:
 
 
 def pages_of(
-    library: Library, num_blocks: int, *, num_parts: int = 6, words: int = 5
+    library: Library, num_blocks: int, *, num_parts: int = 6, words: int = 5, **bounds: Any
 ) -> tuple[torch.Tensor, PeerPages]:
     """int64 [num_parts, num_blocks, words] of random bytes, somewhere in an allocation."""
     memory = library.allocate(BEFORE + num_parts * num_blocks * words * 8)
     whole = memory[BEFORE:].view(torch.int64).view(num_parts, num_blocks, words)
-    return whole, PeerPages(whole, PeerDriver(library))
+    return whole, PeerPages(whole, PeerDriver(library), **bounds)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
+from os import _exit
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,8 @@ from prometheus_client import CollectorRegistry
 
 from quire.services.worker.kv_transfer import grpc_transport, page_service
 from quire.services.worker.kv_transfer.checksums import checksums
-from quire.services.worker.kv_transfer.grpc_transport import SERVICE_NAME, GrpcTransport
-from quire.services.worker.kv_transfer.page_service import PageService
+from quire.services.worker.kv_transfer.grpc_transport import SERVICE_NAME, FetchBounds, GrpcTransport
+from quire.services.worker.kv_transfer.page_service import PageService, ServingBounds
 from quire.services.worker.kv_transfer.transport import WantedPages, WrongPages
 from quire.shared import columns
 from quire.shared.columns import U32
@@ -33,6 +33,7 @@ from quire.shared.rpc import channel
 from quire.shared.rpc.server import Server
 from quire.shared.rpc.trust import Dialler, ServiceDoor
 from quire.shared.security.secret_file import SecretFile
+from tests.waiting import eventually
 
 EPOCH = 7
 LAYOUT = b"l" * 32
@@ -78,8 +79,10 @@ async def serving(servicer: Any, door: ServiceDoor | None = None) -> AsyncIterat
     await server.stop(0)
 
 
-async def fetch(order: WantedPages, dialler: Dialler | None = None) -> np.ndarray:
-    transport, pages = GrpcTransport(dialler or Dialler(), PIECE_BYTES), []
+async def fetch(
+    order: WantedPages, dialler: Dialler | None = None, bounds: FetchBounds = grpc_transport.BOUNDS
+) -> np.ndarray:
+    transport, pages = GrpcTransport(dialler or Dialler(), PIECE_BYTES, bounds=bounds), []
     try:
         async with aclosing(transport.fetch(order)) as arrivals:
             async for arrived in arrivals:
@@ -90,8 +93,10 @@ async def fetch(order: WantedPages, dialler: Dialler | None = None) -> np.ndarra
     return np.concatenate(pages)
 
 
-def service(memory: Memory, door: ServiceDoor | None = None) -> PageService:
-    made = PageService(door or ServiceDoor(None, "worker a"), WorkerMetrics(CollectorRegistry()))
+def service(
+    memory: Memory, door: ServiceDoor | None = None, bounds: ServingBounds = page_service.BOUNDS
+) -> PageService:
+    made = PageService(door or ServiceDoor(None, "worker a"), WorkerMetrics(CollectorRegistry()), bounds)
     made.serve(memory, NUM_BLOCKS)
     return made
 
@@ -199,14 +204,11 @@ async def test_the_truth_is(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("parts", [[], [part(b"x")]], ids=["at once", "in the middle"])
-async def test_a_worker_that_falls_silent_is_given_up(
-    parts: list[pb.FetchResponse], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("FIRST_PART_S", "NEXT_PART_S"):
-        monkeypatch.setattr(grpc_transport, name, 1.0)
+async def test_a_worker_that_falls_silent_is_given_up(parts: list[pb.FetchResponse]) -> None:
+    bounds = FetchBounds(first_part_s=1.0, next_part_s=1.0)
     async with serving(Liar(*parts, hangs=True)) as address:
         with pytest.raises(Unavailable, match="did not send its pages in time"):
-            await fetch(wanted(address, 1, 2))
+            await fetch(wanted(address, 1, 2), bounds=bounds)
 
 
 async def test_a_worker_that_is_not_there() -> None:
@@ -222,7 +224,7 @@ class Dies(kv_transfer_pb2_grpc.KVTransferServiceServicer):
     async def Fetch(self, _requests: object, context: Any) -> None:
         await context.read()
         await context.write(part(PAGES.tobytes()[:100]))
-        os._exit(1)
+        _exit(1)
 
 
 async def die_in_the_middle() -> None:
@@ -307,9 +309,8 @@ async def test_a_call_that_ends_while_its_request_does_is_an_error_like_others(m
         await transport.close()
 
 
-async def test_workers_beyond_the_most_that_are_remembered_end_nobodys_fetch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grpc_transport, "MOST_CHANNELS", 1)
-    servicer, transport = RefusesOne(), GrpcTransport(Dialler(), PIECE_BYTES)
+async def test_workers_beyond_the_most_that_are_remembered_end_nobodys_fetch() -> None:
+    servicer, transport = RefusesOne(), GrpcTransport(Dialler(), PIECE_BYTES, bounds=FetchBounds(most_channels=1))
     async with serving(servicer) as address, serving(Liar(part(PAGES.tobytes(), told()))) as elsewhere:
         other = asyncio.create_task(every(wanted(address, 1, 2), transport))
         await servicer.in_the_middle.wait()
@@ -343,8 +344,7 @@ async def test_a_caller_that_reads_nothing_gives_its_turn_to_the_next(monkeypatc
         ids, hashes = columns.u32_bytes(order.blocks.tolist()), b"".join(order.hashes)
         request = pb.PageRequest(epoch=EPOCH, layout=LAYOUT, block_ids=ids, block_hashes=hashes)
         await call.write(pb.FetchRequest(pages=request))
-        while not memory.asked:  # it has its turn
-            await asyncio.sleep(0.005)
+        await eventually(lambda: memory.asked)
         async with asyncio.timeout(20):  # less than the other side waits for its first part
             assert np.array_equal(await fetch(wanted(address, 9)), memory.pages[9:10])
         call.cancel()

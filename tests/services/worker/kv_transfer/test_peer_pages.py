@@ -15,7 +15,8 @@ import torch
 from quire.services.worker.device import peer_driver
 from quire.services.worker.device.peer_driver import PeerMemoryError
 from quire.services.worker.kv_transfer import grpc_transport, page_service, peer_pages
-from quire.services.worker.kv_transfer.grpc_transport import GrpcTransport
+from quire.services.worker.kv_transfer.grpc_transport import FetchBounds, GrpcTransport
+from quire.services.worker.kv_transfer.page_service import ServingBounds
 from quire.services.worker.kv_transfer.peer_pages import PeerBlocks, PeerPages, runs
 from quire.services.worker.kv_transfer.transport import ArrivedPages, WantedPages, WrongPages
 from quire.shared.columns import U32
@@ -34,6 +35,7 @@ from tests.services.worker.kv_transfer.test_grpc_transport import (
     serving,
     wanted,
 )
+from tests.waiting import eventually, stays
 
 BLOCKS = np.array([3, 4, 5, 19, 1, 2], dtype=np.uint32)
 TARGETS = np.array([7, 8, 9, 10, 3, 1], dtype=np.uint32)
@@ -44,11 +46,10 @@ def test_runs_are_copied_at_once() -> None:
 
 
 @pytest.mark.parametrize("most_pitch", [peer_pages.MOST_PITCH, 100], ids=["all parts at once", "part by part"])
-async def test_blocks_are_copied_and_nothing_else(most_pitch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_pages, "MOST_PITCH", most_pitch)
+async def test_blocks_are_copied_and_nothing_else(most_pitch: int) -> None:
     library = Library()
     there, theirs = pages_of(library, 20)
-    here, ours = pages_of(library, 12)
+    here, ours = pages_of(library, 12, most_pitch=most_pitch)
     was = here.clone()
     async with ours.opened(theirs.own) as reason:
         assert not reason
@@ -58,16 +59,13 @@ async def test_blocks_are_copied_and_nothing_else(most_pitch: int, monkeypatch: 
     assert torch.equal(here[:, others], was[:, others])
 
 
-async def test_memory_is_closed_once_nobody_has_copied_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_memory_is_closed_once_nobody_has_copied_for_a_while() -> None:
     """Or a worker that has died and starts again would find its old KV still in its GPU."""
-    monkeypatch.setattr(peer_pages, "IDLE_S", 0.01)
     library = Library()
-    (_, theirs), (_, ours) = pages_of(library, 20), pages_of(library, 12)
+    (_, theirs), (_, ours) = pages_of(library, 20), pages_of(library, 12, idle_s=0.01)
     async with ours.opened(theirs.own), ours.opened(theirs.own):
-        await asyncio.sleep(0.05)
-        assert len(library.opened) == 1
-    while library.opened:  # the test's own limit ends it
-        await asyncio.sleep(0.01)
+        await stays(lambda: len(library.opened) == 1, 0.05)
+    await eventually(lambda: not library.opened)
     async with ours.opened(theirs.own) as reason:
         assert not reason
     await ours.close()
@@ -135,11 +133,13 @@ class SharedMemory(Memory):
 
 
 @asynccontextmanager
-async def both(library: Library):
+async def both(
+    library: Library, bounds: FetchBounds = grpc_transport.BOUNDS, serving_bounds: ServingBounds = page_service.BOUNDS
+):
     (_, theirs), (_, ours) = pages_of(library, NUM_BLOCKS), pages_of(library, 12)
     memory = SharedMemory(theirs)
-    transport = GrpcTransport(Dialler(), PIECE_BYTES, peers=ours)
-    async with serving(service(memory)) as address:
+    transport = GrpcTransport(Dialler(), PIECE_BYTES, peers=ours, bounds=bounds)
+    async with serving(service(memory, bounds=serving_bounds)) as address:
         yield memory, transport, wanted(address, *BLOCKS.tolist())
     await transport.close()
 
@@ -185,24 +185,23 @@ async def test_pages_out_of_reach_come_in_parts_from_then_on() -> None:
         assert len(memory.filled) == 1
 
 
-async def test_pages_out_of_reach_are_tried_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pages_out_of_reach_are_tried_again_after_a_while() -> None:
     """Another worker may be at the address by then, or the driver may have what it lacked."""
     library = Library()
-    async with both(library) as (_, transport, order):
+    async with both(library, FetchBounds(out_of_reach_s=0.0)) as (_, transport, order):
         library.refuses.add("cuIpcOpenMemHandle_v2")
-        monkeypatch.setattr(grpc_transport, "OUT_OF_REACH_S", 0.0)
         assert await took(transport, order) == ["parts", "parts"]
         library.refuses.clear()
         assert await took(transport, order) == ["shared"]
-        assert transport._out_of_reach == {}
+        assert transport.out_of_reach == {}
 
 
-async def test_a_caller_that_does_not_say_that_it_took_the_pages_hears_that(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_caller_that_does_not_say_that_it_took_the_pages_hears_that() -> None:
     """Its request came."""
-    monkeypatch.setattr(page_service, "TAKEN_S", 0.2)
-    async with both(Library()) as (_, transport, order), transport._connected(order.source.address) as connection:
+    offered = both(Library(), serving_bounds=ServingBounds(taken_s=0.2))
+    async with offered as (_, transport, order), transport.connected(order.source.address) as connection:
         call = kv_transfer_pb2_grpc.KVTransferServiceStub(connection.channel).Fetch()
-        await transport._ask(call, order, transport._peers)
+        await transport.ask(call, order, transport.peers)
         assert (await call.read()).HasField("shared")
         with pytest.raises(grpc.aio.AioRpcError) as ended:
             await call.read()
@@ -210,9 +209,9 @@ async def test_a_caller_that_does_not_say_that_it_took_the_pages_hears_that(monk
     assert ended.value.details() == "no word came that the shared pages were taken within 0.2 s"
 
 
-async def test_a_caller_that_asks_for_nothing_hears_that(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_service, "REQUEST_S", 0.2)
-    async with both(Library()) as (_, transport, order), transport._connected(order.source.address) as connection:
+async def test_a_caller_that_asks_for_nothing_hears_that() -> None:
+    offered = both(Library(), serving_bounds=ServingBounds(request_s=0.2))
+    async with offered as (_, transport, order), transport.connected(order.source.address) as connection:
         call = kv_transfer_pb2_grpc.KVTransferServiceStub(connection.channel).Fetch()
         with pytest.raises(grpc.aio.AioRpcError) as ended:
             await call.read()
@@ -255,11 +254,10 @@ async def test_shared_pages_that_nobody_asked_for_are_none() -> None:
     await transport.close()
 
 
-async def test_a_worker_that_falls_silent_behind_its_pages_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grpc_transport, "NEXT_PART_S", 0.5)
+async def test_a_worker_that_falls_silent_behind_its_pages_is_given_up() -> None:
     library = Library()
     (_, theirs), (_, ours) = pages_of(library, NUM_BLOCKS), pages_of(library, 12)
-    transport = GrpcTransport(Dialler(), PIECE_BYTES, peers=ours)
+    transport = GrpcTransport(Dialler(), PIECE_BYTES, peers=ours, bounds=FetchBounds(next_part_s=0.5))
     async with serving(Liar(pb.FetchResponse(shared=theirs.own.to_proto()), hangs=True)) as address:
         with pytest.raises(Unavailable, match="did not send its pages in time"):
             await took(transport, wanted(address, *BLOCKS.tolist()))

@@ -20,6 +20,7 @@ from tests.services.worker.checkpoints import Checkpoint
 from tests.services.worker.layers.quantization import layouts as quantized
 from tests.services.worker.lora import peft_folders
 from tests.services.worker.models.test_logits import MAX_ERROR, Make, error, prompt
+from tests.services.worker.parts import whole_model_of
 from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig
 from tests.services.worker.step.test_beam_moves import MAX_ERROR_OF_STATES
@@ -143,7 +144,7 @@ def test_on_the_tape(checkpoint: Make, tmp_path: Path) -> None:
     made = checkpoint("qwen3-tied")
     merged = peft_folders.save(made, tmp_path / "a", seed=5)
     rig = Rig(made.folder, lora={"a": str(merged.folder)}, attention_backend="auto", block_size=16)
-    rig.replica._runner._whole_model.forward = called
+    whole_model_of(rig.replica).forward = called
     rig.step([New(0, prompt(8))], {0: 8})
     rig.step([New(1, prompt(9, 1), adapter="a")], {1: 9})
     rig.step()

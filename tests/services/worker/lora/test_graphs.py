@@ -23,10 +23,18 @@ from quire.services.worker.lora.step_rows import StepRows
 from quire.services.worker.sampling.choice import PlainChoice
 from quire.shared.models.adapter_contents import AdapterId
 from tests.services.worker.checkpoints import VOCAB_SIZE, Checkpoint
-from tests.services.worker.graphs.test_decode_graphs import SAMPLINGS, Copying, PretendAsynchronous, plain_rig, run_both
+from tests.services.worker.graphs.pretending import Copying
+from tests.services.worker.graphs.test_decode_graphs import SAMPLINGS, plain_rig, run_both
 from tests.services.worker.lora import peft_folders
 from tests.services.worker.lora.peft_folders import bases, each_expert, embedding, head, whole_embedding, whole_head
 from tests.services.worker.models.test_logits import Make, prompt
+from tests.services.worker.parts import (
+    give_memory_of_its_own,
+    recorded_keys_of,
+    recorded_steps_of,
+    runner_of,
+    whole_model_of,
+)
 from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig
 
@@ -54,15 +62,14 @@ def recorded_rig(made: Checkpoint, **settings: Any) -> tuple[Rig, DecodeGraphs, 
     """As on a GPU: memory of its own, recordings of steps with adapters and without."""
     rig = plain_rig(made, record_logits=False, num_blocks=400, **settings)
     replica = rig.replica
-    runner, limits, table = replica._runner, replica.limits, replica.table
-    runner._device, runner._staging = PretendAsynchronous("cpu", "pretending"), Copying()
-    runner.prepare(runner.caches, table.block_table)
+    runner, limits, table = runner_of(replica), replica.limits, replica.table
+    give_memory_of_its_own(replica)
     rows = replica.adapters.step
     rows.is_active = rows._is_always = False
 
     def logits(batch: ForwardBatch) -> Tensor:
-        hidden = runner._whole_model.forward(batch, runner.caches)
-        return runner._whole_model.logits(hidden, *replica.adapters.logit_rows)
+        hidden = whole_model_of(replica).forward(batch, runner.caches)
+        return whole_model_of(replica).logits(hidden, *replica.adapters.logit_rows)
 
     model = RecordedModel(
         forward=logits,
@@ -110,8 +117,8 @@ def test_random_work_samples_the_same_tokens(checkpoint: Make, tmp_path: Path) -
         counts = {slot: min(left, choose.randrange(1, 19)) for slot, left in pending.items()}
         pending = {slot: left - counts[slot] for slot, left in pending.items() if left > counts[slot]}
         run_both(rigs, new, counts, released)
-    assert {adapted for *_, adapted in decodes._graphs} == {False, True}
-    assert {adapted for _, adapted in chunks._steps} == {False, True}
+    assert {adapted for *_, adapted in recorded_keys_of(decodes)} == {False, True}
+    assert {adapted for _, adapted in recorded_steps_of(chunks)} == {False, True}
 
 
 @torch.inference_mode()

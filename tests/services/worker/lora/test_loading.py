@@ -22,6 +22,7 @@ from tests.services.worker.checkpoints import Checkpoint
 from tests.services.worker.lora import peft_folders
 from tests.services.worker.lora.test_adapters import called
 from tests.services.worker.models.test_logits import MAX_ERROR, Make, error, prompt
+from tests.services.worker.parts import whole_model_of
 from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig
 
@@ -65,7 +66,7 @@ def test_on_the_tape(checkpoint: Make, tmp_path: Path) -> None:
     first = peft_folders.save(made, tmp_path / "first", seed=1)
     second = peft_folders.save(made, tmp_path / "second", seed=2, rank=7)
     rig = rig_of(made, tmp_path, attention_backend="auto", block_size=16, max_loras=1)
-    rig.replica._runner._whole_model.forward = called
+    whole_model_of(rig.replica).forward = called
     adapter = load(rig, first)
     rig.step([New(0, prompt(8), adapter="a")], {0: 8})
     rig.step()

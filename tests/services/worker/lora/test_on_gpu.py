@@ -12,6 +12,10 @@ from quire.shared.models.adapter_contents import AdapterId
 from tests.services.worker import checkpoints
 from tests.services.worker.lora import peft_folders
 from tests.services.worker.models.test_logits import Make, error, prompt
+from tests.services.worker.parts import (
+    chunk_graphs_of,
+    decode_graphs_of,
+)
 from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig
 from tests.services.worker.test_cuda import MAX_ERROR, SAMPLINGS, SINGLE_ROW_SIZES, WAYS, cuda_rig
@@ -44,9 +48,8 @@ def test_texts_in_graphs_are_those_of_steps_launched_kernel_by_kernel(checkpoint
         for _ in range(5):
             rig.step()
     assert [rigs[0].tokens(slot) for slot in (0, 4, 8)] == [rigs[1].tokens(slot) for slot in (0, 4, 8)]
-    runner = rigs[0].replica._runner
-    assert {adapted for *_, adapted in runner.recordings.decodes._graphs} == {False, True}
-    assert {adapted for _, adapted in runner.recordings.chunks._steps} == {False, True}
+    assert {adapted for *_, adapted in decode_graphs_of(rigs[0].replica)._graphs} == {False, True}
+    assert {adapted for _, adapted in chunk_graphs_of(rigs[0].replica)._steps} == {False, True}
 
 
 def load(rig: Rig, folder: Path) -> AdapterId:

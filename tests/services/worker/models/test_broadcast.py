@@ -50,9 +50,14 @@ class Trainer:
 
     @property
     def process(self) -> Any:
-        member = self.groups.find("g").member
-        assert isinstance(member, GlooMember)
-        return member._process
+        return process_of(self.groups)
+
+
+def process_of(groups: WeightsGroups) -> Any:
+    """Returns that of the member of a group."""
+    member = groups.find("g").member
+    assert isinstance(member, GlooMember)
+    return member._process
 
 
 @pytest.fixture
@@ -204,11 +209,10 @@ def test_one_that_fails_ends_the_wait_of_the_others_with_its_own_error(several: 
 def test_a_worker_that_is_killed_ends_the_wait_of_the_others(several: Several) -> None:
     """Its member's process hears of its end."""
     waiting = [several.pool.submit(several.receive, rank, HEADS) for rank in (0, 1)]
-    member = several.ranks[2].find("g").member
-    assert isinstance(member, GlooMember)
-    assert member._process.stdin is not None
+    process = process_of(several.ranks[2])
+    assert process.stdin is not None
     with open(os.devnull, "wb") as nowhere:
-        os.dup2(nowhere.fileno(), member._process.stdin.fileno())  # which closes it, as of a process that is gone
+        os.dup2(nowhere.fileno(), process.stdin.fileno())  # which closes it, as of a process that is gone
     for one in waiting:
         with pytest.raises(Unavailable, match="another rank of the group has failed: a rank of the group is gone"):
             one.result()

@@ -15,6 +15,7 @@ from quire.services.worker.layers.forward_batch import ForwardBatch
 from tests.services.worker import checkpoints
 from tests.services.worker.checkpoints import Checkpoint
 from tests.services.worker.models.test_logits import MAX_ERROR, error, prompt
+from tests.services.worker.parts import runner_of, whole_model_of
 from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig
 
@@ -23,7 +24,7 @@ from tests.services.worker.rig import Rig
 def test_the_last_layer_completes_the_tokens_that_are_wanted(checkpoint: Callable[[str], Checkpoint]) -> None:
     """As it is asked to on devices, where steps say what those tokens are."""
     rig = Rig(checkpoint("falcon-h1").folder)
-    model, caches = rig.replica._runner._whole_model, rig.replica._runner.caches
+    model, caches = whole_model_of(rig.replica), runner_of(rig.replica).caches
     forward, seen = model.forward, []
 
     def watched(batch: ForwardBatch, caches: Any) -> torch.Tensor:

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from quire.services.worker.building.build import build_replica
 from quire.services.worker.models.loading.progress import Progress
@@ -124,6 +123,8 @@ def test_an_expert_that_is_missing_is_named(checkpoint: Make, tmp_path: Path) ->
 
 def test_experts_in_mxfp4_are_widened(tmp_path: Path) -> None:
     """As transformers widens them: the checkpoint with the wide numbers in it is the same model."""
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors  # imports half of transformers
+
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_local_experts": 4, "num_hidden_layers": 2}
     wide, packed = tmp_path / "wide", tmp_path / "packed"
     checkpoints.make("gpt-oss", wide, **sizes)

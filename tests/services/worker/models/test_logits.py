@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tests.services.worker.checkpoints import FAMILIES, VOCAB_SIZE, Checkpoint
+from tests.services.worker.parts import runner_of
 from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig
 
@@ -143,7 +144,7 @@ def test_a_cached_prompt_does_not_write_to_the_blocks_it_shares(checkpoint: Make
     rig = Rig(made.folder)
     tokens = prompt(8, 9)
     rig.step([New(0, tokens)], {0: 8})
-    caches = rig.replica._runner.caches
+    caches = runner_of(rig.replica).caches
     shared = list(rig.blocks(0)[:2])
     for cache in caches:
         cache.k[shared] += 0.5  # would be put right again by a write
@@ -215,7 +216,7 @@ def test_stale_nan_in_used_blocks_does_not_spread(checkpoint: Make) -> None:
     """Blocks of a sequence that went wrong are handed on as they are."""
     made = checkpoint("llama")
     rig = Rig(made.folder)
-    for cache in rig.replica._runner.caches:
+    for cache in runner_of(rig.replica).caches:
         cache.k.fill_(float("nan"))
         cache.v.fill_(float("nan"))
     rig.step([New(0, prompt(9, 14)), New(1, prompt(18, 15))], {0: 9, 1: 18})

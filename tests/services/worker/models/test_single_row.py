@@ -19,6 +19,7 @@ from tests.kernels.triton.tuned import tune
 from tests.services.worker import checkpoints
 from tests.services.worker.lora import peft_folders
 from tests.services.worker.models.test_logits import error
+from tests.services.worker.parts import current_model_of, runner_of
 from tests.services.worker.plans import New
 from tests.services.worker.ranks.test_sharding import ranked
 from tests.services.worker.rig import Rig
@@ -42,12 +43,12 @@ def test_logits(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         attention_backend="reference",
         cuda_graphs=False,
     )
-    runner = rig.replica._runner
-    chain = single_row.SingleRowProgram(runner._model, pdl=torch.cuda.is_available())
+    runner = runner_of(rig.replica)
+    chain = single_row.SingleRowProgram(current_model_of(rig.replica), pdl=torch.cuda.is_available())
     rig.step([New(0, PROMPT)], {0: len(PROMPT)})
     batches = []
-    forward = runner._model.forward
-    runner._model.forward = lambda batch, caches: (batches.append(batch), forward(batch, caches))[1]
+    forward = current_model_of(rig.replica).forward
+    current_model_of(rig.replica).forward = lambda batch, caches: (batches.append(batch), forward(batch, caches))[1]
     for _ in range(3):  # one of them begins a block
         rig.step()
         logits = chain.logits(batches[-1], runner.caches)  # stores the same keys and values once more
@@ -78,7 +79,7 @@ def test_adapters_between_the_links(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         cuda_graphs=False,
         lora=lora,
     )
-    model, rows = rig.replica._runner._model, rig.replica.adapters.step
+    model, rows = current_model_of(rig.replica), rig.replica.adapters.step
     chain, forward, head = (
         single_row.SingleRowProgram(model, pdl=torch.cuda.is_available()),
         model.forward,
@@ -136,7 +137,7 @@ def test_ranks_add_up_between_the_links_of_the_chain(tmp_path: Path, monkeypatch
     whole = Rig(made.folder)
     monkeypatch.setitem(kernels.PACKAGES, "cpu", ("quire.kernels.reference",))
     with ranked(made.folder) as rig:
-        model = rig.replica._runner._model
+        model = current_model_of(rig.replica)
         chain = single_row.SingleRowProgram(model, model.head._shard, pdl=False)
         for each in (whole, rig):
             each.step([New(0, PROMPT)], {0: len(PROMPT)})

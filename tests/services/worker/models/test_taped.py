@@ -15,6 +15,7 @@ from quire.shared.pb.common.v1 import sampling_pb2
 from tests.kernels.cpu.closeness import needs_library
 from tests.services.worker.checkpoints import VOCAB_SIZE, Checkpoint
 from tests.services.worker.models.test_logits import MAX_ERROR
+from tests.services.worker.parts import current_model_of, runner_of, whole_model_of
 from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig
 
@@ -34,9 +35,9 @@ def rigs_of(made: Checkpoint, dtype: str) -> list[Rig]:
     taped, called = (
         Rig(made.folder, attention_backend="auto", dtype=dtype, threads=2, num_blocks=400) for _ in range(2)
     )
-    assert isinstance(taped.replica._runner._model, TapedModel)
-    runner = called.replica._runner
-    runner.use_model(runner._whole_model)
+    assert isinstance(current_model_of(taped.replica), TapedModel)
+    runner = runner_of(called.replica)
+    runner.use_model(whole_model_of(called.replica))
     return [taped, called]
 
 
@@ -80,7 +81,7 @@ def test_what_cannot_be_recorded_is_called(checkpoint: Make) -> None:
     made = checkpoint("llama")
     for settings in ({"dtype": "float16", "attention_backend": "auto"}, {"attention_backend": "reference"}):
         rig = Rig(made.folder, **settings)
-        assert not isinstance(rig.replica._runner._model, TapedModel)
+        assert not isinstance(current_model_of(rig.replica), TapedModel)
         rig.step([New(0, [1, 2, 3])], {0: 3})
         assert len(rig.tokens(0)) == 4
 
@@ -92,5 +93,5 @@ def test_a_family_with_a_forward_pass_of_its_own_is_called(checkpoint: Make, mon
     monkeypatch.setattr(LlamaForCausalLM, "forward", lambda *given: -CausalLM.forward(*given), raising=False)
     rig = Rig(made.folder)
     rig.step([New(0, tokens)], {0: 3})
-    assert not isinstance(rig.replica._runner._model, TapedModel)
+    assert not isinstance(current_model_of(rig.replica), TapedModel)
     assert (rig.logits[0][0] + made.logits(tokens)[-1]).abs().max() < MAX_ERROR

@@ -151,7 +151,7 @@ def test_a_file_that_was_cut_is_made_anew(lives: Lives) -> None:
 
 
 def test_what_is_no_memory_is_refused(tmp_path: Path) -> None:
-    if host_region._file_system(tmp_path) == "tmpfs":
+    if host_region.file_system(tmp_path) == "tmpfs":
         pytest.skip("here it is memory")
     folder = OwnFolder(tmp_path, "w", "kv_offloading_region")
     with pytest.raises(InvalidArgument, match=r"kv_offloading_region: .* memory is wanted, as in /dev/shm"):

@@ -22,6 +22,7 @@ from quire.services.worker.ranks.follower import RankReplica
 from quire.services.worker.ranks.seat import Seat
 from quire.services.worker.replica.replica import Replica
 from quire.shared.settings import WorkerSettings
+from tests.services.worker.parts import current_model_of
 from tests.services.worker.plans import New
 from tests.services.worker.ranks.test_sharding import RankedRig, ranked
 
@@ -62,7 +63,7 @@ def build_sleepy(settings: WorkerSettings, seat: Seat, seconds: float) -> RankRe
 
 def slow_down(replica: Replica, seconds: float) -> None:
     """The layers of a stage take longer."""
-    model: Any = replica._runner._model
+    model: Any = current_model_of(replica)
     for name in ("first_layers", "last_layers"):
         compute = getattr(model, name)
 

@@ -6,15 +6,14 @@ from quire.services.worker.building.rank_processes import start
 from quire.services.worker.ranks.follower import RankReplica
 from quire.services.worker.ranks.seat import Seat
 from quire.services.worker.replica.replica import Replica
-from quire.services.worker.spec_decode.speculation import Speculation
 from quire.shared.settings import WorkerSettings
 from tests.kv_groups.test_drafts_of_states import Knowing
+from tests.services.worker.parts import propose
 
 
 def know(replica: Replica, texts: list[list[int]]) -> None:
     """It has drafts for these."""
-    assert isinstance(replica.speculation, Speculation)
-    replica.speculation._proposer = Knowing(texts, replica.limits.block_size)
+    propose(replica, Knowing(texts, replica.limits.block_size))
 
 
 def build(texts: list[list[int]], settings: WorkerSettings, seat: Seat) -> RankReplica:

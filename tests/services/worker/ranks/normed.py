@@ -11,6 +11,7 @@ from quire.services.worker.ranks.collectives.together import Together
 from quire.services.worker.ranks.follower import RankReplica
 from quire.services.worker.ranks.seat import Seat
 from quire.shared.settings import WorkerSettings
+from tests.services.worker.parts import whole_model_of
 
 KEPT = (0, 1, 1)  # layers whose input build_keeping() keeps
 MOST_ROWS = 16  # of which that is done; others are added up first
@@ -39,5 +40,5 @@ def build(settings: WorkerSettings, seat: Seat) -> RankReplica:
 
 def build_keeping(settings: WorkerSettings, seat: Seat) -> RankReplica:
     part = build(settings, seat)
-    part.replica._runner._whole_model.keep_states(KEPT)
+    whole_model_of(part.replica).keep_states(KEPT)
     return part

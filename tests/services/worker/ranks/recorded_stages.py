@@ -16,6 +16,7 @@ from torch import Tensor
 from quire.services.worker.building.graph_maker import GraphMaker, Tools
 from quire.services.worker.building.rank_processes.start import build_part
 from quire.services.worker.building.site import Site
+from quire.services.worker.codec.step_codec import decode_plan, encode_result
 from quire.services.worker.graphs.cuda_graph import Repeater
 from quire.services.worker.graphs.step_edges import PlainEdges
 from quire.services.worker.layers.context import ALL_TOKENS, Context
@@ -29,7 +30,8 @@ from quire.services.worker.replica.flight import StepInFlight
 from quire.services.worker.replica.replica import Replica
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from quire.shared.settings import WorkerSettings
-from tests.services.worker.graphs.test_decode_graphs import Copying, PretendAsynchronous
+from tests.services.worker.graphs.pretending import Copying
+from tests.services.worker.parts import give_memory_of_its_own, runner_of
 from tests.services.worker.rig import Rig
 
 
@@ -52,9 +54,8 @@ def makers() -> Iterator[list[GraphMaker]]:
 
 
 def record(replica: Replica, maker: GraphMaker) -> None:
-    runner, table = replica._runner, replica.table
-    runner._device, runner._staging = PretendAsynchronous("cpu", "pretending"), Copying()
-    runner.prepare(runner.caches, table.block_table, runner.slot_memory.num_groups)
+    runner, table = runner_of(replica), replica.table
+    give_memory_of_its_own(replica, runner.slot_memory.num_groups)
     maker.record(runner, replica.limits, table.block_table)
 
 
@@ -79,7 +80,7 @@ class Boxes:
         """The later stages launch their oldest plan."""
         plan = self.plans.popleft()
         for rig in self.later:
-            flight = rig.replica.launch(plan)
+            flight = rig.replica.launch(decode_plan(plan))
             rig.replica.record(flight, flight.launch.wait())
 
 
@@ -165,7 +166,7 @@ class Pipeline:
     def launch(self, plan: pb.StepPlan, most_under_way: int) -> None:
         """With so many steps under way behind it."""
         self._boxes.plans.append(plan)
-        self._flights.append(self.rigs[0].replica.launch(plan))
+        self._flights.append(self.rigs[0].replica.launch(decode_plan(plan)))
         self.finish(most_under_way)
 
     @torch.inference_mode()
@@ -177,12 +178,12 @@ class Pipeline:
                 replica.settle()
             outcome = flight.launch.wait()
             replica.record(flight, outcome)
-            self.scheduler.take(flight.result(outcome, wait_us=0))
+            self.scheduler.take(encode_result(flight.result(outcome, wait_us=0)))
         while not most_under_way and self._boxes.plans:
             self._boxes.catch_up()
 
     def _count(self, number: int) -> None:
-        runner: Any = self.rigs[number].replica._runner
+        runner: Any = runner_of(self.rigs[number].replica)
 
         def counted(launch: Any, counts: list[int]) -> Any:
             def launching(*arguments: Any) -> Any:

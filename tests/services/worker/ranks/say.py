@@ -23,7 +23,7 @@ def main(folder: Path, secret: str, tls: dict[str, str]) -> None:
     }
     where["tls"] = tls
     worker = Rig.settings(folder, pipeline_parallel_size=2, **where)
-    group = LocalRanks(2, functools.partial(start.build_part, worker), 2, start._nodes(worker))
+    group = LocalRanks(2, functools.partial(start.build_part, worker), 2, start.open_nodes(worker))
     try:
         rig = RankedRig(folder, group, pipeline_parallel_size=2, **where)
         group.start()

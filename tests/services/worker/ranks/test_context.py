@@ -20,6 +20,7 @@ from quire.shared.settings import WorkerSettings
 from tests.services.worker.checkpoints import FAMILIES, Checkpoint
 from tests.services.worker.lora import peft_folders
 from tests.services.worker.models.test_logits import MAX_ERROR, error, prompt
+from tests.services.worker.parts import whole_model_of
 from tests.services.worker.plans import New
 from tests.services.worker.ranks.test_sharding import DIFFERENT, ranked
 from tests.services.worker.rig import Rig
@@ -87,7 +88,7 @@ def test_prefixes_that_are_there_and_prompts_that_come_again(checkpoint: Make) -
 def contrary(settings: WorkerSettings, seat: Seat) -> RankReplica:
     """A rank that would choose the worst tokens."""
     part = build_part(settings, seat)
-    model = part.replica._runner._whole_model
+    model = whole_model_of(part.replica)
     logits = model.logits
     model.logits = lambda hidden, *adapted: -logits(hidden, *adapted)
     return part

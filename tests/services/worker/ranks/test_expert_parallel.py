@@ -18,6 +18,7 @@ from quire.shared.pb.common.v1 import model_pb2
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from tests.services.worker.checkpoints import Checkpoint
 from tests.services.worker.models.test_logits import MAX_ERROR, error, prompt
+from tests.services.worker.parts import runner_of, whole_model_of
 from tests.services.worker.plans import New
 from tests.services.worker.ranks.test_sharding import mixed_steps, ranked
 from tests.services.worker.rig import Rig
@@ -32,8 +33,8 @@ def one_process(made: Checkpoint) -> Rig:
     """Its steps are launched kernel by kernel, as those of ranks are: the last layer has the tokens that are sampled
     alone, where a tape has all."""
     rig = Rig(made.folder)
-    runner = rig.replica._runner
-    runner.use_model(runner._whole_model)
+    runner = runner_of(rig.replica)
+    runner.use_model(whole_model_of(rig.replica))
     return rig
 
 
@@ -94,7 +95,7 @@ def test_new_weights_lie_where_a_fresh_model_has_them(checkpoint: Make) -> None:
 
 def experts_held(rig: Rig) -> list[int]:
     """By layer."""
-    layers = rig.replica._runner._whole_model.sparse_layers
+    layers = whole_model_of(rig.replica).sparse_layers
     return [len(layer.experts.here) for layer in layers]
 
 

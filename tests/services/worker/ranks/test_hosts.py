@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ import torch
 import trustme
 
 from quire.services.worker.building.rank_processes import start
+from quire.services.worker.codec.step_codec import decode_plan
 from quire.services.worker.ranks import seat
 from quire.services.worker.ranks.group import RankFailure
 from quire.services.worker.ranks.hosts import wire
@@ -38,6 +38,7 @@ from tests.services.worker.ranks.test_context import long_steps
 from tests.services.worker.ranks.test_pipeline import SLOTS, by_turns, prefill
 from tests.services.worker.ranks.test_sharding import RankedRig
 from tests.services.worker.rig import Rig
+from tests.waiting import until
 
 Make = Callable[[str], Checkpoint]
 MASTER = "127.0.0.2"
@@ -65,7 +66,7 @@ def two_nodes(folder: Path, secret: str, **settings: Any) -> Iterator[tuple[Rank
         worker.num_ranks,
         functools.partial(start.build_part, worker),
         worker.pipeline_parallel_size,
-        start._nodes(worker),
+        start.open_nodes(worker),
         contexts=worker.context_parallel_size,
     )
     rig = None
@@ -97,10 +98,7 @@ def children(parent: int) -> list[int]:
 
 
 def await_that(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "it does not come to that"
-        time.sleep(0.05)
+    until(condition, what="it does not come to that")
 
 
 @pytest.mark.slow
@@ -125,14 +123,14 @@ def test_a_stage_on_another_host_says_what_one_process_does_and_dies_with_its_re
         prefill(rig)
         by_turns(rig, 8, 2)
         assert [rig.tokens(one) for one in SLOTS] == [whole.tokens(one) for one in SLOTS]
-        rig._group.check()
+        rig.group.check()
         ranks = children(node.pid)
         assert ranks
         node.kill()
 
         def is_noticed() -> bool:
             try:
-                rig._group.check()
+                rig.group.check()
             except RankFailure as failure:
                 return "rank 1 on node 1 is gone" in failure.message
             return False
@@ -140,7 +138,7 @@ def test_a_stage_on_another_host_says_what_one_process_does_and_dies_with_its_re
         await_that(is_noticed)
         await_that(lambda: not any(Path(f"/proc/{rank}").exists() for rank in ranks))
         with pytest.raises(RankFailure, match="node 1"), torch.inference_mode():
-            rig._group.collect(rig._group.broadcast(rig.scheduler.plan()), None)  # type: ignore[arg-type]
+            rig.group.collect(rig.group.broadcast(decode_plan(rig.scheduler.plan())), None)  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
@@ -150,7 +148,7 @@ def test_ranks_of_a_host_end_with_rank_0_and_the_host_waits_for_the_next_one(che
         prefill(rig)
         ranks = children(node.pid)
         assert ranks
-        (remote,) = rig._group._nodes.ranks
+        (remote,) = rig.group.nodes.ranks
         assert remote.node.channel is not None
         remote.node.channel.close()  # as when the host of rank 0 is gone
         await_that(lambda: not any(Path(f"/proc/{rank}").exists() for rank in ranks))
@@ -326,7 +324,7 @@ def test_a_host_that_has_seen_many_replicas_keeps_nothing_of_them(monkeypatch: p
             return dialled, welcome
 
         monkeypatch.setattr(start.node, "dial", dial)
-        monkeypatch.setattr(start, "_build", lambda *_: len)  # what no rank can be made with
+        monkeypatch.setattr(start, "part_builder", lambda *_: len)  # what no rank can be made with
         start.run_node(settings, stopping)
     stopping.set()
     mapped, opened, threads = zip(*seen, strict=True)
@@ -355,17 +353,17 @@ def _gone_when_told(channel: Channel) -> None:
 def test_a_node_with_other_weights_is_refused(checkpoint: Make, tmp_path: Path) -> None:
     ours = checkpoint("llama").folder
     theirs = shaken(ours, tmp_path / "theirs")
-    welcome = start._welcome(Rig.settings(ours, tensor_parallel_size=2), seat.Seat(0, 2))
+    welcome = start.welcome_for(Rig.settings(ours, tensor_parallel_size=2), seat.Seat(0, 2))
     with pytest.raises(FailedPrecondition, match="node 0 serves other weights of the same model"):
-        start._build(WorkerSettings(model=str(theirs), node_rank=1, nnodes=2), welcome)
+        start.part_builder(WorkerSettings(model=str(theirs), node_rank=1, nnodes=2), welcome)
 
 
 def test_a_node_with_another_model_is_refused(checkpoint: Make) -> None:
     ours, theirs = checkpoint("llama").folder, checkpoint("gpt2").folder
-    welcome = start._welcome(Rig.settings(ours, tensor_parallel_size=2), seat.Seat(0, 2))
+    welcome = start.welcome_for(Rig.settings(ours, tensor_parallel_size=2), seat.Seat(0, 2))
     with pytest.raises(Exception, match="node 0 serves another model"):
-        start._build(WorkerSettings(model=str(theirs), node_rank=1, nnodes=2), welcome)
-    build = start._build(WorkerSettings(model=str(ours), node_rank=1, nnodes=2, threads=1), welcome)
+        start.part_builder(WorkerSettings(model=str(theirs), node_rank=1, nnodes=2), welcome)
+    build = start.part_builder(WorkerSettings(model=str(ours), node_rank=1, nnodes=2, threads=1), welcome)
     assert (build.args[0].block_size, build.args[0].tensor_parallel_size) == (4, 2)
 
 

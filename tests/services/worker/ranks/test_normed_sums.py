@@ -14,6 +14,7 @@ from torch import Tensor
 from quire.services.worker.ranks.collectives.together import Together
 from tests.services.worker.checkpoints import Checkpoint
 from tests.services.worker.models.test_logits import MAX_ERROR, error, prompt
+from tests.services.worker.parts import whole_model_of
 from tests.services.worker.plans import New
 from tests.services.worker.ranks import normed
 from tests.services.worker.ranks.test_expert_parallel import one_process
@@ -74,7 +75,7 @@ def test_behind_attention_and_behind_the_rest(checkpoint: Make, sums: list[int])
         rig.step([New(0, prompt(9, 1))], {0: 9})
         sums.clear()
         rig.step()
-        assert len(sums) == 2 * len(rig.replica._runner._whole_model.layers)
+        assert len(sums) == 2 * len(whole_model_of(rig.replica).layers)
 
 
 def test_what_a_layer_reads_is_kept_whole(checkpoint: Make, sums: list[int]) -> None:
@@ -88,7 +89,7 @@ def test_what_a_layer_reads_is_kept_whole(checkpoint: Make, sums: list[int]) -> 
 
 def states_of(rig: Rig) -> Tensor:
     """[num_samples, 4 * hidden_size] of mixed steps."""
-    model, found = rig.replica._runner._whole_model, []
+    model, found = whole_model_of(rig.replica), []
     model.keep_states(normed.KEPT)
     forward = model.forward
 

@@ -89,7 +89,7 @@ def test_a_grammar_bans_on_each_rank_what_is_there(tokenizer: Tokenizer) -> None
     schema = sampling_pb2.StructuredOutput(json_schema=json.dumps(PERSON))
     whole = Rig(TINY, record_logits=False)
     with ranked(TINY, record_logits=False) as rig:
-        rig._group.prepare_grammar(
+        rig.group.prepare_grammar(
             pb.PrepareGrammar(
                 grammar_id=prepare(whole, json_schema=schema.json_schema), grammar=schema.SerializeToString()
             )

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from quire.services.worker.building.rank_processes.start import build_part
+from quire.services.worker.codec.step_codec import decode_plan, encode_result
 from quire.services.worker.layers.sharding import Shard
 from quire.services.worker.ranks import seat
 from quire.services.worker.ranks.follower import RankReplica
@@ -68,7 +69,7 @@ class RankedRig(Rig):
     """Rank 0 is here."""
 
     def __init__(self, folder: Path, group: LocalRanks, *, record_logits: bool = True, **settings: Any) -> None:
-        self._group = group
+        self.group = group
         super().__init__(folder, seat=group.seats[0], record_logits=record_logits, **settings)
 
     def forget(self) -> None:
@@ -82,25 +83,25 @@ class RankedRig(Rig):
     @torch.inference_mode()
     def obey(self, order: pb.DeviceOrder) -> None:
         """Every rank; no step is under way."""
-        ticket = self._group.order(order)
+        ticket = self.group.order(order)
         self.replica.obey(order)
-        assert not self._group.settle(ticket)
+        assert not self.group.settle(ticket)
 
     @torch.inference_mode()
     def launch(self, plan: Any) -> Flight:
-        return self._group.broadcast(plan), self.replica.launch(plan)
+        return self.group.broadcast(decode_plan(plan)), self.replica.launch(decode_plan(plan))
 
     @torch.inference_mode()
     def finish(self, flight: Flight) -> Any:
         """Of launched steps, the oldest."""
         ticket, step = flight
         if not step.launch.settled:
-            self._group.settle_step()
+            self.group.settle_step()
             self.replica.settle()
         outcome = step.launch.wait()
-        self._group.collect(ticket, step.inputs)
+        self.group.collect(ticket, step.inputs)
         self.replica.record(step, outcome)
-        return step.result(outcome, wait_us=0)
+        return encode_result(step.result(outcome, wait_us=0))
 
 
 def mixed_steps(rig: Rig) -> None:

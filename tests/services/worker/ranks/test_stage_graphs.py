@@ -16,6 +16,7 @@ from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from tests.services.worker.checkpoints import VOCAB_SIZE, Checkpoint
 from tests.services.worker.graphs.test_decode_graphs import SAMPLINGS, plain_rig
 from tests.services.worker.models.test_logits import prompt
+from tests.services.worker.parts import chunk_graphs_of, decode_graphs_of, runner_of
 from tests.services.worker.plans import GREEDY, New
 from tests.services.worker.ranks.recorded_stages import Pipeline, build_recorded, makers, record
 from tests.services.worker.ranks.test_sharding import Flight, RankedRig, ranked
@@ -156,8 +157,8 @@ def test_rows_that_sample_nothing_send_nothing_back(checkpoint: Make) -> None:
 def test_padding_is_zeros_whatever_lay_there(checkpoint: Make, chunks: bool) -> None:
     """It is stored into the null block, and what is stored there must be finite."""
     pipeline = Pipeline(checkpoint("llama").folder, 2, (0, 1), cuda_graph_chunks=chunks, **ROOM)
-    runner: Any = pipeline.rigs[1].replica._runner
-    graphs = runner.recordings.chunks if chunks else runner.recordings.decodes
+    runner: Any = runner_of(pipeline.rigs[1].replica)
+    graphs = chunk_graphs_of(pipeline.rigs[1].replica) if chunks else decode_graphs_of(pipeline.rigs[1].replica)
     with torch.inference_mode():
         graphs._model.stage.arrived.fill_(torch.nan)
     new = [New(slot, prompt(5, slot)) for slot in (0, 2, 4)]
@@ -174,7 +175,7 @@ def test_each_micro_batch_keeps_what_is_known_of_its_rows(checkpoint: Make, monk
     pipeline = Pipeline(checkpoint("llama").folder, 2, (0, 1), cuda_graph_chunks=False, **ROOM)
     looks = [0, 0]
     for number, rig in enumerate(pipeline.rigs):
-        watch: Any = rig.replica._runner.recordings.decodes._watch
+        watch: Any = decode_graphs_of(rig.replica)._watch
 
         def shared(*_: Any, number: int = number) -> None:
             looks[number] += 1

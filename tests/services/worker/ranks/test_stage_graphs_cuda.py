@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,6 +11,7 @@ import torch
 from tests.services.worker import checkpoints
 from tests.services.worker.checkpoints import Checkpoint
 from tests.services.worker.models.test_logits import error, prompt
+from tests.services.worker.parts import chunk_graphs_of, decode_graphs_of, sample_graphs_of
 from tests.services.worker.plans import New
 from tests.services.worker.ranks.test_pipeline import SLOTS, by_turns, prefill
 from tests.services.worker.ranks.test_sharding import ranked
@@ -27,8 +27,7 @@ RECORDED = [way for way in WAYS if "graphs" in way]
 
 def num_recordings(rig: Rig) -> list[int]:
     """Of chunks, decodes and choices, on the first stage."""
-    runner: Any = rig.replica._runner
-    graphs = (runner.recordings.chunks, runner.recordings.decodes, runner.recordings.samples)
+    graphs = (chunk_graphs_of(rig.replica), decode_graphs_of(rig.replica), sample_graphs_of(rig.replica))
     return [0 if each is None else each.count for each in graphs]
 
 

@@ -20,6 +20,7 @@ from quire.services.worker.step.plan_violation import PlanViolation
 from quire.shared.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
 from quire.shared.pb.common.v1 import model_pb2
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
+from tests.pointers import pointee
 from tests.services.worker.checkpoints import Checkpoint
 from tests.services.worker.models.test_weights import rows, shaken
 from tests.services.worker.rig import Rig
@@ -189,18 +190,18 @@ class PaperDriver:
         self.mapped: dict[int, int] = {}
 
     def cuMemGetAllocationGranularity(self, grain: Any, _properties: Any, _kind: Any) -> int:
-        grain._obj.value = 2 * MIB
+        pointee(grain).value = 2 * MIB
         return 0
 
     def cuMemAddressReserve(self, address: Any, _size: Any, *_: Any) -> int:
-        address._obj.value = 1 << 40
+        pointee(address).value = 1 << 40
         return 0
 
     def cuMemCreate(self, handle: Any, size: ctypes.c_size_t, *_: Any) -> int:
         if sum(self.handles.values()) + size.value > self.room:
             return OUT_OF_MEMORY
-        handle._obj.value = len(self.handles) + 100
-        self.handles[handle._obj.value] = size.value
+        pointee(handle).value = len(self.handles) + 100
+        self.handles[pointee(handle).value] = size.value
         return 0
 
     def cuMemMap(self, address: Any, size: Any, _offset: Any, _handle: Any, _flags: Any) -> int:

@@ -16,6 +16,7 @@ from quire.services.worker.spec_decode.config import SpeculativeConfig, parse
 from quire.services.worker.spec_decode.draft_models.eagle3_head import read_eagle3
 from quire.services.worker.spec_decode.methods.eagle3 import Eagle3
 from quire.shared.errors import InvalidArgument
+from tests.services.worker.parts import runner_of, whole_model_of
 from tests.services.worker.rig import Rig
 from tests.services.worker.spec_decode.test_published_heads import (
     HEAD_DIM,
@@ -116,11 +117,11 @@ def test_what_layers_read_is_given_beside_the_hidden_states(tmp_path: Path) -> N
     found: list[Tensor] = []
     for backend in ("auto", "reference"):
         rig = Rig(folder, attention_backend=backend, block_size=16, record_logits=False)
-        model = rig.replica._runner._whole_model
+        model = whole_model_of(rig.replica)
         with torch.inference_mode():
-            plain = model.forward(batch(torch.arange(3, 12), 0), rig.replica._runner.caches)
+            plain = model.forward(batch(torch.arange(3, 12), 0), runner_of(rig.replica).caches)
             model.keep_states((0, 1, 1))
-            found.append(model.forward(batch(torch.arange(3, 12), 0), rig.replica._runner.caches))
+            found.append(model.forward(batch(torch.arange(3, 12), 0), runner_of(rig.replica).caches))
         assert (found[-1][:, :SIZE] == plain).all()
         assert torch.equal(model.logits(found[-1]), model.logits(plain))
         embedded = model.embedding(torch.arange(3, 12, dtype=torch.int32))

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from quire.kernels import cpu
+from quire.services.worker.codec.step_codec import decode_plan
 from quire.services.worker.limits.worker_limits import WorkerLimits
 from quire.services.worker.sampling.accept import accept
-from quire.services.worker.spec_decode import proposer
 from quire.services.worker.spec_decode.agreement import Agreement
 from quire.services.worker.spec_decode.config import parse
 from quire.services.worker.spec_decode.history import TokenHistory
@@ -75,15 +75,14 @@ def slow_match(tokens: list[int], shortest: int, longest: int) -> int | None:
 
 
 @pytest.mark.parametrize(("length", "found"), [(1, 16), (30, 16), (31, 15), (34, 14), (500, 1)])
-def test_a_search_ends_by_what_was_read(length: int, found: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_ends_by_what_was_read(length: int, found: int) -> None:
     """Who had no turn is the first the next time."""
-    monkeypatch.setattr(proposer, "SEARCH_WORK", 10)
-    monkeypatch.setattr(proposer, "MOST_WORK", 16 * 40)
     asked: list[int] = []
     history = TokenHistory(WorkerLimits(4, 16, 64, 512, 61))
     for slot in range(16):
         history.begin(slot, array(*[slot] * length))
     host = HostProposer()
+    host.search_work, host.most_work = 10, 16 * 40
     for _ in range(4):
         drafts = host.search(
             Wanted(np.arange(16), np.ones(16, np.int32), history),
@@ -129,7 +128,6 @@ def test_ngram_finds_what_a_plain_search_finds(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_ngrams_that_there_is_no_work_left_for_are_looked_for_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proposer, "MOST_WORK", 8)
     monkeypatch.setattr(ngram, "MOST_TOKENS", 8)
     monkeypatch.setattr(ngram.cpu, "unavailable", lambda: None)
     monkeypatch.setattr(ngram.cpu, "ends_of_matches", lambda tokens, slots, *_: np.ones(len(slots), np.int32))
@@ -137,6 +135,7 @@ def test_ngrams_that_there_is_no_work_left_for_are_looked_for_next(monkeypatch: 
     for slot in range(6):
         history.begin(slot, array(1, 1, 1, 1))
     finder = NgramProposer(1, 1)
+    finder.most_work = 8
     turns = [drafts_by_slot(finder.propose(Wanted(np.arange(6), array(*[1] * 6), history))) for _ in range(4)]
     assert sorted(slot for turn in turns[:-1] for slot in turn) == list(range(6))
     assert turns[-1] == turns[0]
@@ -307,7 +306,7 @@ class Table:
     def step(self, new_blocks: list[tuple[int, int]], drafts: Drafts | None = None, **fields: object) -> list[int]:
         """Most drafts by slot."""
         slots, ids = u32(*(slot for slot, _ in new_blocks)), u32(*(block for _, block in new_blocks))
-        order = self.table.order(pb.StepPlan(new_block_slots=slots, new_block_ids=ids, **fields))  # type: ignore[arg-type]
+        order = self.table.order(decode_plan(pb.StepPlan(new_block_slots=slots, new_block_ids=ids, **fields)))  # type: ignore[arg-type]
         self.last = self.table.advance(order, drafts)
         self.inputs = assemble(self.last, self.table, drafts)
         self.idle = order.idle.tolist()
@@ -368,7 +367,7 @@ def test_drafts_go_behind_the_last_token_and_count_once_they_are_right() -> None
 def test_a_plan_that_breaks_the_rules_is_refused(fields: dict[str, bytes], text: str) -> None:
     table = Table().table
     with pytest.raises(PlanViolation, match=text):
-        table.order(pb.StepPlan(**fields))  # type: ignore[arg-type]
+        table.order(decode_plan(pb.StepPlan(**fields)))  # type: ignore[arg-type]
 
 
 def test_what_is_ordered_by_name_must_have_room() -> None:
@@ -376,7 +375,7 @@ def test_what_is_ordered_by_name_must_have_room() -> None:
     table.step([])
     table.step([])
     with pytest.raises(PlanViolation, match="no blocks for what slots"):
-        table.table.order(pb.StepPlan(counted_slots=u32(1), token_counts=u32(1)))
+        table.table.order(decode_plan(pb.StepPlan(counted_slots=u32(1), token_counts=u32(1))))
 
 
 def test_history_takes_several_tokens_of_each_slot() -> None:

@@ -6,7 +6,6 @@ import random
 
 import pytest
 
-from quire.services.worker.structured import slow_tenants
 from quire.services.worker.structured.slow_tenants import MASKS_A_STRIKE, MAX_TENANTS, MIN_SHARE_S, SlowTenants
 
 
@@ -52,9 +51,8 @@ def test_strikes_are_forgotten_after_many_masks_without_another() -> None:
     assert tenants.shares({"a": 1.0}) == {"a": 0.01}
 
 
-def test_only_so_many_tenants_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slow_tenants, "MAX_TENANTS", 2)
-    tenants = SlowTenants(0.01)
+def test_only_so_many_tenants_are_remembered() -> None:
+    tenants = SlowTenants(0.01, max_tenants=2)
     for name in ("a", "b", "a", "c"):
         tenants.add(name)
     tenants.forgive(["a", "b", "c"])

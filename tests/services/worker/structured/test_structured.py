@@ -16,6 +16,7 @@ from quire.services.worker.structured.compile_pool import Prepared
 from quire.shared.errors import InvalidArgument
 from quire.shared.pb.common.v1 import finish_pb2
 from quire.shared.pb.common.v1 import sampling_pb2 as pb
+from tests.services.worker.parts import runner_of
 from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig
 from tests.services.worker.structured.constrained import EOS, PERSON, TINY, admit, hot, prepare, run, step, text
@@ -114,7 +115,7 @@ def test_an_output_that_breaks_its_grammar_ends_with_an_error(tiny: Rig, tokeniz
 def test_of_tokens_taken_together_the_wrong_one_ends_its_sequence_alone(tiny: Rig, tokenizer: Tokenizer) -> None:
     letters, digits = prepare(tiny, regex="a+"), prepare(tiny, regex=r"\d+")
     step(tiny, [admit(tokenizer, 0, letters), admit(tokenizer, 1, digits), admit(tokenizer, 2, letters)])
-    masks = tiny.replica._runner.sampler.grammar_masks
+    masks = runner_of(tiny.replica).sampler.grammar_masks
     sequences = [masks.slots[slot] for slot in range(3)]
     masks.maker.wait()
     before = masks.maker.step_of(sequences)
@@ -140,7 +141,7 @@ def test_sequences_admitted_together_take_what_each_has_said(tiny: Rig, tokenize
 def test_who_was_taken_for_slow_and_is_not_goes_on_with_the_others(tiny: Rig, tokenizer: Tokenizer) -> None:
     letters = prepare(tiny, regex="a+")
     step(tiny, [admit(tokenizer, slot, letters) for slot in range(3)])
-    masks = tiny.replica._runner.sampler.grammar_masks
+    masks = runner_of(tiny.replica).sampler.grammar_masks
     sequences = [masks.slots[slot] for slot in range(3)]
     masks.maker.wait()
     for sequence in sequences:

@@ -17,15 +17,17 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from quire.services.worker.structured import compile_pool, mask_maker, slow_grammars, stream_gate
+from quire.services.worker.structured import mask_maker, slow_grammars, stream_gate
 from quire.services.worker.structured.backends.llguidance_backend import LLGuidanceBackend
-from quire.services.worker.structured.compile_pool import CompilePool, Prepared
+from quire.services.worker.structured.compile_pool import CompileBounds, CompilePool, Prepared
 from quire.services.worker.structured.fair_filler import FairFiller
 from quire.services.worker.structured.stream_gate import StreamGate
 from quire.shared.errors import Internal, InvalidArgument
 from quire.shared.pb.common.v1 import sampling_pb2 as pb
+from tests.services.worker.parts import filler_of, runner_of
 from tests.services.worker.rig import Rig
 from tests.services.worker.structured.constrained import TINY, admit, hot, prepare, run, step
+from tests.waiting import until
 
 
 class Sequence_:
@@ -208,7 +210,7 @@ def test_a_limit_met_by_a_token_is_named(alone: bool) -> None:
 
 def test_a_grammar_that_was_too_slow_too_often_is_refused(tiny: Rig, tokenizer: Tokenizer) -> None:
     slow, digits = prepare(tiny, grammar='start: s\ns: s s s | s s | "a" | "aa"'), prepare(tiny, regex=r"\d+")
-    masks = tiny.replica._runner.sampler.grammar_masks
+    masks = runner_of(tiny.replica).sampler.grammar_masks
     for _ in range(slow_grammars.MAX_ENDED):
         step(tiny, [admit(tokenizer, 0, slow), admit(tokenizer, 1, digits, sampling=hot(ignore_eos=True))])
         assert not tiny.last_result.failures
@@ -221,9 +223,8 @@ def test_a_grammar_that_was_too_slow_too_often_is_refused(tiny: Rig, tokenizer: 
     tiny.step(released=[0, 1])
 
 
-def test_slow_grammars_are_forgotten_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slow_grammars, "REMEMBERED", 2)
-    slow = slow_grammars.SlowGrammars()
+def test_slow_grammars_are_forgotten_one_by_one() -> None:
+    slow = slow_grammars.SlowGrammars(remembered=2)
     for name in (b"a", b"b", b"a", b"a", b"c"):
         slow.add(name)
     slow.check(b"b")
@@ -256,7 +257,7 @@ def test_masks_that_never_come_end_the_step_and_not_the_worker(
     run(tiny, [admit(tokenizer, 0, digits)])
     tiny.step(released=[0])
     hanging = threading.Event()
-    filler = tiny.replica._runner.sampler.grammar_masks.maker._filler
+    filler = filler_of(tiny.replica)
     monkeypatch.setattr(filler, "fill", lambda *_: hanging.wait(60))
     with monkeypatch.context() as impatient:
         impatient.setattr(mask_maker, "PATIENCE_S", 0.2)
@@ -287,7 +288,7 @@ class Late(Future[None]):
 
 
 def test_a_process_that_stands_still_for_long_loses_a_turn_of_waiting_and_no_step(tiny: Rig) -> None:
-    maker = tiny.replica._runner.sampler.grammar_masks.maker
+    maker = runner_of(tiny.replica).sampler.grammar_masks.maker
     mask_maker.wait(late := Late(mask_maker.NUM_TURNS - 1), maker)
     assert late.done()
     never = Late(mask_maker.NUM_TURNS)
@@ -353,13 +354,10 @@ def test_the_vocabulary_is_read_before_the_first_grammar() -> None:
     assert pool.backend is backend
 
 
-def test_a_grammar_that_never_gets_compiled_is_given_up_and_others_are_compiled(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(compile_pool, "LONGEST_S", 3)  # also for the one that is compiled
-    monkeypatch.setattr(compile_pool, "NUM_THREADS", 1)
+def test_a_grammar_that_never_gets_compiled_is_given_up_and_others_are_compiled() -> None:
     backend = Hanging()
-    pool = CompilePool(lambda: backend)  # type: ignore[arg-type, return-value]
+    bounds = CompileBounds(num_threads=1, longest_s=3)  # also for the one that is compiled
+    pool = CompilePool(lambda: backend, bounds=bounds)  # type: ignore[arg-type, return-value]
     assert pool.backend is backend
     outcomes: queue.SimpleQueue[tuple[str, Prepared]] = queue.SimpleQueue()
     for name in ("hang", "next"):
@@ -376,12 +374,11 @@ def test_a_grammar_that_never_gets_compiled_is_given_up_and_others_are_compiled(
     backend.let_go.set()
 
 
-def test_a_thread_that_comes_back_after_it_was_given_up_is_none_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_comes_back_after_it_was_given_up_is_none_too_many() -> None:
     """Else each slow grammar would leave one more, and one more process that compiles."""
-    monkeypatch.setattr(compile_pool, "LONGEST_S", 0.05)
-    monkeypatch.setattr(compile_pool, "NUM_THREADS", 1)
     before, backend = {*threading.enumerate()}, Hanging()
-    pool = CompilePool(lambda: backend)  # type: ignore[arg-type, return-value]
+    bounds = CompileBounds(num_threads=1, longest_s=0.05)
+    pool = CompilePool(lambda: backend, bounds=bounds)  # type: ignore[arg-type, return-value]
     assert pool.backend is backend
     outcomes: queue.SimpleQueue[Prepared] = queue.SimpleQueue()
     for name in (b"first", b"second"):
@@ -394,15 +391,11 @@ def test_a_thread_that_comes_back_after_it_was_given_up_is_none_too_many(monkeyp
         new = {*threading.enumerate()} - before
         return sum(thread.name == "grammars" for thread in new)
 
-    deadline = time.monotonic() + 60
-    while own_threads() != 1 and time.monotonic() < deadline:
-        time.sleep(0.005)
-    assert own_threads() == 1
+    until(lambda: own_threads() == 1)
 
 
 def test_time_to_compile_is_that_of_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     """A library's process that waits for a busy machine has a bound of its own, in its own time."""
-    monkeypatch.setattr(compile_pool, "PATIENCE_S", 0.05)
     looks: list[float] = []
     began = threading.Timer.start
 
@@ -414,7 +407,7 @@ def test_time_to_compile_is_that_of_the_processor(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(threading.Timer, "start", start)
     backend = Hanging()
-    pool = CompilePool(lambda: backend)  # type: ignore[arg-type, return-value]
+    pool = CompilePool(lambda: backend, bounds=CompileBounds(patience_s=0.05))  # type: ignore[arg-type, return-value]
     assert pool.backend is backend
     outcomes: queue.SimpleQueue[Prepared] = queue.SimpleQueue()
     pool.prepare(b"hang", pb.StructuredOutput(regex="hang"), outcomes.put)
@@ -441,9 +434,8 @@ def test_a_library_that_panics_has_answered() -> None:
     assert error.message == "structured_output: Panic while compiling"
 
 
-def test_grammars_stay_while_they_are_needed_and_then_as_long_as_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compile_pool, "MOST_UNNEEDED", 2)
-    pool = CompilePool(Hanging)  # type: ignore[arg-type]
+def test_grammars_stay_while_they_are_needed_and_then_as_long_as_there_is_room() -> None:
+    pool = CompilePool(Hanging, bounds=CompileBounds(most_unneeded=2))  # type: ignore[arg-type]
     outcomes: queue.SimpleQueue[Prepared] = queue.SimpleQueue()
     names = [str(i).encode() for i in range(5)]
     for name in names:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-import triton
 
 from quire import bundled
 from quire.kernels.triton.precompile import precompile
@@ -17,6 +15,7 @@ from quire.services.worker.warmup import compile_process
 from quire.services.worker.warmup.build_kernels import Kernels, missing
 from quire.services.worker.warmup.compile_process import begin, cache_folder
 from quire.shared.settings import WorkerSettings
+from tests.waiting import has_ended, until
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +23,6 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight cores, and no kernel compiled yet."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path))
     monkeypatch.setattr(precompile, "device_capability", lambda: 90)
 
 
@@ -92,24 +90,10 @@ def test_one_that_hangs_is_ended_with_its_children(
     )
     process = begin(settings)
     assert process is not None
-    while not (told.exists() and told.read_text()):
-        time.sleep(0.01)
+    until(lambda: told.exists() and told.read_text())
     monkeypatch.setattr(compile_process, "LONGEST_WAIT_S", 0.1)
     assert not process.wait()
-    assert is_gone(int(told.read_text()))
-
-
-def is_gone(process: int) -> bool:
-    """Nobody may be there to take the exit status of a grandchild."""
-    for _ in range(6000):
-        try:
-            state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-        except (FileNotFoundError, ProcessLookupError):
-            return True
-        if state == "Z":
-            return True
-        time.sleep(0.01)
-    return False
+    until(lambda: has_ended(int(told.read_text())))
 
 
 def test_it_says_nothing_of_a_model_that_is_not_there() -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from quire.shared.errors import InvalidArgument
+from tests.waiting import until
 from tools.bench.measuring import same_cores
 
 TWO_THREADS = """
@@ -35,6 +35,10 @@ def test_too_few_cores_are_told():
         same_cores.shared_out(range(7))
 
 
+def threads_of(pid: int) -> list[int]:
+    return [int(task.name) for task in Path(f"/proc/{pid}/task").iterdir()]
+
+
 def test_all_threads_of_a_service_are_held_and_those_that_it_starts():
     core = min(os.sched_getaffinity(0))
     process = subprocess.Popen([sys.executable, "-c", TWO_THREADS], stdout=subprocess.PIPE)
@@ -42,10 +46,8 @@ def test_all_threads_of_a_service_are_held_and_those_that_it_starts():
         assert process.stdout is not None
         process.stdout.readline()
         same_cores.hold_services({"worker-0": process.pid, "redis": os.getpid()}, {"worker": {core}})
-        deadline = time.monotonic() + 20
-        while len(threads := [int(task.name) for task in Path(f"/proc/{process.pid}/task").iterdir()]) < 3:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        until(lambda: len(threads_of(process.pid)) >= 3)
+        threads = threads_of(process.pid)
         assert [os.sched_getaffinity(thread) for thread in threads] == 3 * [{core}]
     finally:
         process.kill()

@@ -214,15 +214,15 @@ async def test_a_body_whose_client_has_left_is_not_taken_for_the_next_one(
     """The process is told of a file by its number, which is another file's once it is closed."""
     left, other = (b'{"tokens": [' + b",".join([number] * 30_000) + b"]}" for number in (b"300", b"301"))
     loop = asyncio.get_running_loop()
-    await loop.run_in_executor(large._thread, large._child.start)
+    await loop.run_in_executor(large.thread, large.child.start)
     assert large.pid is not None
-    asked, ask = threading.Event(), large._child.ask
+    asked, ask = threading.Event(), large.child.ask
 
     def tell(message: bytes) -> bytes:
         asked.set()
         return ask(message)
 
-    monkeypatch.setattr(large._child, "ask", tell)
+    monkeypatch.setattr(large.child, "ask", tell)
     os.kill(large.pid, signal.SIGSTOP)
     with spooled(left) as spool:
         asking = asyncio.create_task(large.check(spool))
@@ -231,5 +231,5 @@ async def test_a_body_whose_client_has_left_is_not_taken_for_the_next_one(
         await asyncio.wait([asking])
     with spooled(other) as kept:
         os.kill(large.pid, signal.SIGCONT)
-        await loop.run_in_executor(large._thread, int)  # behind the question
+        await loop.run_in_executor(large.thread, int)  # behind the question
         assert kept.take() == other

@@ -21,6 +21,7 @@ from quire.shared.pb.inference.v1 import inference_pb2
 from quire.shared.settings.connection_limits import ConnectionLimits
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
+from tests.waiting import eventually, loop_turns
 
 QUICK = {"header_s": 2, "body_s": 2, "write_s": 2}
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
@@ -204,7 +205,7 @@ async def test_trailers_become_no_headers(folder: Path) -> None:
         peer.writer.write(CHUNKED + b"connection: close\r\n\r\n")
         for byte in sent:
             peer.writer.write(bytes([byte]))
-            await asyncio.sleep(0)
+            await loop_turns()
         said = await peer.said()
     assert said[9:12] == b"200"
     assert b"late" not in said
@@ -305,9 +306,7 @@ class Grpc:
             self._opened.append((reader, writer))
 
     async def until_open(self, count: int) -> None:
-        async with asyncio.timeout(60):
-            while await self.num_open() != count:
-                await asyncio.sleep(0.1)
+        await eventually(self.num_open, lambda found: found == count)
 
     async def num_open(self) -> int:
         return [await self._has_ended(reader) for reader, _ in self._opened].count(False)
@@ -394,7 +393,7 @@ async def test_connections_that_come_at_once_are_accepted_in_portions_and_none_i
                 sock.connect((host, int(port)))  # the loop stands still meanwhile
             kept: list[float] = []
             while not kept or kept[-1] < len(sockets):
-                await asyncio.sleep(0)
+                await loop_turns()
                 kept.append(frontend.frontend.door.connections.num_kept)
         finally:
             for sock in sockets:

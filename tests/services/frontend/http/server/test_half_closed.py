@@ -13,6 +13,7 @@ import pytest
 
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
+from tests.waiting import eventually
 
 ASKED = {"model": "tiny", "prompt": "x", "max_tokens": 3}
 
@@ -109,9 +110,7 @@ async def test_a_client_that_goes_is_noticed_all_the_same(folder: Path, stream: 
     script.pause()
     async with scheduler(script), running(folder, script.address) as frontend:
         peer = HalfClosing(frontend, request(stream=stream))
-        async with asyncio.timeout(60):
-            while not script.submissions:
-                await asyncio.sleep(0.005)
+        await eventually(lambda: script.submissions)
         peer.socket.close()
         await frontend.until_idle()
         assert not frontend.live

@@ -19,6 +19,7 @@ from quire.shared.errors import InvalidArgument
 from quire.shared.pb.common.v1 import sampling_pb2 as pb
 from quire.shared.structured_output.literals import Specials
 from tests.priorities import has_stepped_back
+from tests.waiting import eventually, loop_turns
 
 FINE = pb.StructuredOutput(json_schema='{"type": "object", "properties": {"a": {"type": "integer"}}}')
 PRIMES = (101, 103, 107, 109, 113)
@@ -26,7 +27,7 @@ rng = random.Random(0)
 
 
 def word() -> str:
-    return "".join(rng.choice("abcdefghijklmnop") for _ in range(12))
+    return "".join(rng.choices("abcdefghijklmnop", k=12))
 
 
 def schema(value: Any) -> dict[str, str]:
@@ -151,10 +152,9 @@ async def test_whoever_sends_many_that_take_long_waits_for_them_alone(
 
     monkeypatch.setattr(grammar_validator.Probe, "verdict", verdict)
     many = [asyncio.ensure_future(validator.check(pb.StructuredOutput(regex=f"long{n}"))) for n in range(20)]
-    while len(tried) < grammar_validator.NUM_PROBES:
-        await asyncio.sleep(0.01)
+    await eventually(lambda: len(tried) >= grammar_validator.NUM_PROBES)
     other = asyncio.ensure_future(validator.check(pb.StructuredOutput(regex="other")))
-    await asyncio.sleep(0)
+    await loop_turns()
     go_on.set()
     await other
     refused = await asyncio.gather(*many, return_exceptions=True)

@@ -226,7 +226,7 @@ def test_tenants_that_nobody_remembers_are_forgotten(core: NewCore, monkeypatch:
         step(c)
     while c.has_work:
         step(c)
-    assert len(c.waiting._tenants) <= 4  # type: ignore[attr-defined]
+    assert len(c.waiting.tenants) <= 4  # type: ignore[attr-defined]
 
 
 def operations_to_admit(core: NewCore, num_tenants: int) -> int:
@@ -261,8 +261,8 @@ def test_what_cancelled_sequences_of_new_tenants_leave_behind_is_bounded(
         c.add(make_sequence(key, [1] * 10, 2, tenant=f"t{key}"))
         c.cancel(key)
     policy = c.waiting
-    assert len(policy._tenants) <= 9  # type: ignore[attr-defined]
-    assert len(policy._heap) <= 20  # type: ignore[attr-defined]
+    assert len(policy.tenants) <= 9  # type: ignore[attr-defined]
+    assert len(policy.heap) <= 20  # type: ignore[attr-defined]
     assert policy.peek().tenant == "first"
 
 

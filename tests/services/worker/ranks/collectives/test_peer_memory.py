@@ -10,6 +10,7 @@ import torch
 from quire.services.worker.device import peer_driver
 from quire.services.worker.device.peer_driver import HANDLE_BYTES
 from quire.services.worker.ranks.collectives.peer_memory import MOST_BYTES, open_mailbox
+from tests.pointers import pointee
 
 CPU = torch.device("cpu")
 
@@ -34,7 +35,7 @@ class Driver:
             if name in ("cuIpcCloseMemHandle", "cuMemFree_v2"):
                 self.closed.append(name)
             elif name in ("cuMemAlloc_v2", "cuIpcOpenMemHandle_v2"):
-                arguments[0]._obj.value = 1 << 30 if name == "cuMemAlloc_v2" else 1 << 40
+                pointee(arguments[0]).value = 1 << 30 if name == "cuMemAlloc_v2" else 1 << 40
             return 801 if name == self.refuses else 0
 
         return call

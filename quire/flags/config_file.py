@@ -1,0 +1,128 @@
+"""`--config FILE`: flags of a command in a YAML file, as in `dtype: bfloat16` for `--dtype bfloat16`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from quire.flags.setting_flags import MergeNames, RefusedSecret
+from quire.shared.errors import InvalidArgument
+from quire.shared.settings import SERVICES
+
+if TYPE_CHECKING:
+    from quire.flags.parser import CommandParser
+
+NOT_IN_FILES = ("--config", "--help", "--help-all")
+
+
+@dataclass(frozen=True, slots=True)
+class FileFlag:
+    """A key with its value and its line, counted from 1."""
+
+    key: str
+    value: Any
+    line: int
+
+    @property
+    def flag(self) -> str:
+        return f"--{self.key.replace('_', '-')}"
+
+
+def parsed(parser: CommandParser, path: str, words: Sequence[str], alone: argparse.Namespace) -> argparse.Namespace:
+    """Returns the values of a file's flags that the command line `words`, which is `alone` without a file, leaves open.
+    Ends with the file's name and line for a key that is no flag or a value that is none of its."""
+    given = {parser.flags[name] for word in words if (name := word.partition("=")[0]) in parser.flags}
+    positional = {action.dest for action in parser._actions if not action.option_strings}
+    namespace = argparse.Namespace()
+    for entry in entries(path):
+        with parser.at(f"{path}, line {entry.line}"):
+            action = _action(parser, entry)
+            is_given = action in given or (entry.key in positional and bool(getattr(alone, entry.key)))
+            _apply(parser, action, entry, argparse.Namespace() if is_given else namespace)
+    return namespace
+
+
+def entries(path: str) -> list[FileFlag]:
+    """Reads a file. Raises InvalidArgument with its name and, where it has one, the line."""
+    try:
+        loader = yaml.SafeLoader(Path(path).read_text())
+        node = loader.get_single_node()
+        if node is None:
+            return []
+        if not isinstance(node, yaml.MappingNode):
+            raise InvalidArgument(f"config: {path} must map names of flags to values", field="config")
+        found = [
+            FileFlag(str(key.value), loader.construct_object(value, deep=True), key.start_mark.line + 1)
+            for key, value in node.value
+        ]
+    except OSError as error:
+        raise InvalidArgument(f"config: cannot read {path!r}: {error.strerror}", field="config") from None
+    except UnicodeDecodeError as error:
+        raise InvalidArgument(f"config: {path} is not UTF-8 (byte {error.start})", field="config") from None
+    except yaml.YAMLError as error:
+        raise InvalidArgument(f"config: {path} is not YAML: {_problem(error)}", field="config") from None
+    _refuse_repeated(path, found)
+    return found
+
+
+def _problem(error: yaml.YAMLError) -> str:
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    return f"line {mark.line + 1}: {problem}" if mark is not None else " ".join(str(error).split())
+
+
+def _refuse_repeated(path: str, found: Sequence[FileFlag]) -> None:
+    first: dict[str, FileFlag] = {}
+    for entry in found:
+        if (earlier := first.setdefault(entry.flag, entry)) is not entry:
+            text = f"config: {path}, line {entry.line}: {entry.key} stands in line {earlier.line} as well"
+            raise InvalidArgument(text, field="config")
+
+
+def _action(parser: CommandParser, entry: FileFlag) -> argparse.Action:
+    if entry.flag in NOT_IN_FILES:
+        parser.error(f"{entry.key} is a flag of the command line alone")
+    if entry.key in SERVICES and entry.flag not in parser.flags and isinstance(entry.value, dict):
+        parser.error(f"{entry.key} is a section of the services' settings file; set QUIRE_CONFIG to the name of that")
+    if entry.flag not in parser.flags:
+        parser.refuse_flag(entry.flag, entry.key)
+    return parser.flags[entry.flag]
+
+
+def _apply(parser: CommandParser, action: argparse.Action, entry: FileFlag, namespace: argparse.Namespace) -> None:
+    if entry.value is None:
+        parser.error(f"{entry.key} has no value; leave it out for the default")
+    if isinstance(action, RefusedSecret):
+        setattr(namespace, action.dest, str(entry.value))
+        return
+    parser.parse_flag(_words(parser, action, entry), namespace)
+
+
+def _words(parser: CommandParser, action: argparse.Action, entry: FileFlag) -> list[str]:
+    """Returns the flag as a command line would have it."""
+    value = entry.value
+    if isinstance(value, bool):
+        return _switch(parser, action, entry)
+    if isinstance(value, dict) and isinstance(action, MergeNames):
+        value = ",".join(f"{name}={item}" for name, item in value.items())
+    elif isinstance(value, list) and action.nargs in ("+", "*"):
+        return [entry.flag, *map(str, value)]
+    elif isinstance(value, list) and not any(isinstance(item, dict | list) for item in value):
+        value = ",".join(map(str, value))
+    elif isinstance(value, dict | list):
+        value = json.dumps(value)
+    return [f"{entry.flag}={value}"]
+
+
+def _switch(parser: CommandParser, action: argparse.Action, entry: FileFlag) -> list[str]:
+    if isinstance(action, argparse.BooleanOptionalAction):
+        opposite = f"--{entry.flag[5:]}" if entry.flag.startswith("--no-") else f"--no-{entry.flag[2:]}"
+        return [entry.flag if entry.value else opposite]
+    if action.nargs in (0, "*"):
+        return [entry.flag] if entry.value else []
+    parser.error(f"argument {entry.flag}: {str(entry.value).lower()} is no value of it; a word stands in quotes")

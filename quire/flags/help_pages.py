@@ -1,0 +1,82 @@
+"""Help of a command that has many flags: the common ones in a line each, and pages with the whole text of others."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Mapping, Sequence
+
+from quire.flags.groups import FlagGroup
+from quire.flags.setting_flags import human_int
+
+WIDTH = 80
+COLUMN = 32  # where the text of a flag begins
+LONGEST_CHOICES = 12  # that are shown in a line; longer ones are on the flag's page
+
+Groups = Mapping[str, FlagGroup]
+
+
+def by_name(actions: Iterable[argparse.Action]) -> dict[str, argparse.Action]:
+    """Flags that help shows, by each of their names without dashes."""
+    return {
+        name.lstrip("-"): action
+        for action in actions
+        if action.help != argparse.SUPPRESS
+        for name in action.option_strings
+    }
+
+
+def overview(actions: Sequence[argparse.Action], groups: Groups) -> list[str]:
+    """Returns the lines of the common flags of each group, and before these of flags that are in no group."""
+    known = by_name(actions)
+    grouped = {known[name] for group in groups.values() for name in group.names if name in known}
+    own = [action for action in dict.fromkeys(known.values()) if action not in grouped]
+    positional = [action for action in actions if not action.option_strings and action.help != argparse.SUPPRESS]
+    lines = [_line(action, (action.help or "").replace("%%", "%")) for action in (*positional, *own)]
+    for group in groups.values():
+        if shown := [_line(known[name], text) for name, text in group.common.items() if name in known]:
+            lines += ["", f"{group.title}:", *shown]
+    return lines
+
+
+def sections(actions: Sequence[argparse.Action], groups: Groups) -> list[tuple[str, list[argparse.Action]]]:
+    """Returns every flag that is in a group, group by group."""
+    known = by_name(actions)
+    found = [
+        (f"{group.title} (--help={name})", [known[flag] for flag in group.names if flag in known])
+        for name, group in groups.items()
+    ]
+    return [(title, members) for title, members in found if members]
+
+
+def page(found: Iterable[tuple[str, Sequence[argparse.Action]]], prog: str) -> str:
+    """Returns the whole text of flags, under a title each."""
+    formatter = argparse.HelpFormatter(prog, max_help_position=COLUMN)
+    for title, members in found:
+        formatter.start_section(title)
+        formatter.add_arguments(members)
+        formatter.end_section()
+    return formatter.format_help()
+
+
+def _line(action: argparse.Action, text: str) -> str:
+    return f"  {_name(action):<{COLUMN - 3}} {text}"
+
+
+def _name(action: argparse.Action) -> str:
+    if not action.option_strings:
+        return f"{action.metavar or action.dest}"
+    name = next((name for name in action.option_strings if name.startswith("--")), action.option_strings[0])
+    if isinstance(action, argparse.BooleanOptionalAction):
+        return f"--[no-]{name[2:]}"
+    return name if action.nargs == 0 else f"{name} {_value(action)}"
+
+
+def _value(action: argparse.Action) -> str:
+    choices = "{" + ",".join(map(str, action.choices)) + "}" if action.choices is not None else ""
+    if choices and len(choices) <= LONGEST_CHOICES:
+        return choices
+    if action.type in (human_int, float):
+        return "N"
+    if isinstance(action.metavar, str) and not choices:
+        return action.metavar.partition(",")[0].partition("|")[0]
+    return action.dest.rpartition(".")[2].rsplit("_", 1)[-1].upper()

@@ -1,0 +1,166 @@
+"""Parser of a command's line: errors of one line that name what was meant, help by groups, and a file with flags."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+from quire.flags import config_file, help_pages
+from quire.flags.groups import FlagGroup
+
+LIKELY = 0.7  # similarity of two names from which on one may be the other, misspelled
+HELP = ("-h", "--help")
+
+
+class CommandParser(argparse.ArgumentParser):
+    """`explain`: returns what is said of a flag that this parser does not know; empty for nothing."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.explain: Callable[[str], str] = lambda _flag: ""
+        self._groups: Mapping[str, FlagGroup] = {}
+        self._takes_config_file = False
+        self._place = ""  # of what is parsed, if that is no command line
+
+    def group_flags(self, groups: Mapping[str, FlagGroup]) -> None:
+        """Has help show the common flags of each group in a line each, and the others where they are asked for."""
+        self._groups = groups
+        self.add_argument("--help-all", action="store_true", default=argparse.SUPPRESS, help="every flag, by groups")
+
+    def take_config_file(self) -> None:
+        """Adds --config FILE: YAML whose keys are names of flags; those of the command line win."""
+        self.add_argument(
+            "--config", default=argparse.SUPPRESS, metavar="FILE", help="YAML file whose keys are names of flags"
+        )
+        self._takes_config_file = True
+
+    @property
+    def flags(self) -> Mapping[str, argparse.Action]:
+        return self._option_string_actions
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        words = list(sys.argv[1:] if args is None else args)
+        if self._groups:
+            self._answer_help(words)
+        if not self._takes_config_file:
+            return super().parse_known_args(words, namespace)
+        alone, left_over = super().parse_known_args(words, argparse.Namespace())
+        path = getattr(alone, "config", None)
+        if path is None:
+            return self._merged(alone, namespace), left_over
+        prepared = config_file.parsed(self, path, words, alone)
+        return super().parse_known_args(words, self._merged(prepared, namespace))
+
+    def parse_flag(self, words: Sequence[str], namespace: argparse.Namespace) -> None:
+        """Parses one flag into `namespace`."""
+        super().parse_known_args(words, namespace)
+
+    def _merged(self, found: argparse.Namespace, namespace: argparse.Namespace | None) -> argparse.Namespace:
+        if namespace is None:
+            return found
+        for name, value in vars(found).items():
+            setattr(namespace, name, value)
+        return namespace
+
+    @contextmanager
+    def at(self, place: str) -> Iterator[None]:
+        """Errors begin with `place`."""
+        self._place = f"{place}: "
+        try:
+            yield
+        finally:
+            self._place = ""
+
+    def error(self, message: str) -> NoReturn:
+        """Ends with one line, without the usage, which takes a hundred where there are as many flags."""
+        hint = f"`{self.prog} --help` lists what there is"
+        self.exit(2, f"{self.prog}: error: {self._place}{message} ({hint})\n")
+
+    def refuse(self, words: Sequence[str]) -> NoReturn:
+        """Ends with what is wrong with the first of `words`, which were left over."""
+        flag = next((word for word in words if word.startswith("-")), "")
+        if not flag:
+            self.error(f"unexpected argument: {words[0]}")
+        self.refuse_flag(flag, flag)
+
+    def refuse_flag(self, flag: str, written: str) -> NoReturn:
+        """Ends with what to do instead of a flag that is not there. `written`: how the user spelled it."""
+        if explained := self.explain(flag):
+            self.error(explained)
+        near = self._near(flag.partition("=")[0])
+        self.error(f"unrecognized argument: {written}" + (f"; did you mean {near}?" if near else ""))
+
+    def format_help(self) -> str:
+        if not self._groups:
+            return super().format_help()
+        listed = "\n".join(help_pages.overview(self._actions, self._groups))
+        names = ", ".join(name for name, group in self._groups.items() if self._has_any(group))
+        more = f"--help-all shows all flags, --help=FLAG one of them, --help=GROUP a group: {names}."
+        parts = (
+            f"usage: {self.prog}{self._operands()} [FLAG ...]",
+            self.description,
+            listed,
+            textwrap.fill(more, help_pages.WIDTH),
+            self.epilog,
+        )
+        return "\n\n".join(part for part in parts if part) + "\n"
+
+    def _operands(self) -> str:
+        found = [action for action in self._actions if not action.option_strings]
+        return "".join(f" [{action.metavar or action.dest}]" for action in found)
+
+    def _has_any(self, group: FlagGroup) -> bool:
+        return any(f"--{name}" in self.flags for name in group.names)
+
+    def _answer_help(self, words: Sequence[str]) -> None:
+        """Prints a page and ends, if that is what is asked for."""
+        for word in words:
+            name, _, wanted = word.partition("=")
+            if word == "--help-all":
+                self._show(help_pages.page(help_pages.sections(self._actions, self._groups), self.prog))
+            if name in HELP and wanted:
+                self._show(help_pages.page(self._wanted(wanted), self.prog))
+
+    def _show(self, text: str) -> NoReturn:
+        self._print_message(text, sys.stdout)
+        self.exit()
+
+    def _wanted(self, name: str) -> list[tuple[str, list[argparse.Action]]]:
+        known = help_pages.by_name(self._actions)
+        group = self._groups.get(name)
+        if group is not None and self._has_any(group):
+            return [(group.title, [known[flag] for flag in group.names if flag in known])]
+        flag = name.lstrip("-").replace("_", "-")
+        if flag in known:
+            home = next((group.title for group in self._groups.values() if flag in group.names), "options")
+            return [(home, [known[flag]])]
+        near = _near(flag, [*self._groups, *known])
+        groups = ", ".join(self._groups)
+        hint = f"; did you mean {near}?" if near else ""
+        self.error(f"help: {name!r} is no flag and none of the groups {groups}{hint}")
+
+    def _near(self, flag: str) -> str:
+        known = help_pages.by_name(self._actions)
+        near = _near(flag.split(maxsplit=1)[0].lstrip("-").replace("_", "-").lower(), [*known])
+        return near and f"--{near}"
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Names the choice that was probably meant."""
+        choices = [str(choice) for choice in action.choices or ()]
+        near = _near(str(value), choices) if action.choices is not None and value not in action.choices else ""
+        if near:
+            known = ", ".join(map(repr, choices))
+            text = f"invalid choice: {value!r}; did you mean {near}? (choose from {known})"
+            raise argparse.ArgumentError(action, text)
+        super()._check_value(action, value)
+
+
+def _near(name: str, known: Sequence[str]) -> str:
+    return next(iter(difflib.get_close_matches(name, known, 1, LIKELY)), "")

@@ -1,0 +1,111 @@
+"""Command-line flags made from settings: same names, same help, same checks."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from quire.shared.settings import SERVICES, Settings
+from quire.shared.settings.base import is_mapping, is_secret
+
+UNITS = {"": 1, "k": 10**3, "K": 2**10, "m": 10**6, "M": 2**20, "g": 10**9, "G": 2**30}
+
+
+def human_int(text: str) -> int:
+    """1000, 32k = 32000, 1K = 1024, 2.5k = 2500; a fraction of a binary unit is refused."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmMgG]?)", text)
+    if match is None or ("." in match[1] and match[2] not in {"k", "m", "g"}):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number (units: k, K, m, M, g, G)")
+    value = float(match[1]) * UNITS[match[2]]
+    if value != int(value):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+    return int(value)
+
+
+def add_setting(
+    parser: argparse.ArgumentParser,
+    name: str,
+    field: FieldInfo,
+    dest: str | None = None,
+    also: Sequence[str] = (),
+) -> None:
+    """A flag for one field. Left out, it leaves no value behind. `also`: further values of one that has choices, which
+    whoever reads them translates."""
+    options: dict[str, Any] = {
+        "dest": dest or name,
+        "default": argparse.SUPPRESS,
+        "help": (field.description or "").replace("%", "%%"),
+    }
+    annotation = field.annotation
+    if is_secret(field):
+        options |= {"action": RefusedSecret, "metavar": name.rsplit("_", 1)[-1].upper(), "help": argparse.SUPPRESS}
+        parser.add_argument(f"--{name.replace('_', '-')}", **options)
+        return
+    if annotation is bool:
+        options["action"] = argparse.BooleanOptionalAction
+    elif get_origin(annotation) is Literal:
+        options["choices"] = (*get_args(annotation), *also)
+        if also:
+            options["metavar"] = "{" + ",".join(get_args(annotation)) + "}"
+    elif get_origin(annotation) is tuple:
+        options["type"] = _words
+        options["metavar"] = "A,B,..."
+    elif is_mapping(annotation):
+        options["type"] = mapping
+        options["action"] = MergeNames
+        options["metavar"] = "NAME=VALUE,..."
+    else:
+        options["type"] = human_int if annotation is int else annotation
+        options["metavar"] = name.rsplit("_", 1)[-1].upper()
+    parser.add_argument(f"--{name.replace('_', '-')}", **options)
+
+
+def add_settings(parser: argparse.ArgumentParser, model: type[Settings], leave_out: Iterable[str] = ()) -> None:
+    for name, field in model.model_fields.items():
+        if name not in leave_out:
+            add_setting(parser, name, field)
+
+
+class RefusedSecret(argparse.Action):
+    """Refuses a value that others could read, and names the places where it belongs."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        name = self.dest.rpartition(".")[2]
+        variables = " or ".join(f"QUIRE_{s}_{name}".upper() for s, m in SERVICES.items() if name in m.model_fields)
+        parser.error(
+            f"argument {option}: a command line can be read by others; put it into the environment ({variables}) or "
+            "into the settings file"
+        )
+
+
+class MergeNames(argparse.Action):
+    """A mapping's flag may be given several times; each adds its names, none says one again."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        known: dict[str, str] = getattr(namespace, self.dest, None) or {}
+        if twice := known.keys() & values.keys():
+            parser.error(f"argument {option}: {min(twice)} is given twice")
+        setattr(namespace, self.dest, {**known, **values})
+
+
+def mapping(text: str) -> dict[str, str]:
+    """NAME=VALUE,... Raises ArgumentTypeError for a name that is given twice."""
+    values: dict[str, str] = {}
+    for part in _words(text):
+        name, _, value = part.partition("=")
+        if name in values:
+            raise argparse.ArgumentTypeError(f"{name} is given twice")
+        values[name] = value
+    return values
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())

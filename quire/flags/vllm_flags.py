@@ -1,0 +1,87 @@
+"""Flags that vLLM's users type and that `quire up` does not have: each is taken, or says what to do instead."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+from quire.flags.parser import CommandParser
+from quire.flags.vllm_accepted_flags import ANYWAY, IF_VALUE, SHORT, SYNONYMS
+from quire.flags.vllm_flag_table import REFUSED
+
+SWITCHES = ("--disable-", "--enable-", "--enforce-", "--return-", "--trust-", "--use-")  # have a --no- form
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Out of the help, which lists what there is. A flag that the parser has already stays as it is."""
+    taken = {flag for action in parser._actions for flag in action.option_strings}
+    for flag in REFUSED.keys() - taken:
+        _add(parser, flag, "*", _Refused)
+        if flag.startswith(SWITCHES):
+            _add(parser, f"--no-{flag[2:]}", 0, _Anyway)
+    for flag in ANYWAY - taken:
+        _add(parser, flag, 0, _Anyway)
+        if (negated := f"--no-{flag[2:]}") not in REFUSED:
+            _add(parser, negated, 0, _Anyway)
+    for flag in IF_VALUE.keys() - taken:
+        _add(parser, flag, None, _IfValue)
+    for flag, other in SHORT.items():
+        parser._option_string_actions[flag] = parser._option_string_actions[other]
+    for flag, other in SYNONYMS.items():
+        parser._option_string_actions[flag] = parser._option_string_actions[other]
+    if isinstance(parser, CommandParser):
+        parser.explain = answer
+
+
+def _add(parser: argparse.ArgumentParser, flag: str, values: str | int | None, action: type[argparse.Action]) -> None:
+    parser.add_argument(flag, nargs=values, action=action, help=argparse.SUPPRESS, default=argparse.SUPPRESS)
+
+
+def answer(flag: str) -> str:
+    """Returns what to do instead of a flag that no parser knows in this form; empty for one that is not vLLM's: with
+    underscores, with a dash more (--cc), and with a part of its value in its name (--compilation-config.mode, -O3)."""
+    name = flag.partition("=")[0].partition(".")[0].replace("_", "-")
+    name = "-O" if name.startswith("-O") and name[2:].isdigit() else name
+    known = SHORT.get(name, SHORT.get(name.replace("--", "-", 1), name))
+    instead = REFUSED.get(known, "")
+    return _refusal(name, instead) if instead else ""
+
+
+def _refusal(flag: str, instead: str) -> str:
+    return f"{flag} is vLLM's; here: {instead}"
+
+
+class _Refused(argparse.Action):
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        parser.error(_refusal(option_string or "", REFUSED[self.option_strings[0]]))
+
+
+class _Anyway(argparse.Action):
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        """Does nothing: what the flag asks for is so, or is not there to be switched off."""
+
+
+class _IfValue(argparse.Action):
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        fine, instead = IF_VALUE[self.option_strings[0]]
+        if instead and values not in fine:
+            parser.error(_refusal(f"{option_string} {values}", instead))

@@ -1,0 +1,125 @@
+"""Text with calls in it that begin with markers: what all formats with markers have in common."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from quire.services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Steps
+from quire.services.frontend.output_processor.parsing.writer import EventWriter
+
+NOTHING = re.compile(r"(?!)")
+REST_OF_TAG = re.compile(r"[^<>\n]+")
+LONGEST_TAG = 300  # characters
+
+
+@dataclass(frozen=True, slots=True)
+class CallMarkup:
+    """The texts around a format's calls."""
+
+    starts: tuple[str, ...]  # what a call, or several, begin with
+    ends: tuple[str, ...] = ()  # one of these follows
+    inner_starts: tuple[str, ...] = ()  # what further calls begin with before an end
+    inner_ends: tuple[str, ...] = ()  # end markers within, which a broken call may leave behind
+    openers: tuple[str, ...] = ()  # what tags within begin with, which a broken call may leave behind as well
+    scraps: re.Pattern[str] = NOTHING  # other markup within
+    start_markers: Markers = field(init=False)
+    all_markers: Markers = field(init=False)  # while ends of a broken call may still come
+    inner_markers: Markers = field(init=False)  # after what seems to be a mention of a start
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "start_markers", Markers(*self.starts))
+        object.__setattr__(self, "inner_markers", Markers(*self.starts, *self.inner_ends, *self.openers))
+        object.__setattr__(self, "all_markers", Markers(*self.starts, *self.inside))
+
+    @property
+    def inside(self) -> tuple[str, ...]:
+        """What stands in calls only."""
+        return (*self.ends, *self.inner_ends, *self.openers)
+
+    def without_scraps(self, text: str) -> str:
+        """The text of a broken call without its markup."""
+        return self.all_markers.find.sub("", self.scraps.sub("", text))
+
+
+def call_blocks(
+    scan: Scanner, writer: EventWriter, markup: CallMarkup, calls: Callable[[str], Steps[None]]
+) -> Steps[None]:
+    """Content, and calls: `calls` reads them from behind a start, which it gets, up to an end.
+
+    The end markers that belong to a broken call are left out of the content."""
+    markers = markup.start_markers
+    while found := (yield from scan.until(markers, writer.content)):
+        if found not in markup.starts:
+            yield from _rest_of_tag(scan, found, markup)
+            scan.settle()
+            continue
+        markers, before = markup.start_markers, writer.num_calls
+        try:
+            yield from calls(found)
+        except Malformed:
+            is_inside = bool(markup.inside) and (yield from scan.comes(*markup.inside))
+            is_mention = no_call(scan, writer, markup, found, called=is_inside or writer.num_calls > before)
+            markers = markup.inner_markers if is_mention else markup.all_markers
+        called = writer.num_calls > before
+        if not (yield from close(scan, writer, markup.ends, (*markup.starts, *markup.inner_starts), called=called)):
+            markers = markup.all_markers
+
+
+def _rest_of_tag(scan: Scanner, marker: str, markup: CallMarkup) -> Steps[None]:
+    if marker not in markup.openers:
+        return
+    try:
+        yield from scan.whole(REST_OF_TAG, LONGEST_TAG)
+        yield from scan.try_text(">")
+    except Malformed:
+        return
+
+
+def no_call(
+    scan: Scanner, writer: EventWriter, markup: CallMarkup | None = None, start: str = "", *, called: bool = False
+) -> bool:
+    """Ends a reading that has met what it cannot read. Of a call that was announced, and of one that the text's end
+    cuts off, what has not gone out is dropped. A mention of the start alone is content (at the end, only where no call
+    came before), and so is what else cannot be read, without its markup.
+
+    `called`: a call was announced since `start`, or markup follows that only calls have. Returns whether it was a mere
+    mention."""
+    if writer.in_call:
+        writer.break_call()
+        scan.settle()
+        return False
+    broken = writer.break_call() or called
+    text = scan.unsettled
+    broken = broken or bool(start and text.partition(start)[2].strip())
+    if scan.is_over and (broken or (start and writer.num_calls)):
+        scan.settle()
+        return True
+    if broken and markup is not None:
+        text = markup.without_scraps(text)
+    if text:
+        writer.content(text)
+    else:
+        writer.no_text()
+    scan.settle()
+    return not broken
+
+
+def close(
+    scan: Scanner, writer: EventWriter, ends: tuple[str, ...], starts: tuple[str, ...] = (), *, called: bool
+) -> Steps[bool]:
+    """Behind calls: the white space around their end marker belongs to it. The text may also end in front of that, or
+    within it, or within one of `starts`. False if there is something else."""
+    if not called:
+        return True
+    yield from scan.skip_space()
+    if not ends:
+        if starts:
+            yield from scan.breaks_off(*starts)
+    elif not (yield from scan.try_text(*ends)) and not (yield from scan.breaks_off(*ends, *starts)):
+        writer.no_markup()
+        return False
+    yield from scan.skip_space()
+    scan.settle()
+    return True

@@ -1,0 +1,35 @@
+"""Calls in which markers that no JSON holds say where the arguments end."""
+
+from __future__ import annotations
+
+from quire.services.frontend.output_processor.parsing.scanner import LONGEST_PADDING, Malformed, Markers, Scanner, Steps
+from quire.services.frontend.output_processor.parsing.values.arguments_json import ArgumentsJson
+from quire.services.frontend.output_processor.parsing.values.json_repair import PushedJson
+from quire.services.frontend.output_processor.parsing.writer import EventWriter
+
+FENCE = "```"
+
+
+def fence(text: str, start: int, end: int) -> int:
+    """Padding of markers behind a fenced block: the fence, and the white space around it."""
+    begin = max(start, end - LONGEST_PADDING)
+    body = text[begin:end].rstrip()
+    ticks = len(body) - len(body.rstrip("`"))
+    return begin + (len(body[:-ticks].rstrip()) if 0 < ticks <= len(FENCE) else len(body))
+
+
+def arguments(scan: Scanner, writer: EventWriter, out: ArgumentsJson, ends: Markers) -> Steps[str]:
+    """Those of the call that was started last, up to one of `ends`, which is returned, or the end of the text. What
+    follows them in front of that is content. Malformed if they are not even begun."""
+    pushed = PushedJson(out)
+    yield from scan.skip_space()
+    found = yield from scan.until(ends, pushed.push)
+    if found:
+        pushed.end()
+    rest = pushed.rest
+    if not pushed.is_complete and (not found or (rest and not out.has_begun)):
+        raise Malformed
+    writer.end_call()
+    if rest:
+        writer.content(rest)
+    return found

@@ -1,0 +1,209 @@
+"""The stream of messages that gpt-oss writes, read in one go: reasoning, text and calls.
+
+<|start|>assistant<|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>commentary to=functions.add
+<|constrain|>json<|message|>{"a": 1}<|call|>
+
+A header has a role, a recipient (behind the role or behind the channel), a channel and a type of content; the prompt
+ends behind the role. Source: https://github.com/openai/harmony, docs/format.md. Models leave markers out, double them
+and put other text into headers: the markers never reach the user, and a message is known by what can be read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from quire.services.frontend.output_processor.parsing.markup.json_calls import LONGEST_NAME, IsName
+from quire.services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Sink, Steps
+from quire.services.frontend.output_processor.parsing.values.json_repair import PushedJson
+from quire.services.frontend.output_processor.parsing.writer import EventWriter
+
+START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
+END, CALL, RETURN, CONSTRAIN = "<|end|>", "<|call|>", "<|return|>", "<|constrain|>"
+TOKENS = (START, CHANNEL, MESSAGE, END, CALL, RETURN, CONSTRAIN)
+ANALYSIS, COMMENTARY, FINAL = "analysis", "commentary", "final"
+FUNCTIONS = "functions."
+
+ALL = Markers(*TOKENS)
+HEADER_ENDS = Markers(MESSAGE, END, CALL, RETURN, START)
+LONGEST_HEADER = 512  # characters
+MOST_HEADER_WORDS = 5  # role, recipient, channel, recipient, type of content
+HEADER_WORDS = ("assistant", ANALYSIS, COMMENTARY, FINAL, "json", "to=")
+
+NAME = re.compile(r"[^\s<>]+")
+RECIPIENT = re.compile(r"to=\s*([^\s<>]+)")
+CHANNEL_NAME = re.compile(r"(?:<\|channel\|>|assistant|\A)[\W_]*(analysis|commentary|final)")
+OTHER_ROLE = re.compile(r"\s*(?:user|system|developer|tool|functions\.)")
+# The part of a header that can be read, for those whose end marker is missing.
+READABLE = re.compile(
+    r"\s*(?:assistant)?\s*(?:to=\s*[^\s<>]+)?\s*(?:<\|channel\|>)*[\s–—-]*(?:analysis|commentary|final)?"
+    r"\s*(?:to=\s*[^\s<>]+)?\s*(?:<\|constrain\|>\s*(?:json|code|text)?|json)?\s*"
+)
+CONTENT_TYPES = ("json", "code", "text")
+LEFT_BRACKETS = " \t\r\n}]"  # one too many behind arguments
+
+
+class MessageHeader(NamedTuple):
+    """The channel of a message and the tool that it calls, if any."""
+
+    channel: str = ""
+    tool: str = ""
+    is_hidden: bool = False  # by another role, or for a recipient that is neither the user nor a function
+
+    @property
+    def reasons(self) -> bool:
+        return not self.tool and (self.is_hidden or self.channel == ANALYSIS)
+
+
+def parsed(text: str, is_tool: IsName) -> MessageHeader:
+    """The header in `text`, which stands between <|start|> and <|message|>."""
+    recipients = RECIPIENT.findall(text)
+    channels = CHANNEL_NAME.findall(RECIPIENT.sub(" ", text))
+    is_for_function = any(recipient.startswith(FUNCTIONS) for recipient in recipients)
+    is_hidden = OTHER_ROLE.match(text) is not None or (bool(recipients) and not is_for_function)
+    return MessageHeader(channels[-1] if channels else "", _tool(recipients, is_tool), is_hidden)
+
+
+def _tool(recipients: Iterable[str], is_tool: IsName) -> str:
+    """The first of them that is a tool on offer; some models write the type of content right behind the name."""
+    for recipient in recipients:
+        name = recipient.removeprefix(FUNCTIONS)
+        for candidate in (name, recipient, name.removesuffix("json")):
+            if candidate and is_tool(candidate):
+                return candidate
+    return ""
+
+
+def _is_message(text: str, header: MessageHeader) -> bool:
+    """Whether text behind a header without <|message|> is its message, and not a word more or the start of a marker."""
+    if header.tool:
+        return text.startswith("{")
+    return header.channel in (ANALYSIS, FINAL) and not any(token.startswith(text.strip()) for token in TOKENS)
+
+
+def read_messages(scan: Scanner, writer: EventWriter, is_open: bool, is_tool: IsName) -> Steps[None]:
+    """`is_open`: the prompt ends inside of an analysis; `is_tool`: whether a call of that name may be announced."""
+    yield from _Reading(scan, writer, is_tool).run(is_open)
+
+
+class _Reading:
+    """One answer on its way."""
+
+    def __init__(self, scan: Scanner, writer: EventWriter, is_tool: IsName) -> None:
+        self._scan = scan
+        self._writer = writer
+        self._is_tool = is_tool
+        self._kinds_written: set[bool] = set()  # True: reasoning
+
+    def run(self, is_open: bool) -> Steps[None]:
+        if is_open:
+            yield from self._text(reasons=True)
+        while (yield from self._scan.peek()):
+            if not (yield from self._header_comes()):
+                yield from self._text(reasons=False)
+            elif (header := (yield from self._header())) is None:
+                continue
+            elif header.tool:
+                yield from self._call(header)
+            else:
+                yield from self._text(reasons=header.reasons)
+
+    def _header_comes(self) -> Steps[bool]:
+        """Also one without <|start|>, which a prompt has at its end and models forget; reads nothing."""
+        begin = self._scan.at
+        found = False
+        for _ in range(MOST_HEADER_WORDS + 1):
+            yield from self._scan.skip_space()
+            found = yield from self._scan.comes(START, CHANNEL)
+            found = found or (self._scan.at > begin and (yield from self._scan.comes(MESSAGE, CONSTRAIN)))
+            if found or not (word := (yield from self._scan.try_text(*HEADER_WORDS))):
+                break
+            if word == "to=" and (found := (yield from self._recipient_is_known())):
+                break
+        self._scan.at = begin
+        return found
+
+    def _recipient_is_known(self) -> Steps[bool]:
+        """Behind "to=": a function's name, or the text breaks off. Others may be text that looks like one."""
+        yield from self._scan.skip_space()
+        try:
+            name = yield from self._scan.whole(NAME, LONGEST_NAME)
+        except Malformed:
+            return False
+        return name.startswith(FUNCTIONS) or not (yield from self._scan.peek())
+
+    def _header(self) -> Steps[MessageHeader | None]:
+        """Up to where its message begins; None for a header without a message that could be recognized as one."""
+        yield from self._scan.skip_space()
+        yield from self._scan.try_text(START)
+        begin = self._scan.at
+        parts: list[str] = []
+        try:
+            end = yield from self._scan.until(HEADER_ENDS, self._scan.keeping(parts, LONGEST_HEADER))
+            is_too_long = False
+        except Malformed:
+            end, is_too_long = "", True
+        text = "".join(parts)[:LONGEST_HEADER]
+        header = parsed(text, self._is_tool)
+        if end != MESSAGE:
+            readable = READABLE.match(text)
+            size = readable.end() if readable else 0
+            header = parsed(text[:size], self._is_tool)
+            if is_too_long or _is_message(text[size:], header):
+                self._scan.at = begin + size
+            else:
+                self._scan.at -= len(START) if end == START else 0
+                self._scan.settle()
+                return None
+        self._scan.settle()
+        return header
+
+    def _text(self, *, reasons: bool) -> Steps[None]:
+        yield from self._body(self._separated(reasons))
+        self._scan.settle()
+
+    def _body(self, sink: Sink) -> Steps[None]:
+        """A message's text, without markers that do not belong there."""
+        while (found := (yield from self._scan.until(ALL, sink))) in (MESSAGE, CONSTRAIN):
+            pass
+        if found in (START, CHANNEL):
+            self._scan.at -= len(found)
+
+    def _separated(self, reasons: bool) -> Sink:
+        """Messages of one kind stand on lines of their own."""
+        separator = "\n" if reasons in self._kinds_written else ""
+
+        def write(text: str) -> None:
+            nonlocal separator
+            (self._writer.reasoning if reasons else self._writer.content)(separator + text)
+            separator = ""
+            self._kinds_written.add(reasons)
+
+        return write
+
+    def _call(self, header: MessageHeader) -> Steps[None]:
+        """A call from its first argument on; text if its body is none of JSON."""
+        out = self._writer.start(header.tool)
+        arguments, early = PushedJson(out), list[str]()
+
+        def push(text: str) -> None:
+            if not out.has_begun:
+                early.append(text)
+            arguments.push(text)
+
+        yield from self._scan.skip_space()
+        yield from self._scan.try_text(*CONTENT_TYPES)
+        yield from self._body(push)
+        if text := self._end_call(arguments, "" if out.has_begun else "".join(early).strip(), has_begun=out.has_begun):
+            self._separated(False)(text)
+        self._scan.settle()
+
+    def _end_call(self, arguments: PushedJson, text: str, *, has_begun: bool) -> str:
+        """Closes the arguments. Returns what belongs to no call: text behind it, or instead of it. Arguments that broke
+        off before the first of them was known are neither."""
+        if has_begun or not text:  # a tool without parameters
+            self._writer.end_call()
+            return arguments.rest.strip(LEFT_BRACKETS) if arguments.is_complete else ""
+        self._writer.break_call()
+        return text if arguments.is_over else ""

@@ -1,0 +1,131 @@
+"""Calls written as JSON objects that hold a name and arguments, one or several, in an array or not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from quire.services.frontend.output_processor.parsing.scanner import Malformed, Scanner, Steps
+from quire.services.frontend.output_processor.parsing.values import json_repair, json_text
+from quire.services.frontend.output_processor.parsing.values.arguments_json import ArgumentsJson
+from quire.services.frontend.output_processor.parsing.writer import EventWriter
+
+LONGEST_NAME = 256  # characters
+LONGEST_KEY = 64
+
+IsName = Callable[[str], bool]
+
+
+def any_name(name: str) -> bool:
+    return bool(name)
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """What a format calls the members of a call."""
+
+    name: str = "name"
+    arguments: tuple[str, ...] = ("arguments", "parameters")
+    id: str = "id"
+    others: tuple[str, ...] | None = None  # members that a call may have besides; None: any
+
+    def allow(self, key: str) -> bool:
+        return self.others is None or key in (self.name, *self.arguments, self.id, *self.others)
+
+
+class _Call:
+    """One object on its way. It is a call once its name is known and its arguments begin, or it ends."""
+
+    def __init__(self, scan: Scanner, writer: EventWriter, keys: Keys, is_name: IsName) -> None:
+        self._scan = scan
+        self._writer = writer
+        self._keys = keys
+        self._is_name = is_name
+        self._name = ""
+        self._id = ""
+        self._early: list[str] = []  # arguments that came before the name
+        self._started = False
+
+    def read(self) -> Steps[None]:
+        yield from self._scan.expect("{")
+        yield from self._scan.skip_space()
+        if not (yield from self._scan.try_text("}")):
+            yield from self._members()
+        if not self._started:
+            call = self._start()
+            if self._early:
+                call.scalar("".join(self._early))
+        self._writer.end_call()
+
+    def _members(self) -> Steps[None]:
+        more = True
+        while more:
+            key = yield from json_text.short_string(self._scan, LONGEST_KEY)
+            yield from self._scan.skip_space()
+            yield from self._scan.expect(":")
+            yield from self._scan.skip_space()
+            yield from self._member(key)
+            yield from self._scan.skip_space()
+            more = (yield from self._scan.expect(",", "}")) == ","
+            yield from self._scan.skip_space()
+
+    def _member(self, key: str) -> Steps[None]:
+        if not self._keys.allow(key):
+            raise Malformed
+        if key == self._keys.name and not self._name:
+            self._name = yield from json_text.short_string(self._scan, LONGEST_NAME)
+            if not self._is_name(self._name):
+                raise Malformed
+        elif key in self._keys.arguments and not self._started and not self._early:
+            yield from self._arguments()
+        elif key == self._keys.id and (yield from self._scan.comes(*json_text.PLAIN)):
+            self._id = yield from json_text.short_string(self._scan, LONGEST_NAME)
+        else:
+            yield from json_repair.value(self._scan, ArgumentsJson(_nowhere))
+
+    def _arguments(self) -> Steps[None]:
+        """An object; also one that was written into a string, and null for none."""
+        first = yield from self._scan.peek()
+        if first == "{":
+            yield from json_repair.value(self._scan, self._out())
+        elif first in json_text.PLAIN:
+            pushed = json_repair.PushedJson(self._out())
+            yield from json_text.string(self._scan, pushed.push)
+            pushed.end()
+            if pushed.rest:
+                raise Malformed
+        else:
+            yield from self._scan.expect("null")
+
+    def _out(self) -> ArgumentsJson:
+        return self._start() if self._name else ArgumentsJson(self._early.append)
+
+    def _start(self) -> ArgumentsJson:
+        if not self._name:
+            raise Malformed
+        self._started = True
+        return self._writer.start(self._name, self._id)
+
+
+def _nowhere(_part: str) -> None:
+    """Of members that say nothing about the call."""
+
+
+def calls(
+    scan: Scanner, writer: EventWriter, keys: Keys, is_name: IsName = any_name, between: str = ","
+) -> Steps[None]:
+    """One object, several with `between` or white space between them, or an array of them."""
+    yield from scan.skip_space()
+    in_array = yield from scan.try_text("[")
+    yield from scan.skip_space()
+    while True:
+        yield from _Call(scan, writer, keys, is_name).read()
+        yield from scan.skip_space()
+        if (yield from scan.peek()) == "{":
+            continue
+        if not (yield from scan.try_text("," if in_array else between)):
+            break
+        yield from scan.skip_space()
+    if in_array:
+        yield from scan.expect("]")
+        scan.settle()

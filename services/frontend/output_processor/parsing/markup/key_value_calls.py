@@ -1,0 +1,176 @@
+"""Calls whose arguments are pairs of tags, one around a parameter's name and one around its plain text."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from functools import partial
+
+from quire.services.frontend.output_processor.parsing.formats import ToolFormat
+from quire.services.frontend.output_processor.parsing.markup.call_blocks import CallMarkup, call_blocks
+from quire.services.frontend.output_processor.parsing.markup.json_calls import LONGEST_NAME
+from quire.services.frontend.output_processor.parsing.markup.tagged_calls import padding_but_of
+from quire.services.frontend.output_processor.parsing.scanner import Malformed, Markers, Padding, Scanner, Steps
+from quire.services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
+from quire.services.frontend.output_processor.parsing.values.typed_arguments import TypedArguments
+from quire.services.frontend.output_processor.parsing.wording import ParameterTexts, Wording, text_parameters
+from quire.services.frontend.output_processor.parsing.writer import EventWriter
+
+NAME = re.compile(r"[^<>{}\n]+")
+PLAIN = ("",)
+
+
+@dataclass(frozen=True, slots=True)
+class PairTags:
+    """The tags of a format."""
+
+    suffixes: tuple[str, ...] = PLAIN  # of the tags' names: checkpoints of a family may differ in them
+    separator: str = ""  # name of the tag between a function's name and its arguments
+    block: str = ""  # name of the tag around all calls
+    starts: tuple[str, ...] = field(init=False)
+    ends: tuple[str, ...] = field(init=False)
+    value_ends: tuple[str, ...] = field(init=False)
+    after_value: Markers = field(init=False)
+    markup: CallMarkup = field(init=False)
+
+    def __post_init__(self) -> None:
+        starts, ends, value_ends = self.tags("tool_call"), self.tags("/tool_call"), self.tags("/arg_value")
+        after_value = Markers(*value_ends, *ends, *self.keys, padding=_padding(value_ends))
+        blocks, block_ends = self.tags(self.block) if self.block else (), self.block_ends
+        scraps = re.compile("|".join((*self.keys, *self.key_ends, *self.values, *self.separators)))
+        markup = CallMarkup((*blocks, *starts), (*block_ends, *ends), inner_ends=value_ends, scraps=scraps)
+        for name, value in (("starts", starts), ("ends", ends), ("value_ends", value_ends)):
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "after_value", after_value)
+        object.__setattr__(self, "markup", markup)
+
+    def tags(self, name: str) -> tuple[str, ...]:
+        return tuple(f"<{name}{suffix}>" for suffix in self.suffixes)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return self.tags("arg_key")
+
+    @property
+    def key_ends(self) -> tuple[str, ...]:
+        return self.tags("/arg_key")
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        return self.tags("arg_value")
+
+    @property
+    def block_ends(self) -> tuple[str, ...]:
+        return self.tags(f"/{self.block}") if self.block else ()
+
+    @property
+    def separators(self) -> tuple[str, ...]:
+        return self.tags(self.separator) if self.separator else ()
+
+
+def _padding(value_ends: tuple[str, ...]) -> Padding:
+    paddings = [padding_but_of(end) for end in value_ends]
+    return lambda text, start, end: max(padding(text, start, end) for padding in paddings)
+
+
+def paired(tags: PairTags) -> ToolFormat:
+    def read(scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> Steps[None]:
+        yield from _Reading(tags, scan, writer, schemas).run()
+
+    inner = (*tags.separators, *tags.keys, *tags.key_ends, *tags.values, *tags.value_ends)
+    wordings = tuple(_wording(tags, suffix) for suffix in reversed(tags.suffixes))
+    return ToolFormat(
+        read, (*tags.markup.starts, *tags.markup.ends, *inner), wordings=wordings, starts=tags.markup.starts
+    )
+
+
+def _wording(tags: PairTags, suffix: str) -> Wording:
+    def tag(name: str) -> str:
+        return f"<{name}{suffix}>" if name else ""
+
+    texts = ParameterTexts(
+        function=f"{tag('tool_call')}NAME{tag(tags.separator)}\n",
+        function_end=tag("/tool_call"),
+        parameter=f"{tag('arg_key')}KEY{tag('/arg_key')}\n{tag('arg_value')}",
+        parameter_end=f"{tag('/arg_value')}\n",
+    )
+    needs = tag("tool_call") if suffix else ""
+    if not tags.block:
+        return Wording(text_parameters(texts), needs=needs, trigger=tag("tool_call"), plain_texts=True)
+    before, after = f"{tag(tags.block)}\n", "\n" + tag(f"/{tags.block}")
+    call, trigger = text_parameters(texts), tag(tags.block)
+    return Wording(call, before=before, after=after, needs=needs, trigger=trigger, plain_texts=True)
+
+
+class _Reading:
+    """One text on its way."""
+
+    def __init__(self, tags: PairTags, scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> None:
+        self._tags = tags
+        self._scan = scan
+        self._writer = writer
+        self._schemas = schemas
+
+    def run(self) -> Steps[None]:
+        yield from call_blocks(self._scan, self._writer, self._tags.markup, self._calls)
+
+    def _calls(self, start: str) -> Steps[None]:
+        """From behind a call's start on up to its end, or from a block's start on up to that of the block."""
+        if start in self._tags.starts:
+            yield from self._call()
+            return
+        yield from self._scan.skip_space()
+        yield from self._scan.expect(*self._tags.starts)
+        more = True
+        while more:
+            yield from self._call()
+            yield from self._scan.try_text(*self._tags.ends)
+            self._scan.settle()
+            yield from self._scan.skip_space()
+            more = bool((yield from self._scan.try_text(*self._tags.starts)))
+
+    def _call(self) -> Steps[None]:
+        """A call from where its first parameter, an object of JSON or its end follows the name."""
+        tags, scan = self._tags, self._scan
+        yield from scan.skip_space()
+        name = (yield from scan.whole(NAME, LONGEST_NAME)).strip()
+        if tags.separators:
+            yield from scan.try_text(*tags.separators)
+        yield from scan.skip_space()
+        if not name or not (yield from scan.comes(*tags.keys, *tags.markup.ends, "{")):
+            raise Malformed
+        arguments = TypedArguments(scan, self._writer, self._schemas, name)
+        if (yield from scan.comes("{")):
+            yield from arguments.body()
+            yield from scan.skip_space()
+        while (yield from scan.try_text(*tags.keys)):
+            yield from self._pair(arguments)
+        if not (yield from scan.comes(*tags.markup.ends)):
+            raise Malformed
+        arguments.end()
+        self._writer.end_call()
+
+    def _pair(self, arguments: TypedArguments) -> Steps[None]:
+        tags, scan = self._tags, self._scan
+        key = (yield from scan.whole(NAME, LONGEST_NAME)).strip()
+        yield from scan.expect(*tags.key_ends)
+        yield from scan.skip_space()
+        yield from scan.try_text(*tags.values)
+        found = yield from arguments.parameter(key, None, tags.after_value, partial(self._ends_value, arguments))
+        if found not in tags.value_ends:
+            scan.at -= len(found)
+        yield from scan.skip_space()
+
+    def _ends_value(self, arguments: TypedArguments, marker: str) -> Steps[bool]:
+        """A value's end is sometimes missing, or part of the value: what follows the marker decides."""
+        tags, scan = self._tags, self._scan
+        if marker in tags.keys:
+            try:
+                name = (yield from scan.whole(NAME, LONGEST_NAME)).strip()
+            except Malformed:
+                return False
+            return arguments.may_begin(name) and (yield from scan.comes(*tags.key_ends))
+        yield from scan.skip_space()
+        inside = (*tags.keys, *tags.ends) if marker in tags.value_ends else ()
+        followed = yield from scan.comes(*inside, *tags.starts, *tags.block_ends)
+        return followed or not (yield from scan.peek())

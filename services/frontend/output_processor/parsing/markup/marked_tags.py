@@ -1,0 +1,94 @@
+"""Calls written with tags that all begin with a special token, a mark, which is part of no value."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from quire.services.frontend.output_processor.parsing.markup.call_blocks import CallMarkup, no_call
+from quire.services.frontend.output_processor.parsing.markup.tagged_calls import no_padding
+from quire.services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Steps
+from quire.services.frontend.output_processor.parsing.writer import EventWriter
+
+LONGEST_TAG = 512  # characters
+TEXT = re.compile(r"[^<>\n]+")
+ATTRIBUTE = re.compile(r'\s+(\w+)="([^"]*)"')
+
+
+class Tag(NamedTuple):
+    """A tag that was read."""
+
+    name: str
+    is_end: bool
+    attributes: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class TagMarks:
+    """The texts around a tag's name."""
+
+    marks: Mapping[str, bool]  # in front of a tag; whether it is one that ends an element
+    opening: str = ""  # behind the mark
+    closing: str = ">"
+    ends_with_slash: bool = False  # tags that end an element begin with one
+    names: tuple[str, ...] = ()  # of all tags; empty: any
+    before_text: Markers = field(init=False)
+    in_values: Markers = field(init=False)  # where white space in front of a mark counts
+    markup: CallMarkup = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "before_text", Markers(*self.marks))
+        object.__setattr__(self, "in_values", Markers(*self.marks, padding=no_padding))
+        name = rf"(?:{'|'.join(self.names)})\b(?:{ATTRIBUTE.pattern})*" if self.names else TEXT.pattern
+        tag = f"(?:{re.escape(self.opening)}{name}(?:{re.escape(self.closing)})?)?"
+        scraps = re.compile("|".join(re.escape(mark) + tag for mark in self.marks))
+        object.__setattr__(self, "markup", CallMarkup(tuple(self.marks), scraps=scraps))
+
+    def knows(self, name: str) -> bool:
+        return not self.names or name in self.names
+
+    def next_tag(self, scan: Scanner) -> Steps[Tag]:
+        """Reads a tag, its mark included."""
+        yield from scan.skip_space()
+        return (yield from self.tag(scan, (yield from scan.expect(*self.marks))))
+
+    def tag(self, scan: Scanner, mark: str) -> Steps[Tag]:
+        """Reads a tag from behind its mark on."""
+        if self.opening:
+            yield from scan.expect(self.opening)
+        text = yield from scan.whole(TEXT, LONGEST_TAG)
+        yield from scan.expect(self.closing)
+        is_end = self.marks[mark] or (self.ends_with_slash and text.startswith("/"))
+        name, _, rest = text.removeprefix("/" if self.ends_with_slash else "").partition(" ")
+        if not name:
+            raise Malformed
+        return Tag(name, is_end, {key: _unescaped(value) for key, value in ATTRIBUTE.findall(f" {rest}")})
+
+
+def _unescaped(value: str) -> str:
+    return value.replace("&quot;", '"').replace("&amp;", "&")
+
+
+ReadCall = Callable[[Tag], Steps[bool]]
+"""Reads a call, or markup around calls, from behind a tag on; False, and nothing read, if the tag is neither."""
+
+
+def marked_calls(scan: Scanner, writer: EventWriter, tags: TagMarks, call: ReadCall) -> Steps[None]:
+    """Content, and calls. Tags that a broken call leaves behind are no content."""
+    is_within = False
+    while mark := (yield from scan.until(tags.before_text, writer.content)):
+        before = writer.num_calls
+        try:
+            tag = yield from tags.tag(scan, mark)
+            if not (yield from call(tag)) and not (is_within and tags.knows(tag.name)):
+                raise Malformed
+            is_within = True
+        except Malformed:
+            is_mention = no_call(scan, writer, tags.markup, mark, called=is_within or writer.num_calls > before)
+            is_within = is_within or not is_mention
+            continue
+        yield from scan.skip_space()
+        if writer.num_calls > before:
+            scan.settle()

@@ -1,0 +1,240 @@
+"""Calls written with tags: one around the function, one around each parameter's plain text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+from quire.services.frontend.output_processor.parsing.formats import ToolFormat
+from quire.services.frontend.output_processor.parsing.markup.call_blocks import CallMarkup, call_blocks
+from quire.services.frontend.output_processor.parsing.markup.json_calls import LONGEST_NAME
+from quire.services.frontend.output_processor.parsing.scanner import (
+    Malformed,
+    Markers,
+    Padding,
+    Scanner,
+    Steps,
+    one_newline,
+)
+from quire.services.frontend.output_processor.parsing.tool_schemas import ANYTHING, ToolSchemas
+from quire.services.frontend.output_processor.parsing.values.typed_arguments import STRING, TypedArguments
+from quire.services.frontend.output_processor.parsing.wording import ParameterTexts, Wording, sequence, text_parameters
+from quire.services.frontend.output_processor.parsing.writer import EventWriter
+
+NAME = re.compile(r"[^<>\"\n]+")
+
+Types = frozenset[str] | None
+
+
+def padding_but_of(own: str) -> Padding:
+    """For values that have no line of their own: a line break belongs to a marker other than their `own` end."""
+
+    def padding(text: str, start: int, end: int) -> int:
+        return end if text.startswith(own, end) else one_newline(text, start, end)
+
+    return padding
+
+
+def no_padding(_text: str, _start: int, end: int) -> int:
+    """White space at the end of a value counts."""
+    return end
+
+
+@dataclass(frozen=True, slots=True)
+class Tags:
+    """The texts of a format. Names stand between `function` and `named`, `parameter` and one of `keyed`."""
+
+    function: str
+    named: str
+    function_end: str
+    parameter: str
+    keyed: Mapping[str, Types]  # with the types that the value then has; None: the tool's schema says
+    parameter_end: str
+    blocks: tuple[tuple[str, str], ...] = ()  # starts and ends around functions; the first is what models have to write
+    literal: tuple[str, ...] = ()  # around a value that holds markup itself
+    fillers: tuple[str, str] | tuple[()] = ()  # before and after a function, without meaning
+    on_lines: bool = False  # values stand on lines of their own: a line break before and after is none of theirs
+    bare_functions: bool = False  # a block for each
+    value_ends: Markers = field(init=False)
+    markup: CallMarkup = field(init=False)
+
+    def __post_init__(self) -> None:
+        padding = one_newline if self.on_lines else padding_but_of(self.parameter_end)
+        ends = Markers(self.parameter_end, self.function_end, self.parameter, padding=padding)
+        object.__setattr__(self, "value_ends", ends)
+        starts = (*self.block_starts, self.function)  # the block's tag is sometimes missing or misspelled
+        inner_ends = (self.parameter_end, self.function_end)
+        markup = CallMarkup(starts, self.block_ends, self.fillers, inner_ends, (self.parameter,), self._scraps())
+        object.__setattr__(self, "markup", markup)
+
+    @property
+    def block_starts(self) -> tuple[str, ...]:
+        return tuple(start for start, _ in self.blocks)
+
+    @property
+    def block_ends(self) -> tuple[str, ...]:
+        return tuple(end for _, end in self.blocks)
+
+    def _scraps(self) -> re.Pattern[str]:
+        keyed = "|".join(map(re.escape, sorted(self.keyed, key=len, reverse=True)))
+        opening = (
+            rf"{re.escape(self.function)}{NAME.pattern}(?:{re.escape(self.named)})?",
+            rf"{re.escape(self.parameter)}{NAME.pattern}(?:{keyed})?",
+        )
+        return re.compile("|".join((*opening, *map(re.escape, (*self.fillers, *self.literal)))))
+
+    @property
+    def after_parameter(self) -> tuple[str, ...]:
+        """What may follow a parameter's end."""
+        return (self.parameter, *dict.fromkeys((self.function_end, *self.block_ends, *self.markup.starts)))
+
+    @property
+    def after_function(self) -> tuple[str, ...]:
+        """What may follow a function's end."""
+        return (self.function, *self.block_ends, *self.block_starts, *self.fillers)
+
+
+def tagged(tags: Tags, *tokens: str) -> ToolFormat:
+    def read(scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> Steps[None]:
+        yield from _Reading(tags, scan, writer, schemas).run()
+
+    return ToolFormat(read, tokens, wordings=(_wording(tags),), starts=tags.markup.starts)
+
+
+def _wording(tags: Tags) -> Wording:
+    line = "\n" if tags.on_lines else ""
+    before, after = tags.fillers or ("", "")
+    closes = {types: close for close, types in tags.keyed.items()}
+    texts = ParameterTexts(
+        function=f"{before}{tags.function}NAME{tags.named}\n",
+        function_end=tags.function_end + after,
+        parameter=f"{tags.parameter}KEY{closes.get(ANYTHING - STRING, closes[None])}{line}",
+        parameter_end=f"{line}{tags.parameter_end}\n",
+        string_parameter=f"{tags.parameter}KEY{closes.get(STRING, closes[None])}{line}",
+    )
+    call = text_parameters(texts)
+    if not tags.blocks:
+        return Wording(call, plain_texts=True)
+    start, end = tags.blocks[0]
+    if tags.bare_functions:  # a block for each
+        return Wording(lambda tool: sequence(f"{start}\n", call(tool), f"\n{end}"), plain_texts=True)
+    return Wording(call, before=f"{start}\n", after=f"\n{end}", plain_texts=True)
+
+
+class _Reading:
+    """Of one text."""
+
+    def __init__(self, tags: Tags, scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> None:
+        self._tags = tags
+        self._scan = scan
+        self._writer = writer
+        self._schemas = schemas
+
+    def run(self) -> Steps[None]:
+        yield from call_blocks(self._scan, self._writer, self._tags.markup, self._functions)
+
+    def _functions(self, start: str) -> Steps[None]:
+        """From behind a block's or a function's start on."""
+        if start != self._tags.function:
+            yield from self._skip()
+            yield from self._scan.expect(self._tags.function)
+        more = self._tags.function
+        while more:
+            name = yield from self._name()
+            yield from self._scan.expect(self._tags.named)
+            yield from self._function(name)
+            yield from self._skip()
+            more = yield from self._scan.try_text(self._tags.function)
+
+    def _skip(self) -> Steps[None]:
+        yield from self._scan.skip_space()
+        while self._tags.fillers and (yield from self._scan.try_text(*self._tags.fillers)):
+            yield from self._scan.skip_space()
+
+    def _name(self) -> Steps[str]:
+        name = (yield from self._scan.whole(NAME, LONGEST_NAME)).strip()
+        if not name:
+            raise Malformed
+        return name
+
+    def _function(self, name: str) -> Steps[None]:
+        """Its parameters, or an object of JSON in their place, up to its end; the block's end will do."""
+        arguments = TypedArguments(self._scan, self._writer, self._schemas, name)
+        yield from self._scan.skip_space()
+        if (yield from self._scan.comes("{")):
+            yield from arguments.body()
+            yield from self._scan.skip_space()
+        while (yield from self._comes_parameter()):
+            if (yield from self._scan.try_text(self._tags.parameter)):
+                yield from self._parameter(arguments)
+            else:
+                yield from self._named_tag(arguments)
+            yield from self._scan.skip_space()
+        arguments.end()
+        self._writer.end_call()
+
+    def _comes_parameter(self) -> Steps[bool]:
+        """False at the end, the function's of which is read."""
+        found = yield from self._scan.try_text(self._tags.function_end)
+        if found or (self._tags.blocks and (yield from self._scan.comes(*self._tags.block_ends))):
+            return False
+        if not (yield from self._scan.comes("<")):
+            raise Malformed
+        return True
+
+    def _parameter(self, arguments: TypedArguments) -> Steps[None]:
+        key = yield from self._name()
+        types = self._tags.keyed[(yield from self._scan.expect(*self._tags.keyed))]
+        if self._tags.literal and (yield from self._scan.try_text(self._tags.literal[0])):
+            yield from self._literal(arguments, key, types)
+            return
+        if self._tags.on_lines:
+            yield from self._scan.try_text("\n")
+        found = yield from arguments.parameter(key, types, self._tags.value_ends, partial(self._ends_value, arguments))
+        if found != self._tags.parameter_end:
+            self._scan.at -= len(found)
+
+    def _literal(self, arguments: TypedArguments, key: str, types: Types) -> Steps[None]:
+        """A value of which an end of a parameter or function is part, up to the end of the literal."""
+        end = Markers(self._tags.literal[-1], padding=no_padding)
+        yield from arguments.parameter(key, types, end, self._ends_literal)
+        yield from self._scan.skip_space()
+        yield from self._scan.try_text(self._tags.parameter_end)
+
+    def _ends_literal(self, _marker: str) -> Steps[bool]:
+        yield from self._scan.skip_space()
+        followed = yield from self._scan.comes(self._tags.parameter_end, *self._tags.after_parameter)
+        return followed or not (yield from self._scan.peek())
+
+    def _named_tag(self, arguments: TypedArguments) -> Steps[None]:
+        """A parameter that stands in a tag of its name; any other tag that is whole is left unread."""
+        begin = self._scan.at
+        try:
+            yield from self._scan.expect("<")
+            name = yield from self._name()
+            yield from self._scan.expect(">")
+            if not arguments.may_begin(name):
+                raise Malformed
+        except Malformed:
+            if (yield from self._scan.peek()):
+                self._scan.at = begin
+            raise
+        padding = one_newline if self._tags.on_lines else no_padding
+        if self._tags.on_lines:
+            yield from self._scan.try_text("\n")
+        yield from arguments.parameter(name, None, Markers(f"</{name}>", padding=padding))
+
+    def _ends_value(self, arguments: TypedArguments, marker: str) -> Steps[bool]:
+        """A value's end is sometimes missing, or part of the value: what follows the marker decides."""
+        if marker == self._tags.parameter:
+            try:
+                name = yield from self._name()
+            except Malformed:
+                return False
+            return arguments.may_begin(name) and (yield from self._scan.comes(*self._tags.keyed))
+        is_own = marker == self._tags.parameter_end
+        yield from self._scan.skip_space()
+        followed = yield from self._scan.comes(*(self._tags.after_parameter if is_own else self._tags.after_function))
+        return followed or not (yield from self._scan.peek())

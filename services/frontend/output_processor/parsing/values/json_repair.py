@@ -1,0 +1,237 @@
+"""JSON as models write it, read from text that comes in pieces and written out as valid JSON.
+
+Repaired are: line breaks and quotation marks in strings, backslashes that escape nothing, Python's literals and quotes,
+bare words, missing and trailing commas, wrong brackets, keys without a value.
+Malformed is what nothing can be made of.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+from quire.services.frontend.output_processor.parsing.scanner import Malformed, Scanner, Sink, Steps
+from quire.services.frontend.output_processor.parsing.values import json_text
+from quire.services.frontend.output_processor.parsing.values.arguments_json import ArgumentsJson
+from quire.services.frontend.output_processor.parsing.values.json_text import CONTROL, PLAIN, quoted
+
+GAP = re.compile(r"[ \t\r\n,]+")
+WORD = re.compile(r"[\w+.\-$]+")
+NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+S = r"[ \t\r\n]"
+WHOLE = r'"[^"\\\x00-\x1f]*"'  # a string in which nothing is to be repaired
+KEY = re.compile(rf'"([^"\\\x00-\x1f]*)"{S}*:{S}*(?=[^ \t\r\n,}}\]])')
+BEGUN_KEY = re.compile(rf'"[^"\\\x00-\x1f]{{0,100}}(?:"{S}{{0,8}}(?::{S}{{0,8}})?)?\Z')
+LEAF = re.compile(rf"(?:{WHOLE}|{NUMBER.pattern}|true|false|null)(?={S}*[,}}\]])")
+# What may follow strings; a quotation mark is the next key's, where a comma is missing, or part of this string.
+AFTER_VALUE = re.compile(rf"""{S}*[,}}\]<]|{S}+["']""")
+BEFORE_COLON = re.compile(rf"{S}*[:<]")
+NAMES = {
+    "true": "true", "True": "true", "false": "false", "False": "false", "null": "null", "None": "null",
+    "undefined": "null", "NaN": "null", "nan": "null", "Infinity": "null", "-Infinity": "null",
+}  # fmt: skip
+SHORTEST_PREFIX = 3  # of a literal that was broken off
+LONGEST_WORD = 400
+HEX = frozenset("0123456789abcdefABCDEF")
+
+
+def value(scan: Scanner, out: ArgumentsJson) -> Steps[None]:
+    """One value, up to its end."""
+    outside = out.depth
+    yield from _item(scan, out)
+    while out.depth > outside:
+        scan.ready(GAP)
+        if not (character := scan.character):
+            yield from _wait(scan)
+        elif character in "}]":
+            scan.at += 1
+            out.end_up_to(character)
+        elif not out.in_object:
+            yield from _item(scan, out)
+        elif found := scan.match(KEY):
+            out.key(found[1])
+        elif scan.sees(BEGUN_KEY) and not scan.has_ended:
+            yield
+        else:
+            yield from _key(scan, out)
+
+
+def _wait(scan: Scanner) -> Steps[None]:
+    if scan.has_ended:
+        raise Malformed
+    yield
+
+
+def _key(scan: Scanner, out: ArgumentsJson) -> Steps[None]:
+    """A key that may have to be repaired, up to its value; left out if it has none."""
+    quote = yield from scan.peek()
+    if quote in PLAIN:
+        parts: list[str] = []
+        yield from _string(scan, quote, parts.append, BEFORE_COLON)
+        key = "".join(parts)
+    else:
+        key = quoted((yield from scan.whole(WORD, LONGEST_WORD)))
+    yield from scan.skip_space()
+    yield from scan.expect(":")
+    yield from scan.skip_space()
+    if (yield from scan.peek()) not in (",", "}", "]"):
+        out.key(key)
+
+
+def _item(scan: Scanner, out: ArgumentsJson) -> Steps[None]:
+    """A string or a word; of an object or a list its bracket."""
+    while not (first := scan.character):
+        yield from _wait(scan)
+    if found := scan.match(LEAF):
+        out.scalar(found[0])
+    elif first in "{[":
+        scan.at += 1
+        out.begin(first)
+    elif first in PLAIN:
+        yield from _string(scan, first, out.string_part, AFTER_VALUE)
+        out.end_string()
+    else:
+        word = yield from scan.whole(WORD, LONGEST_WORD)
+        if not word or not (yield from scan.peek()):  # a word that may go on is worth nothing
+            raise Malformed
+        out.scalar(scalar(word))
+
+
+def scalar(word: str) -> str:
+    """A word as JSON: a number, a literal, or a string."""
+    if NUMBER.fullmatch(word):
+        return word
+    if word in NAMES:
+        return NAMES[word]
+    if len(word) >= SHORTEST_PREFIX:
+        for literal in ("true", "false", "null"):
+            if literal.startswith(word):
+                return literal
+    try:
+        return json.dumps(number(word), allow_nan=False)
+    except ValueError:
+        return f'"{quoted(word)}"'
+
+
+def number(word: str) -> int | float:
+    """Also 0x1f, 1_000, .5 and +1."""
+    try:
+        return int(word, 0)
+    except ValueError:
+        return float(word)
+
+
+def _string(scan: Scanner, quote: str, sink: Sink, followers: re.Pattern[str]) -> Steps[None]:
+    """A string as it is written, without its quotation marks. One in front of what cannot follow is part of it."""
+    scan.at += 1
+    plain = PLAIN[quote]
+    while True:
+        if part := scan.ready(plain):
+            part = CONTROL.sub(lambda found: quoted(found[0]), part)
+            sink(part if quote == '"' else part.replace('"', '\\"'))
+        elif not (character := scan.character):
+            yield from _wait(scan)
+        elif character == "\\":
+            sink((yield from _escape(scan)))
+        else:
+            scan.at += 1
+            if scan.sees(followers) or (yield from _ends(scan, followers)):
+                return
+            sink('\\"' if quote == '"' else quote)
+
+
+def _ends(scan: Scanner, followers: re.Pattern[str]) -> Steps[bool]:
+    """Whether a string ends here, or with the text; may have to wait for what follows."""
+    begin = scan.at
+    yield from scan.skip_space()
+    at_end = not (yield from scan.peek())
+    scan.at = begin
+    return at_end or scan.sees(followers)
+
+
+def _escape(scan: Scanner) -> Steps[str]:
+    """From the backslash on. One that escapes nothing is a backslash."""
+    begin = scan.at
+    scan.at += 1
+    kind = yield from scan.peek()
+    scan.at += len(kind)
+    if kind in ("", "u"):
+        digits = "" if not kind else (yield from _hex_digits(scan))
+        if not kind or not (yield from scan.peek()):
+            scan.at = begin
+            raise Malformed
+        return ("\\u" if len(digits) == 4 else "\\\\u") + digits
+    if kind == "'":
+        return kind
+    return ("\\" if kind in json_text.ESCAPED else "\\\\") + (kind if kind >= " " else quoted(kind))
+
+
+def _hex_digits(scan: Scanner) -> Steps[str]:
+    digits = ""
+    while len(digits) < 4 and (character := (yield from scan.peek())) in HEX:
+        scan.at += 1
+        digits += character
+    return digits
+
+
+def repaired(text: str) -> str:
+    """A whole object or list as JSON; empty if it is none."""
+    parts: list[str] = []
+    scan = Scanner()
+    scan.feed(text)
+    scan.end()
+    try:
+        for _ in value(scan, ArgumentsJson(parts.append)):
+            pass
+    except Malformed:
+        return ""
+    return "".join(parts) if scan.is_over else ""
+
+
+class PushedJson:
+    """An object, bare or in a JSON string, whose text comes from elsewhere; what follows it is kept as `rest`."""
+
+    __slots__ = ("_out", "_scan", "_steps", "is_complete", "is_over")
+
+    def __init__(self, out: ArgumentsJson) -> None:
+        self._scan = Scanner()
+        self._out = out
+        self._steps = self._read()
+        self.is_over = False  # it has ended, or is no JSON
+        self.is_complete = False  # it has ended
+
+    def push(self, text: str) -> None:
+        self._scan.feed(text)
+        if not self.is_over:
+            next(self._steps, None)
+
+    def end(self) -> None:
+        """The text is whole: a word at its end is one, too."""
+        if not self._out.in_string:
+            self.push("\n")
+        self._scan.end()
+        next(self._steps, None)
+
+    @property
+    def rest(self) -> str:
+        """What was not read, after the end."""
+        self._scan.settle()
+        return self._scan.rest().strip()
+
+    def _read(self) -> Steps[None]:
+        try:
+            yield from self._scan.skip_space()
+            if (yield from self._scan.comes(*PLAIN)):
+                yield from self._in_string()
+            elif (yield from self._scan.comes("{")):
+                yield from value(self._scan, self._out)
+                self.is_complete = True
+        except Malformed:
+            pass
+        self.is_over = True
+
+    def _in_string(self) -> Steps[None]:
+        inner = PushedJson(self._out)
+        yield from json_text.string(self._scan, inner.push)
+        inner.end()
+        self.is_complete = inner.is_complete

@@ -1,0 +1,128 @@
+"""Python literals that come in pieces, written out as JSON: strings piece by piece, everything else value by value."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from quire.services.frontend.output_processor.parsing.scanner import Malformed, Scanner, Sink, Steps
+from quire.services.frontend.output_processor.parsing.values.arguments_json import ArgumentsJson
+from quire.services.frontend.output_processor.parsing.values.json_repair import number
+from quire.services.frontend.output_processor.parsing.values.json_text import quoted
+
+DEEPEST = 64
+LONGEST_SCALAR = 400
+SCALAR = re.compile(r"[0-9A-Za-z_+.\-]+")
+NAMES = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
+QUOTES = ("'", '"')
+CLOSING = {"[": "]", "(": ")"}
+PLAIN = {quote: re.compile(rf"[^\\{quote}]+") for quote in QUOTES}
+ESCAPES = {
+    "a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v", "0": "\0",
+    "\\": "\\", "'": "'", '"': '"', "\n": "",
+}  # fmt: skip
+ESCAPE_DIGITS = {"x": 2, "u": 4, "U": 8}
+
+
+def value(scan: Scanner, out: ArgumentsJson, depth: int = 0) -> Steps[None]:
+    """A string, number, name, list, tuple or dictionary; Malformed for anything else."""
+    first = yield from scan.peek()
+    if depth > DEEPEST:
+        raise Malformed
+    if first in QUOTES:
+        yield from _string(scan, out.string_part)
+        out.end_string()
+    elif first == "{":
+        yield from _dictionary(scan, out, depth)
+    elif first in CLOSING:
+        yield from _list(scan, out, depth)
+    else:
+        out.scalar((yield from _scalar(scan)))
+
+
+def _list(scan: Scanner, out: ArgumentsJson, depth: int) -> Steps[None]:
+    end = CLOSING[(yield from scan.next())]
+    out.begin("[")
+    yield from scan.skip_space()
+    more = not (yield from scan.try_text(end))
+    while more:
+        yield from value(scan, out, depth + 1)
+        more = yield from _next_item(scan, end)
+    out.end()
+
+
+def _dictionary(scan: Scanner, out: ArgumentsJson, depth: int) -> Steps[None]:
+    yield from scan.expect("{")
+    out.begin("{")
+    yield from scan.skip_space()
+    more = not (yield from scan.try_text("}"))
+    while more:
+        out.key((yield from _key(scan)))
+        yield from scan.skip_space()
+        yield from scan.expect(":")
+        yield from scan.skip_space()
+        yield from value(scan, out, depth + 1)
+        more = yield from _next_item(scan, "}")
+    out.end()
+
+
+def _key(scan: Scanner) -> Steps[str]:
+    """JSON has no keys but strings."""
+    if (yield from scan.peek()) not in QUOTES:
+        return (yield from _scalar(scan))
+    parts: list[str] = []
+    yield from _string(scan, parts.append)
+    return "".join(parts)
+
+
+def _next_item(scan: Scanner, end: str) -> Steps[bool]:
+    """Behind an item: whether another follows. A comma may stand behind the last one."""
+    yield from scan.skip_space()
+    if (yield from scan.expect(",", end)) == end:
+        return False
+    yield from scan.skip_space()
+    return not (yield from scan.try_text(end))
+
+
+def _scalar(scan: Scanner) -> Steps[str]:
+    """Malformed at the end of the text, too: the scalar may have gone on."""
+    begin = scan.at
+    text = yield from scan.whole(SCALAR, LONGEST_SCALAR)
+    if not (yield from scan.peek()):
+        raise Malformed
+    try:
+        return NAMES[text] if text in NAMES else json.dumps(number(text), allow_nan=False)
+    except ValueError:
+        scan.at = begin
+        raise Malformed from None
+
+
+def _string(scan: Scanner, sink: Sink) -> Steps[None]:
+    """As the text of a JSON string, without its quotation marks."""
+    quote = yield from scan.next()
+    while True:
+        character = yield from scan.peek()
+        if character == quote:
+            scan.at += 1
+            return
+        if character == "\\":
+            sink(quoted((yield from _escape(scan))))
+        elif plain := scan.ready(PLAIN[quote]):
+            sink(quoted(plain))
+        else:
+            raise Malformed
+
+
+def _escape(scan: Scanner) -> Steps[str]:
+    """From the backslash on. One that Python does not know stands for itself, backslash included."""
+    begin = scan.at
+    scan.at += 1
+    try:
+        kind = yield from scan.next()
+        digits = ""
+        for _ in range(ESCAPE_DIGITS.get(kind, 0)):
+            digits += yield from scan.next()
+        return chr(int(digits, 16)) if digits else ESCAPES.get(kind, "\\" + kind)
+    except (Malformed, ValueError, OverflowError):
+        scan.at = begin
+        raise Malformed from None

@@ -1,0 +1,118 @@
+"""Arguments of formats that write parameters one by one as plain text; the tool's schema says which are no strings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from quire.services.frontend.output_processor.parsing.scanner import WHITE, Malformed, Markers, Scanner, Sink, Steps
+from quire.services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
+from quire.services.frontend.output_processor.parsing.values import json_repair
+from quire.services.frontend.output_processor.parsing.values.json_text import quoted
+from quire.services.frontend.output_processor.parsing.writer import EventWriter
+
+STRING = frozenset({"string"})
+PYTHONS_OWN = {"True": "true", "False": "false", "None": "null"}
+WRAPPERS = ("arguments", "parameters")  # a parameter of this name, which the tool has not, may hold all arguments
+
+EndsHere = Callable[[str], Steps[bool]]
+"""Whether a marker ends the value in front of it, or is part of it; reads ahead and settles nothing."""
+
+
+class TypedArguments:
+    """The arguments of a call of `function`, which grow by `parameter`."""
+
+    def __init__(self, scan: Scanner, writer: EventWriter, schemas: ToolSchemas, function: str) -> None:
+        self._scan = scan
+        self._out = writer.start(function)
+        self._schemas = schemas
+        self._function = function
+        self.names: set[str] = set()
+
+    def body(self) -> Steps[None]:
+        """All arguments as one JSON object."""
+        yield from json_repair.value(self._scan, self._out)
+
+    def parameter(
+        self, name: str, types: frozenset[str] | None, markers: Markers, ends_here: EndsHere | None = None
+    ) -> Steps[str]:
+        """Reads a value up to one of `markers` and returns it; Malformed if the text ends before. Strings go out as
+        they come. `types`: None for those of the schema; `ends_here`: None where every marker ends the value."""
+        if self._is_wrapper(name) and (yield from self._scan.comes("{")):
+            return (yield from self._wrapped(markers, ends_here))
+        self._begin(name)
+        types = types or self._schemas.types(self._function, name)
+        if types == STRING:
+            found = yield from self._text(markers, ends_here, lambda text: self._out.string_part(quoted(text)))
+            self._out.end_string()
+            return found
+        parts: list[str] = []
+        found = yield from self._text(markers, ends_here, parts.append)
+        self._out.scalar(as_json("".join(parts), types))
+        return found
+
+    def add(self, name: str, value: str) -> None:
+        """Writes a value that is JSON already."""
+        self._begin(name)
+        self._out.scalar(value)
+
+    def _begin(self, name: str) -> None:
+        if not self.names:
+            self._out.begin("{")
+        self.names.add(name)
+        self._out.key(quoted(name))
+
+    def may_begin(self, name: str) -> bool:
+        """Whether the tool has a parameter of this name that has not come yet."""
+        return self._schemas.declares(self._function, name) and name not in self.names
+
+    def end(self) -> None:
+        if self._out.depth:
+            self._out.end()
+
+    def _is_wrapper(self, name: str) -> bool:
+        is_known = self._function in self._schemas and not self._schemas.declares(self._function, name)
+        return name in WRAPPERS and is_known and not self.names and not self._out.has_begun
+
+    def _wrapped(self, markers: Markers, ends_here: EndsHere | None) -> Steps[str]:
+        pushed = json_repair.PushedJson(self._out)
+        found = yield from self._text(markers, ends_here, pushed.push)
+        pushed.end()
+        if not pushed.is_complete:
+            raise Malformed
+        return found
+
+    def _text(self, markers: Markers, ends_here: EndsHere | None, sink: Sink) -> Steps[str]:
+        while found := (yield from self._scan.until(markers, sink)):
+            begin = self._scan.at
+            is_end = ends_here is None or (yield from ends_here(found))
+            self._scan.at = begin
+            if is_end:
+                return found
+            sink(self._scan.marker)
+        raise Malformed
+
+
+def as_json(text: str, types: frozenset[str]) -> str:
+    """The text itself if it is JSON of one of the types, or can be made so, else a string."""
+    bare = text.strip(WHITE)
+    bare = PYTHONS_OWN.get(bare, bare)
+    try:
+        value = json.loads(bare, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        kind = {"{": "object", "[": "array"}.get(bare[:1], "")
+        return (kind in types and json_repair.repaired(bare)) or f'"{quoted(text)}"'
+    return bare if types & _types_of(value) else f'"{quoted(text)}"'
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no JSON")
+
+
+def _types_of(value: Any) -> frozenset[str]:
+    if isinstance(value, bool) or value is None:
+        return frozenset({"null" if value is None else "boolean"})
+    if isinstance(value, int | float):
+        return frozenset({"number", "integer"} if value == value // 1 else {"number"})
+    return frozenset({"string" if isinstance(value, str) else "array" if isinstance(value, list) else "object"})
