@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from quire.async_client import AsyncClient
     from quire.async_llm import AsyncLLM
     from quire.client import Client
+    from quire.engine import LLMEngine
     from quire.llm import LLM
     from quire.lora import LoRARequest
     from quire.outputs import CompletionOutput, Delta, RequestOutput, ToolCall

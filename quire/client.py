@@ -5,26 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from types import TracebackType
-from typing import Any, Unpack
+from typing import Any, TypeVar, Unpack
 
+from quire import calls
 from quire.admin import AdminClient, admin_of
 from quire.api_key import showing_key
 from quire.batches import Batches, Files
-from quire.outputs import (
-    Classification,
-    Delta,
-    Message,
-    Ranked,
-    RequestOutput,
-    attached,
-    classifications,
-    collect,
-    delta,
-    ranked,
-    token_vectors,
-    vector,
-    vectors,
-)
+from quire.calls import InferenceCall
+from quire.outputs import Classification, Delta, Message, Ranked, RequestOutput, collect
 from quire.params import SamplingParams
 from quire.requests import (
     ChatExtras,
@@ -34,17 +22,10 @@ from quire.requests import (
     Params,
     Prompt,
     RequestOptions,
-    chat_request,
-    classify_request,
-    embed_request,
     for_each,
-    generate_request,
-    in_one_piece,
     is_one,
     options_for_each,
     plain,
-    rerank_request,
-    score_request,
     translated_errors,
 )
 from quire.shared.pb.admin.v1 import admin_pb2
@@ -59,6 +40,7 @@ from quire.shared.weights_heads import DEFAULT_GROUP, tensor_heads
 TIMEOUT_S = 120.0  # of a trainer's group
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 OnDone = Callable[[RequestOutput], object] | None
+T = TypeVar("T")
 
 
 class Client:
@@ -94,12 +76,11 @@ class Client:
     ) -> list[RequestOutput]:
         """Continues each prompt, text, token ids or a dict, all at a time; results in the order of the prompts.
         `params`, `options`: for all, or a list with each one's own. `on_done`: called for each, in that order."""
-        batch = [prompts] if is_one(prompts) else list(prompts)
+        batch: list[Any] = [prompts] if is_one(prompts) else list(prompts)
         count = len(batch)
         each = zip(batch, for_each(params, count), options_for_each(options, count), strict=True)
-        requests = [generate_request(prompt, own, in_one_piece(chosen)) for prompt, own, chosen in each]  # type: ignore[arg-type]
-        calls = [self._inference.Generate(request, timeout=timeout_s) for request in requests]
-        return _collected(calls, [plain(prompt) for prompt in batch], on_done)  # type: ignore[arg-type]
+        asked = [calls.whole_generation(prompt, own, chosen) for prompt, own, chosen in each]
+        return self._collected(asked, [plain(prompt) for prompt in batch], timeout_s, on_done)
 
     def chat(
         self,
@@ -114,8 +95,8 @@ class Client:
         batch: list[ChatMessages] = [messages] if isinstance(messages[0], dict) else list(messages)  # type: ignore
         count = len(batch)
         each = zip(batch, for_each(params, count), options_for_each(options, count), strict=True)
-        requests = [chat_request(turns, own, in_one_piece(chosen), extras) for turns, own, chosen in each]
-        return _collected([self._inference.Chat(request, timeout=timeout_s) for request in requests], batch, on_done)
+        asked = [calls.whole_chat(turns, own, chosen, extras) for turns, own, chosen in each]
+        return self._collected(asked, batch, timeout_s, on_done)
 
     def embed(
         self,
@@ -125,23 +106,13 @@ class Client:
         **extras: Unpack[EmbedExtras],
     ) -> list[list[float]]:
         """A vector for each input, text or token ids, in their order; `extras`: pooler, normalize, dimensions."""
-        batch = [inputs] if is_one(inputs) else list(inputs)
-        request = embed_request(batch, options or RequestOptions(), extras)  # type: ignore[arg-type]
-        with translated_errors():
-            return vectors(self._inference.Embed(request, timeout=timeout_s))
+        return self._ask(calls.embed(inputs, options, extras), timeout_s)
 
     def embed_stream(
         self, inputs: Prompt | Sequence[Prompt], options: RequestOptions | None = None, **extras: Unpack[EmbedExtras]
     ) -> Iterator[tuple[int, list[float]]]:
         """Each input's vector as soon as it is computed, with the input's place."""
-        batch = [inputs] if is_one(inputs) else list(inputs)
-        asked = pb.EmbedStreamRequest(embed=embed_request(batch, options or RequestOptions(), extras))  # type: ignore[arg-type]
-        call = self._inference.EmbedStream(asked)
-        try:
-            with translated_errors():
-                yield from map(vector, call)
-        finally:
-            call.cancel()
+        yield from self._stream(calls.embed_stream(inputs, options, extras))
 
     def encode(
         self,
@@ -151,19 +122,13 @@ class Client:
         **extras: Unpack[EmbedExtras],
     ) -> list[list[list[float]]]:
         """All vectors of each input: with pooler all of its tokens, with step of those that are step_tag_id."""
-        batch = [inputs] if is_one(inputs) else list(inputs)
-        request = embed_request(batch, options or RequestOptions(), extras)  # type: ignore[arg-type]
-        with translated_errors():
-            return token_vectors(self._inference.Embed(request, timeout=timeout_s))
+        return self._ask(calls.encode(inputs, options, extras), timeout_s)
 
     def classify(
         self, inputs: Prompt | Sequence[Prompt], options: RequestOptions | None = None, timeout_s: float | None = None
     ) -> list[Classification]:
         """The class of each input, text or token ids, in their order."""
-        batch = [inputs] if is_one(inputs) else list(inputs)
-        request = classify_request(batch, options or RequestOptions())  # type: ignore[arg-type]
-        with translated_errors():
-            return classifications(self._inference.Classify(request, timeout=timeout_s))
+        return self._ask(calls.classify(inputs, options), timeout_s)
 
     def score(
         self,
@@ -173,9 +138,7 @@ class Client:
         timeout_s: float | None = None,
     ) -> list[float]:
         """How well each document answers the query, or its own of as many queries."""
-        request = score_request(queries, documents, options or RequestOptions())
-        with translated_errors():
-            return [*self._inference.Score(request, timeout=timeout_s).scores]
+        return self._ask(calls.score(queries, documents, options), timeout_s)
 
     def rerank(
         self,
@@ -186,15 +149,13 @@ class Client:
         timeout_s: float | None = None,
     ) -> list[Ranked]:
         """Documents by how well they answer the query, the best first; `top_n`: only so many, 0: all."""
-        request = rerank_request(query, documents, top_n, options or RequestOptions())
-        with translated_errors():
-            return ranked(self._inference.Rerank(request, timeout=timeout_s))
+        return self._ask(calls.rerank(query, documents, top_n, options), timeout_s)
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, options: RequestOptions | None = None
     ) -> Iterator[Delta]:
         """The continuation as it comes."""
-        yield from self._deltas(self._inference.Generate(generate_request(prompt, params, options or RequestOptions())))
+        yield from self._stream(calls.generation(prompt, params, options))
 
     def stream_chat(
         self,
@@ -204,36 +165,25 @@ class Client:
         **extras: Unpack[ChatExtras],
     ) -> Iterator[Delta]:
         """The answer as it comes."""
-        request = chat_request(messages, params, options or RequestOptions(), extras)
-        yield from self._deltas(self._inference.Chat(request))
+        yield from self._stream(calls.chat(messages, params, options, extras))
 
     def attach(self, request_id: str, offset: int = 0, *, tenant: str = "") -> Iterator[Delta]:
         """A stream that was begun with RequestOptions(resumable=True), at whichever frontend: what it has told from its
         message `offset` on, then what comes; Delta.offset counts. NotFound once its time is over."""
-        call = self._inference.Attach(pb.AttachRequest(request_id=request_id, offset=offset, tenant=tenant))
-        try:
-            with translated_errors():
-                for message in call:
-                    yield attached(message)
-        finally:
-            call.cancel()  # the stream goes on
+        yield from self._stream(calls.attach(request_id, offset, tenant))
 
     def cancel(self, request_id: str, *, tenant: str = "") -> None:
         """Ends such a stream."""
-        with translated_errors():
-            self._inference.Cancel(pb.CancelRequest(request_id=request_id, tenant=tenant))
+        self._ask(calls.cancel(request_id, tenant))
 
     def tokenize(self, text: str) -> list[int]:
-        with translated_errors():
-            return list(self._inference.Tokenize(pb.TokenizeRequest(text=text)).token_ids)
+        return self._ask(calls.tokenize(text))
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
-        with translated_errors():
-            return str(self._inference.Detokenize(pb.DetokenizeRequest(token_ids=token_ids)).text)
+        return self._ask(calls.detokenize(token_ids))
 
     def models(self) -> list[pb.Model]:
-        with translated_errors():
-            return list(self._inference.ListModels(pb.ListModelsRequest()).models)
+        return self._ask(calls.models())
 
     def adapter_names(self) -> set[str]:
         """That requests may choose as their model."""
@@ -379,24 +329,35 @@ class Client:
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         self.close()
 
-    def _deltas(self, call: Iterator[Message]) -> Iterator[Delta]:
+    def _ask(self, call: InferenceCall[T], timeout_s: float | None = None) -> T:
+        with translated_errors():
+            return call.read(call.on(self._inference, timeout_s))
+
+    def _stream(self, call: InferenceCall[T]) -> Iterator[T]:
+        messages = call.on(self._inference)
         try:
             with translated_errors():
-                for message in call:
-                    yield delta(message)
+                yield from map(call.read, messages)
         finally:
-            call.cancel()  # type: ignore[attr-defined]  # leaving the loop early frees the blocks
+            messages.cancel()  # leaving the loop early frees the blocks; a resumable stream goes on
 
-
-def _collected(calls: Sequence[Iterator[Message]], prompts: Sequence[object], on_done: OnDone) -> list[RequestOutput]:
-    found = []
-    try:
-        with translated_errors():
-            for call, prompt in zip(calls, prompts, strict=True):
-                found.append(collect(call, prompt))
-                if on_done is not None:
-                    on_done(found[-1])
-    finally:
-        for call in calls:  # nobody reads on behind an error, which may be held for long
-            call.cancel()  # type: ignore[attr-defined]
-    return found
+    def _collected(
+        self,
+        asked: Sequence[InferenceCall[Message]],
+        prompts: Sequence[object],
+        timeout_s: float | None,
+        on_done: OnDone,
+    ) -> list[RequestOutput]:
+        """Sends all calls at once; returns their results in order."""
+        streams = [call.on(self._inference, timeout_s) for call in asked]
+        found = []
+        try:
+            with translated_errors():
+                for stream, prompt in zip(streams, prompts, strict=True):
+                    found.append(collect(stream, prompt))
+                    if on_done is not None:
+                        on_done(found[-1])
+        finally:
+            for stream in streams:  # what is not read behind an error would be held for long
+                stream.cancel()
+        return found

@@ -60,7 +60,7 @@ def entries(path: str) -> list[FileFlag]:
         found = [
             FileFlag(str(key.value), loader.construct_object(value, deep=True), key.start_mark.line + 1)
             for key, value in node.value
-        ]  # type: ignore[no-untyped-call]
+        ]
     except OSError as error:
         raise InvalidArgument(f"config: cannot read {path!r}: {error.strerror}", field="config") from None
     except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""A scheduler's core and a worker's replica, with the wire's messages between them and nothing else."""
+"""A scheduler's core and a worker's replica, with plain values between them and nothing else."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from collections.abc import Iterable
 import torch
 
 from quire.services.in_process.adapters import EngineAdapters
+from quire.services.in_process.steps import failure_of, plan_for_worker, result_for_core
 from quire.services.scheduler.core.core import Core
 from quire.services.scheduler.core.limits import CoreLimits
 from quire.services.scheduler.core.plan import Events
-from quire.services.scheduler.core.sequences.ending import Failure
 from quire.services.scheduler.core.sequences.sequence import Sequence
 from quire.services.scheduler.frontends.submissions import complete
-from quire.services.scheduler.replicas.codec import decode_result, encode_plan
 from quire.services.scheduler.sessions.scheduling_policies import find_policy
 from quire.services.scheduler.values.payload import Payload
 from quire.services.worker.building.build import build_replica, open_grammars
@@ -24,11 +23,9 @@ from quire.services.worker.lora.open_adapters import adapter_reader
 from quire.services.worker.models.loading.weights import NewWeights
 from quire.services.worker.replica.replica import Replica
 from quire.services.worker.structured.compile_pool import CompilePool, Prepared
-from quire.shared.errors import InvalidArgument, to_proto
-from quire.shared.pb.common.v1 import finish_pb2, sampling_pb2
+from quire.shared.errors import InvalidArgument
+from quire.shared.pb.common.v1 import sampling_pb2
 from quire.shared.settings import SchedulerSettings, WorkerSettings
-
-EPOCH = 1
 
 
 class OneWorker:
@@ -74,10 +71,10 @@ class OneWorker:
             plan = self.core.schedule(time.monotonic())
         if plan is not None:
             with torch.inference_mode():
-                flight = self.replica.launch(encode_plan(plan, EPOCH).plan)
+                flight = self.replica.launch(plan_for_worker(plan))
                 output = flight.launch.wait()
                 self.replica.record(flight, output)
-            self.core.apply(decode_result(flight.result(output, wait_us=0)), time.monotonic())
+            self.core.apply(result_for_core(flight.result(output, wait_us=0)), time.monotonic())
         return self.core.take_events()
 
     def update_weights(self, new: NewWeights) -> None:
@@ -104,11 +101,7 @@ class OneWorker:
 
     def _take_prepared(self, found: tuple[bytes, Prepared]) -> None:
         grammar_id, prepared = found
-        failure = None
-        if prepared.error is not None:
-            told = to_proto(prepared.error)
-            code = finish_pb2.ErrorCode.Name(told.code).removeprefix("ERROR_CODE_")
-            failure = Failure(code, told.message)
+        failure = None if prepared.error is None else failure_of(prepared.error)
         self.core.grammar_prepared(grammar_id, failure)
 
     def cancel(self, keys: Iterable[int]) -> None:

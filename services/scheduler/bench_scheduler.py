@@ -18,6 +18,7 @@ from quire.services.scheduler.core.core import Core
 from quire.services.scheduler.core.limits import CoreLimits
 from quire.services.scheduler.core.plan import StepPlan
 from quire.services.scheduler.core.sequences.sequence import Sequence
+from quire.services.scheduler.core.sequences.tokens import SequenceTokens
 from quire.services.scheduler.replicas.codec import decode_result, encode_plan
 from quire.services.scheduler.values.payload import Payload
 from quire.shared.columns import i32_bytes
@@ -139,7 +140,7 @@ class Drive:
             key=key,
             owner=0,
             sequence_id=key,
-            tokens=bytearray(tokens),
+            tokens=SequenceTokens(tokens),
             num_prompt_tokens=num_prompt,
             max_total_tokens=num_prompt + num_output,
             eos_token_ids=(EOS,),

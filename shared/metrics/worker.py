@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sized
 from operator import add
 from typing import NamedTuple, Protocol
 
@@ -13,15 +13,43 @@ from prometheus_client.registry import Collector
 from quire.shared.metrics.base import STEP_BUCKETS
 from quire.shared.metrics.histogram import Histogram
 from quire.shared.pb.admin.v1 import admin_pb2
-from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 MICROSECOND = 1e-6
-SAMPLED_BYTES = 4  # a token in a result's column
 PHASES = ("wait", "prepare", "forward", "sample")
 MOVED = ("weights", "kv_read", "kv_written")
 UTILISATION_OVER_S = 0.25  # of steps
 DISK_FAILURES = ("full", "error", "wrong", "late", "busy")
 GRAMMAR_OUTCOMES = ("compiled", "cached", "failed")
+
+
+class DeviceTimings(Protocol):
+    """What a step took on the device."""
+
+    @property
+    def prepare_us(self) -> int: ...
+
+    @property
+    def forward_us(self) -> int: ...
+
+    @property
+    def sample_us(self) -> int: ...
+
+
+class FinishedStep(Protocol):
+    """What came of a step."""
+
+    @property
+    def wait_us(self) -> int:
+        """From the arrival of its plan to its launch."""
+
+    @property
+    def timings(self) -> DeviceTimings: ...
+
+    @property
+    def token_ids(self) -> Sized: ...
+
+    @property
+    def failures(self) -> Sized: ...
 
 
 class GrammarOutcome(Protocol):
@@ -205,17 +233,17 @@ class WorkerMetrics:
     def masks_awaited(self, seconds: float) -> None:
         self.mask_wait.observe(seconds)
 
-    def step_done(self, result: pb.StepResult, num_tokens: int, cost: StepCost) -> None:
+    def step_done(self, result: FinishedStep, num_tokens: int, cost: StepCost) -> None:
         timings = result.timings
         forward_us, sample_us = timings.forward_us, timings.sample_us
         wait, prepare, forward, sample = self._observe_phases
-        wait(timings.wait_us * MICROSECOND)
+        wait(result.wait_us * MICROSECOND)
         prepare(timings.prepare_us * MICROSECOND)
         forward(forward_us * MICROSECOND)
         sample(sample_us * MICROSECOND)
         totals = self._totals
         totals.computed += num_tokens
-        totals.sampled += len(result.token_ids) // SAMPLED_BYTES
+        totals.sampled += len(result.token_ids)
         totals.cost = totals.cost.plus(cost)
         totals.busy_s += (forward_us + sample_us) * MICROSECOND
         if totals.busy_s - self._told_s >= UTILISATION_OVER_S:

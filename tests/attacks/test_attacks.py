@@ -10,7 +10,9 @@ import pytest_asyncio
 
 from tests.attacks import holds
 from tests.attacks.calls import Target
-from tests.attacks.table import ATTACKS
+from tests.attacks.floods import FLOODS
+from tests.attacks.raw_http import RAW_HTTP, SMUGGLING
+from tests.attacks.table import ATTACKS, FORMS, TEXTS
 
 LONGEST_S = 0.1  # of the loop's own time; 0.04 were seen, 0.5 to more than 40 before there were bounds
 ALLOWANCE = 48 << 20  # what parsers, threads and allocators take once
@@ -49,6 +51,10 @@ NAMES = [
     "HTTP/2: 50,000 HEADERS with END_STREAM and no message",
     "HTTP/2: 50,000 health checks with END_STREAM and no message",
     "HTTP/2: CONTINUATION without end",
+    *RAW_HTTP,
+    *FORMS,
+    *TEXTS,
+    *(name for name in FLOODS if "HPACK" not in name and "50,000" not in name and "CONTINUATION" not in name),
 ]
 
 
@@ -69,6 +75,14 @@ async def test_others_need_not_wait_for_it(target: Target, name: str) -> None:
         assert chance < 2, held
     assert held.growth.most < 4 * held.num_bytes + ALLOWANCE
     assert not [status for status in held.statuses if re.match(r"5\d\d\b|INTERNAL|UNKNOWN|no answer", status)]
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("name", SMUGGLING)
+async def test_what_could_hide_a_call_is_refused_and_nothing_behind_it_is_read(target: Target, name: str) -> None:
+    for call in SMUGGLING[name]():
+        status = await call.send(target)
+        assert status in ("400 closed", "400"), status
 
 
 def test_names_are_attacks() -> None:

@@ -55,6 +55,26 @@ def test_packages_of_others_keep_their_names(installed: Path, tmp_path: Path) ->
     assert "\n68\n" in demo.stdout
 
 
+PICKLED = """
+import pickle, sys
+from quire import SamplingParams
+from quire.outputs import CompletionOutput, RequestOutput
+from quire.shared.errors import InvalidArgument
+output = RequestOutput("id", "prompt", [CompletionOutput(0, "text")])
+values = [SamplingParams(max_tokens=3), output, InvalidArgument("no", field="n")]
+again = pickle.loads(pickle.dumps(values))
+assert again[:2] == values[:2], again
+assert (again[2].message, again[2].field) == ("no", "n")
+print(sorted({type(value).__module__ for value in again}))
+"""
+
+
+@pytest.mark.slow
+def test_values_of_users_can_be_pickled_beside_packages_of_any_name(installed: Path, folder: Path) -> None:  # noqa: F811
+    done = run(installed, folder, "-P", "-c", PICKLED)
+    assert done.stdout.strip() == "['quire.outputs', 'quire.params', 'quire.shared.errors']", done.stderr
+
+
 @pytest.mark.slow
 def test_the_command_ignores_the_working_folder(installed: Path, folder: Path) -> None:  # noqa: F811
     demo = run(installed, folder, str(installed / "bin" / "quire"), "demo")

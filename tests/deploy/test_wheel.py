@@ -8,6 +8,7 @@ import subprocess
 import sys
 import sysconfig
 import tomllib
+import venv
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,42 @@ def test_questions_and_training_stay_in_the_checkout(installed: Path, tmp_path: 
     assert helped.returncode == 0, helped.stderr
     refused = run(installed, tmp_path, *bench, "tiny_recall", PYTHONPATH=packages)
     assert refused.stderr.startswith("quire: work: 'tiny_recall' is none of mixed, single,")
+
+
+PROGRAM = """
+from quire import LLM, AsyncClient, Client, LLMEngine, SamplingParams
+from quire.outputs import Delta
+
+def text(llm: LLM) -> str:
+    return llm.generate(["a"], SamplingParams(max_tokens=3))[0].outputs[0].text
+
+def vectors(client: Client) -> list[list[float]]:
+    return client.embed("a")
+
+async def pieces(client: AsyncClient) -> list[Delta]:
+    return [delta async for delta in client.stream("a")]
+
+def names(client: Client) -> int:
+    return client.models()[0].name  # line 15: a name is no number
+
+def finished(engine: LLMEngine) -> list[bool]:
+    return [output.finished for output in engine.step()]
+
+SamplingParams(max_tokens="three")  # line 20
+"""
+
+
+@pytest.mark.slow
+def test_a_users_program_is_checked_against_the_types_of_the_wheel(installed: Path, tmp_path: Path) -> None:
+    venv.create(tmp_path / "venv", with_pip=False, symlinks=True)
+    (packages,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")
+    (packages / "beside.pth").write_text("\n".join([str(installed), sysconfig.get_path("purelib")]))
+    (tmp_path / "program.py").write_text(PROGRAM)
+    words = ["--strict", "--python-executable", str(tmp_path / "venv/bin/python"), "--cache-dir", str(tmp_path / "c")]
+    command = [sys.executable, "-m", "mypy", *words, "program.py"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    found = [line.partition(": error: ")[0] for line in done.stdout.splitlines() if ": error: " in line]
+    assert found == ["program.py:15", "program.py:20"], done.stdout + done.stderr
 
 
 @pytest.mark.slow

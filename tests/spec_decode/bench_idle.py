@@ -22,6 +22,7 @@ import torch
 
 from quire.bench.report import Row, table
 from quire.services.scheduler.replicas.codec import decode_result, encode_plan
+from quire.services.worker.codec.step_codec import decode_plan, encode_result
 from quire.services.worker.replica.flight import StepInFlight
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from tests.services.worker.no_model import leave_out_forward
@@ -59,7 +60,7 @@ class Drive:
                 planned = time.perf_counter()
                 wire = encode_plan(plan, epoch=1).plan
                 took = {"schedule": planned - begun, "encode": time.perf_counter() - planned}
-                while self._airborne and self._pair.replica.speculation.waits_before(wire):
+                while self._airborne and self._pair.replica.speculation.waits_before(decode_plan(wire)):
                     yield self._land()
                 self._launch(wire, took)
             if self._airborne:
@@ -67,7 +68,7 @@ class Drive:
 
     def _launch(self, wire: pb.StepPlan, took: dict[str, float]) -> None:
         begun = time.perf_counter()
-        flight = self._pair.replica.launch(wire)
+        flight = self._pair.replica.launch(decode_plan(wire))
         took["launch"] = time.perf_counter() - begun
         self._airborne.append((flight, Step(_kind(wire, flight), took)))
 
@@ -75,7 +76,7 @@ class Drive:
         (flight, step), core, replica = self._airborne.popleft(), self._pair.core, self._pair.replica
         outcome = flight.launch.wait()
         marks = [time.perf_counter()]
-        wire = flight.result(outcome, wait_us=0)
+        wire = encode_result(flight.result(outcome, wait_us=0))
         marks.append(time.perf_counter())
         replica.record(flight, outcome)
         marks.append(time.perf_counter())

@@ -21,9 +21,11 @@ from quire.services.scheduler.core.plan import Finished, LogprobColumns, Logprob
 from quire.services.scheduler.core.sequences.repetition import RepetitionRule
 from quire.services.scheduler.core.sequences.sequence import Family
 from quire.services.scheduler.core.sequences.sequence import Sequence as CoreSequence
+from quire.services.scheduler.core.sequences.tokens import SequenceTokens
 from quire.services.scheduler.replicas.codec import decode_result, encode_plan, encode_transfer
 from quire.services.scheduler.values.payload import Payload
 from quire.services.worker.building.build import build_replica, open_grammars
+from quire.services.worker.codec.step_codec import decode_plan, encode_result
 from quire.services.worker.kv.held_blocks import HeldReport
 from quire.services.worker.ranks.seat import ALONE, Seat
 from quire.services.worker.replica.replica import Replica
@@ -115,7 +117,7 @@ class Pair:
             key=len(self.answers),
             owner=0,
             sequence_id=len(self.answers),
-            tokens=bytearray(tokens),
+            tokens=SequenceTokens(tokens),
             num_prompt_tokens=len(prompt),
             max_total_tokens=len(prompt) + max_tokens,
             eos_token_ids=eos,
@@ -181,10 +183,10 @@ class Pair:
         return True
 
     def execute(self, plan: pb.StepPlan) -> pb.StepResult:
-        flight = self.replica.launch(plan)
+        flight = self.replica.launch(decode_plan(plan))
         outcome = flight.launch.wait()
         self.replica.record(flight, outcome)
-        return flight.result(outcome, wait_us=0)
+        return encode_result(flight.result(outcome, wait_us=0))
 
     def move(self, order: pb.Transfer) -> None:
         self.replica.transfers.move(order).wait()

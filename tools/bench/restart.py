@@ -21,6 +21,7 @@ from quire.bench.target import Target
 from quire.bench.workload import shapes, workloads
 from quire.bench.workload.workloads import Workload
 from quire.client import Client
+from quire.flags.parser import CommandParser
 from quire.flags.setting_flags import human_int
 from quire.params import SamplingParams
 from quire.shared.errors import InvalidArgument
@@ -32,7 +33,7 @@ SETTLED_AFTER_S = 1.0
 PATIENCE_S = 600.0
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def configure(parser: CommandParser) -> None:
     target.configure(parser)
     parser.set_defaults(**{FLAG.format("kv_offloading_size"): 2.0, FLAG.format("kv_offloading_disk_size"): 4.0})
     parser.add_argument("--work", default="cpu_returning", help="whose prompts come back (default: cpu_returning)")

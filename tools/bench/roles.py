@@ -19,6 +19,7 @@ from quire.bench.modes import serve
 from quire.bench.report import Row
 from quire.bench.target import Target
 from quire.bench.workload import shapes, workloads
+from quire.flags.parser import CommandParser
 from quire.metrics import Counter, parse
 from quire.shared.errors import InvalidArgument
 
@@ -30,7 +31,7 @@ COUNTED = {
 }
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def configure(parser: CommandParser) -> None:
     target.configure(parser)
     load.configure(parser, work="cpu_long_prompts", reset=True)
     parser.set_defaults(prefill_workers=1, decode_workers=1)

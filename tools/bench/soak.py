@@ -27,6 +27,7 @@ from quire.bench import target
 from quire.bench.report import Row, progress
 from quire.bench.workload import shapes
 from quire.cluster import Cluster
+from quire.flags.parser import CommandParser
 from quire.flags.setting_flags import human_int
 from quire.metrics import Gauge, parse
 from quire.params import SamplingParams, StructuredOutput
@@ -54,7 +55,7 @@ class Record:
     unowned: list[tuple[float, int]] = field(default_factory=list)  # KV blocks, at the seconds of the looks
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def configure(parser: CommandParser) -> None:
     target.configure(parser)
     parser.set_defaults(workers=2)
     parser.add_argument("--minutes", type=float, default=30.0, metavar="M", help="how long the load lasts")

@@ -19,6 +19,7 @@ from quire.bench.target import Target
 from quire.bench.workload import shapes, workloads
 from quire.client import Client
 from quire.flags import cluster_flags
+from quire.flags.parser import CommandParser
 from quire.flags.setting_flags import human_int
 from quire.shared.errors import InvalidArgument
 from quire.shared.pb.admin.v1 import admin_pb2
@@ -43,7 +44,7 @@ CONFIGS: dict[str, dict[str, object]] = {
 }
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def configure(parser: CommandParser) -> None:
     target.configure(parser)
     load.configure(parser, work=",".join(tiny_work.CLASSES), reset=True)
     parser.add_argument("--load", default="1,burst", metavar="A,B,...", help="as in serve (default: 1,burst)")

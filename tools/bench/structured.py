@@ -15,6 +15,7 @@ from quire.bench import load, target
 from quire.bench.load_client.timing import Outcome
 from quire.bench.report import Row
 from quire.bench.workload.workloads import BenchRequest, Workload
+from quire.flags.parser import CommandParser
 from quire.flags.setting_flags import human_int
 
 WORK = "schemas"
@@ -23,7 +24,7 @@ LARGEST_ID = 4_000  # within the bundled model's vocabulary
 FREE, BOUND = "free", "own schema"
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def configure(parser: CommandParser) -> None:
     target.configure(parser)
     load.configure(parser, work="", reset=True)
     parser.set_defaults(temperature=1.0)  # text in all its variety: strings, numbers, lists of any length

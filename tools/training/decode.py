@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tools.training.network import DecoderLayer, Network, rotary
+from tools.training.network import Network, TrainingLayer, rotary
 
 KeysValues = tuple[Tensor, Tensor]
 """Keys and values of one layer: [batch, kv_heads, positions, head_dim]."""
@@ -95,7 +95,7 @@ class GreedyDecoder:
         x = self.network.embed(tokens, self._dtype)
         rope = rotary(positions, self.network.shape, self._dtype)
         for layer, cached in zip(self.network.layers, cache, strict=True):
-            assert isinstance(layer, DecoderLayer)
+            assert isinstance(layer, TrainingLayer)
             q, k, v = (y.transpose(1, 2) for y in layer.before_attention(x, rope))
             new = (k, v)
             attended = _prefill(q, new, cached) if used is None else _decode_one(q, new, cached, positions, used)

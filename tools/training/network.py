@@ -141,7 +141,7 @@ class Parts:
         return Parts(*(torch.compile(part, dynamic=False) for part in parts))
 
 
-class DecoderLayer(nn.Module):
+class TrainingLayer(nn.Module):
     """One decoder layer, cut in two where attention goes between."""
 
     def __init__(self, shape: NetworkShape, parts: Parts) -> None:
@@ -211,7 +211,7 @@ class Network(nn.Module):
         self.shape = shape
         self.parts = parts or Parts()
         self.embedding = nn.Parameter(torch.randn(shape.vocab_size, shape.hidden_size) * 0.02)
-        self.layers = nn.ModuleList(DecoderLayer(shape, self.parts) for _ in range(shape.num_hidden_layers))
+        self.layers = nn.ModuleList(TrainingLayer(shape, self.parts) for _ in range(shape.num_hidden_layers))
         self.final_norm = nn.Parameter(torch.ones(shape.hidden_size))
 
     def embed(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
@@ -223,7 +223,7 @@ class Network(nn.Module):
         x = self.embed(tokens, torch.bfloat16)
         rope = rotary(positions, self.shape, torch.bfloat16)
         for layer in self.layers:
-            assert isinstance(layer, DecoderLayer)
+            assert isinstance(layer, TrainingLayer)
             q, k, v = layer.before_attention(x, rope)
             x = layer.after_attention(x, packed_attention(q, k, v, spans))
         return x

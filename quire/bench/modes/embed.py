@@ -20,6 +20,7 @@ from quire.bench.report import Row, progress
 from quire.bench.target import Target
 from quire.bench.workload import shapes
 from quire.client import Client
+from quire.flags.parser import CommandParser
 from quire.flags.setting_flags import human_int
 
 Inputs = Sequence[Sequence[int]]
@@ -29,7 +30,7 @@ CONNECTIONS_EACH = 4
 BATCH = 64  # of transformers, inputs of about one length
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def configure(parser: CommandParser) -> None:
     target.configure(parser)
     parser.add_argument("--inputs", type=human_int, default=512, metavar="COUNT", help="token sequences of a run")
     parser.add_argument("--tokens", type=human_int, default=512, metavar="COUNT", help="of the longest; see --ragged")

@@ -10,11 +10,12 @@ from quire.bench.load_client.timing import Outcome
 from quire.bench.measuring.percentiles import spread_ms
 from quire.bench.modes import serve
 from quire.bench.report import Row
+from quire.flags.parser import CommandParser
 
 ONE_AT_A_TIME = "1"
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def configure(parser: CommandParser) -> None:
     target.configure(parser)
     load.configure(parser, work="single", reset=True)
     serve.add_protocol(parser)

@@ -12,12 +12,13 @@ from quire.bench.report import Row
 from quire.bench.target import Target
 from quire.bench.workload import adapters
 from quire.bench.workload.workloads import Workload
+from quire.flags.parser import CommandParser
 from quire.shared.errors import InvalidArgument
 
 PROTOCOLS = ("grpc", "http")
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def configure(parser: CommandParser) -> None:
     target.configure(parser)
     adapters.configure(parser)
     load.configure(parser, work="mixed", reset=False)

@@ -13,11 +13,12 @@ from quire.bench.load_client.timing import Outcome
 from quire.bench.report import Row
 from quire.bench.target import Target
 from quire.bench.workload import adapters
+from quire.flags.parser import CommandParser
 
 BASE = "without adapters"  # the same cluster, in turn
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def configure(parser: CommandParser) -> None:
     target.configure(parser)
     adapters.configure(parser)
     load.configure(parser, work="mixed", reset=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import yaml
@@ -91,8 +91,8 @@ class KeyFile:
 
 
 class RedisKeys:
-    """The hash NAMESPACE:api_keys: SHA-256 of a key in hexadecimal -> the fields of Key as JSON. Redis away: those from
-    before go on; until it was first read, nobody gets in."""
+    """The hash NAMESPACE:api_keys: SHA-256 of a key in hexadecimal -> the fields of Key as JSON. What is no key among
+    them is skipped. Redis away: those from before go on; until it was first read, nobody gets in."""
 
     def __init__(self, redis: Any, namespace: str, on_error: Callable[[], None]) -> None:
         self._redis = redis
@@ -115,12 +115,22 @@ class RedisKeys:
     async def _read(self) -> None:
         try:
             found = await self._redis.hgetall(self._name)
-            self._keys = {
-                bytes.fromhex(_text(hashed)): read_key(json.loads(value), f"api_keys: {self._name}")
-                for hashed, value in found.items()
-            }
-        except (redis_error(), OSError, ValueError, InvalidArgument) as error:
+        except (redis_error(), OSError) as error:
             log.warning("API keys stay as they were", reason=type(error).__name__)
+            self._on_error()
+            return
+        self._keys = dict(self._readable(found))
+
+    def _readable(self, found: Mapping[bytes, bytes]) -> Iterator[tuple[Digest, Key]]:
+        """Leaves out what is no key: one that anybody has written there does not keep those that were taken away."""
+        malformed = 0
+        for hashed, value in found.items():
+            try:
+                yield bytes.fromhex(_text(hashed)), read_key(json.loads(value), f"api_keys: {self._name}")
+            except (ValueError, RecursionError, InvalidArgument):
+                malformed += 1
+        if malformed:
+            log.warning("entries among the API keys are no keys", count=malformed, hash=self._name)
             self._on_error()
 
 

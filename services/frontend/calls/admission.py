@@ -17,17 +17,21 @@ RESERVED_PART = 8  # one of so many parts of each limit is kept for tenants that
 class Lease:
     """A request's share of the budget: nothing until it takes some, nothing again once its `with` is left."""
 
-    __slots__ = ("_admission", "num_samples", "num_tokens", "tenant")
+    __slots__ = ("_admission", "is_partial", "num_samples", "num_tokens", "tenant")
 
     def __init__(self, admission: CallAdmission) -> None:
         self._admission = admission
         self.tenant = ""  # as a key says it; known before anything is taken
         self.num_samples = 0
         self.num_tokens = 0
+        self.is_partial = False  # places are taken piece by piece
 
-    def take(self, num_samples: int, num_tokens: int) -> None:
+    def take(self, num_samples: int, num_tokens: int, piece: int = 0) -> None:
         """Takes so much in all, from now on, or nothing; ResourceExhausted with a hint when full, Unavailable once
-        closed."""
+        closed. `piece`: samples of one prompt, of a call that may begin with some of its prompts."""
+        if piece:
+            wanted, num_samples = num_samples, self._admission.first_pieces(self, num_samples, piece)
+            self.is_partial = num_samples < wanted
         samples, tokens = self._admission.counted(self, num_samples, num_tokens)
         self._admission.check(self, samples, tokens)
         self._admission.add(self, samples - self.num_samples, tokens - self.num_tokens)
@@ -36,6 +40,11 @@ class Lease:
         """Takes the true number of tokens, known after tokenizing; what was admitted stays admitted."""
         _, tokens = self._admission.counted(self, 0, num_tokens)
         self._admission.add(self, 0, tokens - self.num_tokens)
+
+    def next_pieces(self, piece: int, num_left: int) -> int:
+        """Gives back the places of a prompt that has ended, and takes those of prompts that may begin instead. Returns
+        how many: at most `num_left`, and at least one where no other runs."""
+        return self._admission.next_pieces(self, piece, num_left)
 
     def release(self) -> None:
         self._admission.add(self, -self.num_samples, -self.num_tokens)
@@ -86,6 +95,13 @@ class Limit:
         """Returns the tenant's part of the reserve, which tenants that hold something divide."""
         return max(1, self.reserve // len(self.of_tenants.keys() | {tenant}))
 
+    def most_of(self, tenant: str, own: int) -> int:
+        """Returns how much one call may hold that is admitted piece by piece, in place of its `own`: tenants that hold
+        something have equal parts then."""
+        others_of_tenant = self.of_tenants[tenant] - own
+        part = self.shared // len(self.of_tenants.keys() | {tenant})
+        return min(part - others_of_tenant, self.shared - (self.total - own))
+
     def left_to(self, tenant: str) -> int:
         """Returns how much more the tenant could have now."""
         of_reserve = min(self._of_reserve(tenant) - self.of_tenants[tenant], self.most - self.total)
@@ -134,6 +150,21 @@ class CallAdmission:
             return num_samples, num_tokens
         samples = self._samples.counted(lease.tenant, lease.num_samples, num_samples)
         return samples, self._tokens.counted(lease.tenant, lease.num_tokens, num_tokens)
+
+    def first_pieces(self, lease: Lease, num_samples: int, piece: int) -> int:
+        """Returns with how many of its samples a call of several prompts begins."""
+        if not self._is_shared():
+            return num_samples
+        most = self._samples.most_of(lease.tenant, lease.num_samples)
+        return min(num_samples, max(piece, most // piece * piece))
+
+    def next_pieces(self, lease: Lease, piece: int, num_left: int) -> int:
+        """As Lease has it. A call keeps one place to its end."""
+        running = max(0, lease.num_samples - piece)
+        most = self._samples.most_of(lease.tenant, lease.num_samples)
+        begun = min(num_left, max((most - running) // piece, 0 if running >= piece else 1))
+        self.add(lease, max(1, running + begun * piece) - lease.num_samples, 0)
+        return begun
 
     def check_open(self, num_arriving: int = 0, tenant: str = "") -> None:
         """Raises what the tenant's smallest request would be told; `num_arriving`: such as are about to take their

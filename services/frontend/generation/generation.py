@@ -46,6 +46,15 @@ class Submitter(Protocol):
         """Nothing more comes from these."""
 
 
+class Places(Protocol):
+    """Holds the places of a call that begins with some of its prompts."""
+
+    num_samples: int  # that may run at once
+
+    def next_pieces(self, piece: int, num_left: int) -> int:
+        """Returns how many prompts, of `piece` samples each, may begin where one has ended."""
+
+
 class Generation:
     """Begin it in a `with`, iterate it for lists of deltas until every sample's finish was handed out or an error is
     raised. Leaving the `with` cancels what still runs."""
@@ -79,6 +88,10 @@ class Generation:
         self._submitted_s: float | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._resumes = False
+        self._is_over = False  # nothing more is submitted
+        self._held: Seq[Held] = ()
+        self._places: Places | None = None
+        self._num_begun = 0  # prompts
         self._num_tokens_read = [0] * len(self._samples)
         self._reasoning = [ReasoningTokens(formats.end_of_reasoning) for _ in self._samples] if self._parsers else []
 
@@ -119,8 +132,9 @@ class Generation:
             self._num_unfinished[told.sample // self.request.sampling.n] -= 1
         return self.take_ready()
 
-    async def begin(self, held: Seq[Held]) -> None:
-        """Starts the clock and submits everything, in portions; `held`: of each prompt, who holds how much."""
+    async def begin(self, held: Seq[Held], places: Places | None = None) -> None:
+        """Starts the clock and submits everything, in portions; `held`: of each prompt, who holds how much. `places`:
+        only so many samples now, and further prompts as others end."""
         if self.request.deadline_s is not None:
             self._deadline = self._loop.call_at(self.request.deadline_s, self._expire)
         self._submitted_s = self._loop.time()
@@ -129,12 +143,27 @@ class Generation:
                 self._client.submit([sequence], held[0])
             return
         n, num_tokens = self.request.sampling.n, 0
-        for prompt, holders in enumerate(held):
-            self._client.submit(self._sequences[prompt * n : prompt * n + n], holders)
+        self._held, self._places = held, places
+        self._num_begun = len(held) if places is None else min(len(held), max(1, places.num_samples // n))
+        for prompt in range(self._num_begun):
+            self._submit(prompt)
             num_tokens += self.prepared[prompt].work.num_prompt_tokens + LIKE_TOKENS * n
             if num_tokens > TOKENS_IN_A_TURN:
                 num_tokens = 0
                 await asyncio.sleep(0)
+
+    def _submit(self, prompt: int) -> None:
+        n = self.request.sampling.n
+        self._client.submit(self._sequences[prompt * n : prompt * n + n], self._held[prompt])
+
+    def _begin_others(self) -> None:
+        """Submits those prompts that may begin where one has ended."""
+        if self._is_over or self._places is None:
+            return
+        left = len(self.prepared) - self._num_begun
+        for _ in range(self._places.next_pieces(self.request.sampling.n, left)):
+            self._num_begun += 1
+            self._submit(self._num_begun - 1)
 
     def __aiter__(self) -> Generation:
         return self
@@ -271,6 +300,8 @@ class Generation:
         self._count(sample, end.finish.reason, now, end.num_preemptions)
         if end.error is not None:
             self._count_unfinished(finish_pb2.FINISH_REASON_CANCELLED, "failed")
+        elif self._places is not None and not self._num_unfinished[sample.index // self.request.sampling.n]:
+            self._loop.call_soon(self._begin_others)  # not within the reading of a scheduler's message
 
     def _count(self, sample: Sample, reason: FinishReason, now: float, num_preemptions: int = 0) -> None:
         measures.sample_ended(self._metrics, sample, reason, self.request.arrival_s, now)
@@ -293,6 +324,7 @@ class Generation:
 
     def _fail(self, error: QuireError, reason: FinishReason) -> None:
         """The reader hears of it first, whatever happens to the rest."""
+        self._is_over = True
         self._mailbox.fail(error)
         self._client.cancel(self._sequences, reason)
         if isinstance(error, ResourceExhausted):
@@ -317,6 +349,7 @@ class Generation:
 
     def _close(self, reason: FinishReason) -> None:
         """Gives back what schedulers, timers and the pace of the writers hold for it."""
+        self._is_over = True
         self._client.cancel(self._sequences, reason)
         if self._deadline is not None:
             self._deadline.cancel()

@@ -65,7 +65,8 @@ class Generator:
         if adapter:
             request = replace(request, adapter=adapter)
         request = await self._checked(request, max_model_len)
-        call.lease.take(request.num_samples, self._processor.estimate_tokens(request, max_model_len))
+        piece = request.sampling.n if len(request.prompts) > 1 else 0
+        call.lease.take(request.num_samples, self._processor.estimate_tokens(request, max_model_len), piece)
         limits = self._client.limits or await self._first_limits(request, call)
         prepared = await self._prepare(request, limits)
         held = await self._prefixes.held([prompt.work for prompt in prepared])
@@ -75,7 +76,7 @@ class Generator:
             call.generation = generation
             if resume is not None:
                 resume(generation)
-            await generation.begin(held)
+            await generation.begin(held, call.lease if call.lease.is_partial else None)
             yield generation
 
     async def _first_limits(self, request: Request, call: Call) -> ClusterLimits:

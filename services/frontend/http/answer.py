@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
+from itertools import chain
 from typing import Any, Protocol
 
 import orjson
@@ -28,8 +31,10 @@ from quire.shared.process.supervision import Tasks
 log = logger("http")
 
 
+CANDIDATES_AT_ONCE = 4_096  # log-probabilities that are written in some milliseconds
 OPEN_AFTER_S = 0.8  # a stream without a token: its status line comes within a second
 
+_long_answers = ThreadPoolExecutor(1, "long-answers")  # one at a time: each takes a hundred times its bytes meanwhile
 _keepalives = Tasks()  # each is ended by the answer that it keeps alive
 
 
@@ -157,6 +162,14 @@ class WorkingResponse(Response, ABC):
             raise
 
 
+async def _aside(deltas: Sequence[SampleDelta], write: Callable[[], bytes]) -> bytes:
+    """Returns what is written of these: in a thread, where they have so many candidates that the loop would be held."""
+    entries = chain.from_iterable(chain(delta.prompt_logprobs, delta.logprobs) for delta in deltas)
+    if sum(len(entry.top) for entry in entries) > CANDIDATES_AT_ONCE:
+        return await asyncio.get_running_loop().run_in_executor(_long_answers, write)
+    return write()
+
+
 class Answer(WorkingResponse):
     """Of a generation that belongs to the call."""
 
@@ -189,12 +202,13 @@ class Answer(WorkingResponse):
 
     async def _body(self, generation: Generation) -> bytes:
         deltas = await generation.collect()
-        return orjson.dumps(self._format.whole(deltas, generation))
+        return await _aside(deltas, lambda: orjson.dumps(self._format.whole(deltas, generation)))
 
     async def _stream(self, generation: Generation, send: Send) -> None:
         """One write for everything that is ready; while it is under way, the next news gather."""
         async for deltas in generation:
-            await self._send_piece(self._format.events(deltas, generation), send)
+            piece = await _aside(deltas, partial(self._format.events, deltas, generation))
+            await self._send_piece(piece, send)
         last = self._format.last_events(generation)
         async with self._turn:
             self._keep_alive = None

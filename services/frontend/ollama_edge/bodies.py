@@ -13,6 +13,7 @@ from quire.services.frontend.http.fields.known_fields import described
 from quire.services.frontend.http.fields.nested_fields import Shape
 from quire.services.frontend.http.fields.optional_fields import Flag, OptionalText
 from quire.services.frontend.input_processor.sampling.other_samplers import SAMPLERS
+from quire.services.frontend.request.plain_parameters import BY_NAME
 
 # How a machine is to hold the model, which is settled here when a cluster starts.
 IGNORED = frozenset({"keep_alive"})
@@ -34,6 +35,7 @@ TOOL = Shape(
     frozenset({"type", "function", "items"}),
     {"function": Shape(frozenset({"name", "description", "parameters", "strict"}))},
 )
+OPTION_NAMES = {"repetition_penalty": "repeat_penalty"}  # sampling parameters that have another name here
 # By name: the values with which it does nothing. Any other asks for what is not offered.
 HARMLESS_OPTIONS: Mapping[str, Sequence[Any]] = {**SAMPLERS, "penalize_newline": (None, True)}
 
@@ -56,7 +58,7 @@ class Options(CheckedBody):
     seed: int | None = None
     num_predict: int | None = Field(default=None, description="tokens at most; -1 and -2: as many as fit")
     stop: str | list[str] | None = None
-    repeat_penalty: float | None = None
+    repeat_penalty: float | None = Field(default=None, json_schema_extra=dict(BY_NAME["repetition_penalty"].schema))
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
 

@@ -9,6 +9,7 @@ from quire.services.frontend.http.dialect import Dialect, WorkPath
 from quire.services.frontend.http.document.schemas import BOOLEAN, COUNT, NUMBER, TEXT, list_of, object_of
 from quire.services.frontend.http.router import Router
 from quire.services.frontend.http.serving_context import ServingContext
+from quire.services.frontend.ollama_edge.bodies import OPTION_NAMES
 from quire.services.frontend.ollama_edge.errors import ERRORS
 from quire.services.frontend.ollama_edge.format import LINES
 from quire.services.frontend.ollama_edge.routes import PREFIX, OllamaRoutes
@@ -16,7 +17,7 @@ from quire.services.frontend.ollama_edge.routes import PREFIX, OllamaRoutes
 CHAT = object_of(model=TEXT, created_at=TEXT, done=BOOLEAN, message=object_of(role=TEXT, content=TEXT))
 GENERATED = object_of(model=TEXT, created_at=TEXT, done=BOOLEAN, response=TEXT)
 EMBEDDED = object_of(model=TEXT, embeddings=list_of(list_of(NUMBER)), prompt_eval_count=COUNT)
-FIELD_NAMES = {"max_tokens": "num_predict", "repetition_penalty": "repeat_penalty", "structured_output": "format"}
+FIELD_NAMES = {**OPTION_NAMES, "max_tokens": "num_predict", "structured_output": "format"}
 
 
 def _routers(context: ServingContext) -> Sequence[Router]:

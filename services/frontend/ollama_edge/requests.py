@@ -11,6 +11,7 @@ from quire.services.frontend.http.fields import plain_fields
 from quire.services.frontend.http.headers import CallHeaders
 from quire.services.frontend.input_processor.sampling import sampling_rules
 from quire.services.frontend.ollama_edge.bodies import (
+    OPTION_NAMES,
     ROLES,
     AnswerBody,
     OllamaBody,
@@ -97,7 +98,7 @@ def _chosen(options: Options) -> Mapping[str, Any]:
         "max_tokens": None if options.num_predict in UNBOUNDED else options.num_predict,
         "stop": [options.stop] if isinstance(options.stop, str) else options.stop,
         **plain_fields.given(options),
-        "repetition_penalty": options.repeat_penalty,
+        **{name: getattr(options, option) for name, option in OPTION_NAMES.items()},
     }
 
 

@@ -13,9 +13,9 @@ from quire.services.frontend.output_processor.constraint import AnswerStart
 from quire.services.frontend.output_processor.parsing import detection, registry, wording
 from quire.services.frontend.output_processor.parsing.call_probe import CallProbe
 from quire.services.frontend.output_processor.parsing.formats import ReasoningFormat, ToolFormat, call_id
+from quire.services.frontend.output_processor.parsing.markup.tagged_calls import no_padding
 from quire.services.frontend.output_processor.parsing.reader import MarkupReader
 from quire.services.frontend.output_processor.parsing.scanner import Markers, Scanner, Steps
-from quire.services.frontend.output_processor.parsing.tagged_calls import no_padding
 from quire.services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
 from quire.services.frontend.output_processor.parsing.writer import EventWriter
 from quire.services.frontend.request.request import ChatPrompt, Prompt, Request, ToolUse
@@ -141,7 +141,9 @@ class AnswerFormats:
     def _of(self, request: Request) -> tuple[ReasoningFormat | None, ToolFormat | None]:
         if not request.parse_answer:
             return None, None
-        return self._reasoning, None if request.tool_use is None else self._tool_format(request.tool_use)
+        if request.tool_use is not None:
+            return self._reasoning, self._tool_format(request.tool_use)
+        return self._reasoning, self._tools if self._tools is not None and self._tools.frames_text else None
 
     def markup(self, request: Request) -> frozenset[str]:
         """Special tokens that the parsers have to see, for all that skip_special_tokens says."""

@@ -32,6 +32,7 @@ class PlainParameter:
     bounds: tuple[NumberBound, ...]
     schema: Mapping[str, Any]  # of the bounds, for the OpenAPI document
     is_integer: bool = False
+    is_penalty: bool = False  # on tokens that occurred before
     is_filter: bool = False  # chooses among tokens: a greedy choice needs none
     with_beams: bool = False  # goes along with a beam search
     is_recommended: bool = False  # by generation_config.json, where that names it
@@ -50,12 +51,14 @@ PLAIN_PARAMETERS = (
         0.0,
         (NumberBound(lambda value: -2 <= value <= 2, "must be in [-2, 2]"),),
         {"minimum": -2, "maximum": 2},
+        is_penalty=True,
     ),
     PlainParameter(
         "frequency_penalty",
         0.0,
         (NumberBound(lambda value: -2 <= value <= 2, "must be in [-2, 2]"),),
         {"minimum": -2, "maximum": 2},
+        is_penalty=True,
     ),
     PlainParameter(
         "top_n_sigma",
@@ -74,6 +77,7 @@ PLAIN_PARAMETERS = (
             ),
         ),
         {"minimum": 1 / MAX_REPETITION_PENALTY, "maximum": MAX_REPETITION_PENALTY},
+        is_penalty=True,
         is_recommended=True,
         is_always_sent=True,
     ),

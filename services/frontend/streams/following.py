@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from quire.services.frontend.streams.store import FoundStream, StoreAway, StreamStore, parsed
 from quire.services.frontend.streams.stream import Stream
 from quire.services.frontend.streams.terms import away, not_found
-from quire.shared.errors import QuireError
+from quire.shared.errors import Internal, QuireError
 from quire.shared.logs import logger
 from quire.shared.process.supervision import Tasks, pause
 
@@ -71,7 +71,8 @@ class Following:
         return any(news.entries for news in found)
 
     def _on_news(self, stream: Stream, news: FoundStream) -> None:
-        _add(stream, news)
+        if not self._add(stream, news):
+            return
         if stream.has_ended or news.entries or stream in self._taking:
             return
         if not news.is_there:
@@ -99,16 +100,24 @@ class Following:
         has_more = True
         while has_more and not stream.has_ended:
             (news,) = await self._store.read([(stream.key, len(stream.entries))])
-            _add(stream, news)
+            if not self._add(stream, news):
+                return False
             has_more = bool(news.entries)
         if stream.has_ended:
             await self._store.leave(stream.key, owner)
         return not stream.has_ended
 
+    def _add(self, stream: Stream, news: FoundStream) -> bool:
+        """Returns False, and loses the stream, where an entry cannot be read."""
+        try:
+            entries = [*map(parsed, news.entries)]
+        except Internal as error:
+            log.error("a stream is lost", request=stream.key.request_id, reason=error.message)
+            self._lose(stream, error)
+            return False
+        stream.add(entries)
+        stream.keep(len(stream.entries))
+        return True
+
     async def close(self) -> None:
         await self.tasks.close()
-
-
-def _add(stream: Stream, news: FoundStream) -> None:
-    stream.add(map(parsed, news.entries))
-    stream.keep(len(stream.entries))

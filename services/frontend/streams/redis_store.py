@@ -30,6 +30,7 @@ LEASE_MS = 3000  # without a word of its maker for so long, a stream is taken ov
 READ_MS = 3000  # for so long a look at a stream counts as a reader
 ENTRIES_AT_ONCE = 512  # that one look brings
 UNBOUNDED = 2**31
+OTHER_TYPE = "WRONGTYPE"  # what Redis says of a command that does not fit the type of its key's value
 
 CREATE = """
 local now = redis.call('TIME')
@@ -127,9 +128,8 @@ class RedisStore:
             pipeline.lrange(self._key(key, "log"), place, place + ENTRIES_AT_ONCE - 1)
             pipeline.exists(self._key(key, "request"))
             pipeline.set(self._key(key, "read"), 1, px=READ_MS)
-        answers = await _answered(pipeline.execute())
-        rows = [answers[at : at + 4] for at in range(0, len(answers), 4)]
-        return [FoundStream(bool(is_there), bool(is_made), entries) for is_made, entries, is_there, _ in rows]
+        answers = await _answered(_executed(pipeline))
+        return [_found(*answers[at : at + 3]) for at in range(0, len(answers), 4)]
 
     async def take(self, key: StreamKey, owner: str) -> bool:
         return bool(await _answered(self._redis.set(self._key(key, "lease"), owner, nx=True, px=LEASE_MS)))
@@ -170,6 +170,22 @@ class RedisStore:
 
     def _index(self, key: StreamKey) -> str:
         return f"{self._tag(key)}:ids"
+
+
+async def _executed(pipeline: Any) -> list[Any]:
+    """Returns all answers, among them errors about values of another type, which concern their key alone."""
+    answers: list[Any] = await pipeline.execute(raise_on_error=False)
+    for answer in answers:
+        if isinstance(answer, Exception) and not str(answer).startswith(OTHER_TYPE):
+            raise answer
+    return answers
+
+
+def _found(is_made: Any, entries: Any, is_there: Any) -> FoundStream:
+    """Takes a log of another type, which no frontend has written, for a stream that is gone."""
+    if not isinstance(entries, list):
+        return FoundStream(is_there=False, is_made=False, entries=[])
+    return FoundStream(bool(is_there), bool(is_made), entries)
 
 
 async def _answered(question: Awaitable[Result]) -> Result:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
+from google.protobuf.message import DecodeError, Message
+
+from quire.shared.errors import Internal
 from quire.shared.pb.frontend.v1 import stream_pb2 as pb
 
 DELETED_S = 86_400  # the longest retention: no copy of a stream is believed for longer
@@ -15,6 +18,9 @@ class StreamKey(NamedTuple):
 
     tenant: str
     request_id: str
+
+
+Read = TypeVar("Read", bound=Message)
 
 
 class StoreAway(Exception):
@@ -161,4 +167,17 @@ class OnlyHere:
 
 
 def parsed(entry: bytes) -> pb.KeptMessage:
-    return pb.KeptMessage.FromString(entry)
+    """Raises Internal for an entry that no frontend has written."""
+    return _read(pb.KeptMessage, entry, "a message of the stream")
+
+
+def parsed_request(kept: bytes) -> pb.KeptRequest:
+    """Raises Internal for what no frontend has written."""
+    return _read(pb.KeptRequest, kept, "the request of the stream")
+
+
+def _read(kind: type[Read], data: bytes, what: str) -> Read:
+    try:
+        return kind.FromString(data)
+    except DecodeError:
+        raise Internal(f"{what} cannot be read: something else has written to its place in Redis") from None

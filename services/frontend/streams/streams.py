@@ -18,7 +18,7 @@ from quire.services.frontend.request.request import Request
 from quire.services.frontend.streams.following import Following
 from quire.services.frontend.streams.made import Made, NoWords, Remake, remade
 from quire.services.frontend.streams.maker import Deposed, Maker, MessageWriter
-from quire.services.frontend.streams.store import StoreAway, StreamKey, StreamStore, StreamUse
+from quire.services.frontend.streams.store import StoreAway, StreamKey, StreamStore, StreamUse, parsed_request
 from quire.services.frontend.streams.stream import Stream
 from quire.services.frontend.streams.terms import StreamTerms, away, check, exists, not_found, refusal_reason
 from quire.shared.errors import (
@@ -231,7 +231,7 @@ class Streams:
                     self.forget(found)
                 raise not_found(key, is_shared=self.store.is_shared)
             if key not in self.found:
-                self.found[key] = Stream(key, pb.KeptRequest.FromString(kept))
+                self.found[key] = Stream(key, parsed_request(kept))
         return self.found[key]
 
     def _may_be_deleted(self, stream: Stream) -> bool:

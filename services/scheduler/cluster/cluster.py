@@ -15,6 +15,7 @@ from quire.services.scheduler.core.counts import Counts
 from quire.services.scheduler.core.plan import Events, Finished
 from quire.services.scheduler.core.sequences.ending import Failure, Reason
 from quire.services.scheduler.core.sequences.sequence import Loss, Sequence
+from quire.services.scheduler.core.sequences.tokens import SequenceTokens
 from quire.services.scheduler.frontends.batches import OwnerBatches
 from quire.services.scheduler.frontends.submission_checks import check_ids, refusal
 from quire.services.scheduler.frontends.submissions import SequenceFactory, adapter_of
@@ -116,7 +117,7 @@ class WorkerCluster:
 
     def _fail(self, owner: int, sequence_ids: Iterable[int], failure: Failure) -> None:
         """They end here, whatever is known of them."""
-        nobody = [Sequence(0, owner, sequence_id, bytearray(), 0, 0) for sequence_id in sequence_ids]
+        nobody = [Sequence(0, owner, sequence_id, SequenceTokens(), 0, 0) for sequence_id in sequence_ids]
         for end in nobody:
             sequence = self._live.forget(owner, end.sequence_id)
             if sequence is not None:

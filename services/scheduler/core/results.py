@@ -119,20 +119,20 @@ class ResultProcessor:
         entries = None if logprobs is None else LogprobColumns(owners[asked], sequence_ids[asked], logprobs)
         self._state.events.tokens.append(TokenColumns(owners, sequence_ids, tokens, logprobs=entries))
         self._clear_suspects(slots)
-        for row, ending in self._endings(slots, tokens):
-            self._end(running.sequence(int(slots[row])), ending)
+        for _, sequence, ending in self._endings(slots, tokens):
+            self._end(sequence, ending)
 
     def _take_several(self, slots: Slots, rows: DraftedRows) -> None:
         """Several tokens for each of `slots`, or none: one after the other, up to the one that ends the sequence."""
         running = self._running
-        ends: dict[int, Ending] = {}  # by row
+        ends: dict[int, tuple[Sequence, Ending]] = {}  # by row
         taken = np.zeros(len(slots), dtype=np.uint32)
         for column, tokens in enumerate(rows.columns()):
             on = np.flatnonzero((rows.counts > column) & (taken == column))
             on = on[[row not in ends for row in on.tolist()]] if ends else on
             self._tables.extend(slots[on], tokens[on])
             taken[on] += 1
-            ends |= {int(on[i]): ending for i, ending in self._endings(slots[on], tokens[on])}
+            ends |= {int(on[i]): (sequence, ending) for i, sequence, ending in self._endings(slots[on], tokens[on])}
         kept = rows.cut(taken) if ends else rows
         self._state.counts.generated_tokens += len(kept.token_ids)
         owners, sequence_ids = running.owners[slots], running.sequence_ids[slots]
@@ -140,16 +140,17 @@ class ResultProcessor:
             self._state.events.tokens.append(kept.token_columns(owners, sequence_ids))
         self._state.waiting.charge_output(running, np.repeat(slots, np.maximum(taken, 1) - 1))  # one was charged before
         self._clear_suspects(slots[taken > 0])
-        for row, ending in ends.items():
-            self._end(running.sequence(int(slots[row])), ending)
+        for sequence, ending in ends.values():
+            self._end(sequence, ending)
 
-    def _endings(self, slots: Slots, tokens: I32) -> list[tuple[int, Ending]]:
-        """Which of `slots` the last of `tokens`, one for each, ends: by index."""
+    def _endings(self, slots: Slots, tokens: I32) -> list[tuple[int, Sequence, Ending]]:
+        """Returns what the last of `tokens`, one for each of `slots`, ends: indices, sequences, and how they end."""
         found = []
         for i in self._running.may_end(slots, tokens).tolist():
-            ending = ending_of(self._running.sequence(int(slots[i])), int(tokens[i]))
+            sequence = self._running.sequence(int(slots[i]))
+            ending = ending_of(sequence, int(tokens[i]))
             if ending is not None:
-                found.append((i, ending))
+                found.append((i, sequence, ending))
         return found
 
     def _end(self, sequence: Sequence, ending: Ending) -> None:

@@ -96,7 +96,8 @@ class CoreState:
     def release_slot(self, sequence: Sequence) -> int | None:
         """Frees slot and blocks; returns the step to wait for, None if none under way names the slot."""
         fence = self.flights[-1].step_id if self.flights else None
-        self.queue.release_slot(sequence)
+        for prerequisite in self.queue.noting_slots:
+            prerequisite.release_slot(sequence)
         slot = self.tables.leave(sequence, fence)
         self.suspects.discard(slot)
         self._released.append(slot)
@@ -136,7 +137,7 @@ class CoreState:
         """Finishes a sequence without an event: it gives back what it holds."""
         if sequence.status is SequenceStatus.RUNNING:
             self._stop_running(sequence, reason)
-            self.queue.leave_prerequisites(sequence)
+            self.queue.stop(sequence)
         else:
             self.queue.remove(sequence)
         sequence.status = SequenceStatus.FINISHED
@@ -148,7 +149,7 @@ class CoreState:
         assert not sequence.is_beam, "beams stay together"
         self.tables.cache_partial_block(sequence.slot)
         self.release_slot(sequence)
-        self.queue.leave_prerequisites(sequence)
+        self.queue.stop(sequence)
         self._evacuated(sequence)
 
     def evacuate(self, loss: Loss | None) -> list[Sequence]:
@@ -157,7 +158,8 @@ class CoreState:
         for slot in np.flatnonzero(self.running.live).tolist():
             sequence = self.running.sequence(slot)
             progressed = self.running.has_progressed(sequence)
-            self.queue.release_slot(sequence)
+            for prerequisite in self.queue.noting_slots:
+                prerequisite.release_slot(sequence)
             self.running.leave(slot)
             if loss is not None:
                 sequence.losses = (loss,) if progressed else (*sequence.losses, loss)

@@ -11,7 +11,8 @@ import numpy as np
 from quire.services.scheduler.core.limits import CoreLimits
 from quire.services.scheduler.core.plan import I32, Admission
 from quire.services.scheduler.core.running.running import Running, Slots
-from quire.services.scheduler.core.sequences.sequence import TOKEN_BYTES, Sequence
+from quire.services.scheduler.core.sequences.sequence import Sequence
+from quire.services.scheduler.core.sequences.tokens import TOKEN_BYTES
 from quire.services.scheduler.core.step.plan_builder import PlanBuilder
 from quire.services.scheduler.kv_cache.block_pool import Observer
 from quire.services.scheduler.kv_cache.kv_cache_manager import KVCacheManager
@@ -128,17 +129,15 @@ class Tables:
 
     def extend(self, slots: Slots, tokens: I32) -> None:
         """The next token of each of `slots` is known."""
-        filled = self.running.append(slots, tokens)
-        if len(filled):
-            for sequence, block in self.running.take_blocks(filled):
-                self._extend_chain(sequence, block)
+        for sequence, block in self.running.append(slots, tokens):
+            self._extend_chain(sequence, block)
 
     def extend_late(self, sequence: Sequence, token: int) -> None:
         """The next token of one that has lost its slot meanwhile is known."""
-        sequence.append(token)
-        size = self.limits.block_size * TOKEN_BYTES
-        if len(sequence.tokens) % size == 0:
-            self._extend_chain(sequence, bytes(sequence.tokens[-size:]))
+        sequence.tokens.append(token)
+        num_tokens, size = sequence.num_tokens, self.limits.block_size
+        if num_tokens % size == 0:
+            self._extend_chain(sequence, sequence.tokens.column(num_tokens - size, num_tokens))
 
     def _extend_chain(self, sequence: Sequence, block: bytes) -> None:
         if self.limits.caches_prefixes:
@@ -192,4 +191,5 @@ class Tables:
 
     def _content(self, slot: int, block: int) -> bytes:
         """What is known of a block of `slot`, as the index of parts takes it."""
-        return self.running.sequence(slot).hash_before(block) + self.running.known_block(slot, block)
+        sequence, size = self.running.sequence(slot), self.limits.block_size
+        return sequence.hash_before(block) + sequence.tokens.column(block * size, (block + 1) * size)

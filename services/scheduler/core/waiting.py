@@ -16,7 +16,7 @@ class WaitingSequences:
         self.policy = policy
         self.prerequisites: Seq[Prerequisite] = ()  # in the order in which sequences join them
         self._first: Seq[Prerequisite] = ()  # of these, which sequences join before they are in the queue
-        self._by_slot: Seq[Prerequisite] = ()  # of these, which note that slots are released
+        self.noting_slots: Seq[Prerequisite] = ()  # of these, which note that slots are released
         self.num_tokens = 0  # of sequences without a slot; one for each whose prompt another one computes
 
     def set_prerequisites(self, prerequisites: Seq[Prerequisite]) -> None:
@@ -24,7 +24,7 @@ class WaitingSequences:
         self.prerequisites = prerequisites
         self._first = [each for each in prerequisites if not isinstance(each, BlockSource)]
         plain = Prerequisite.release_slot
-        self._by_slot = [each for each in prerequisites if type(each).release_slot is not plain]
+        self.noting_slots = [each for each in prerequisites if type(each).release_slot is not plain]
 
     @property
     def num_sequences(self) -> int:
@@ -96,16 +96,15 @@ class WaitingSequences:
             self.policy.remove(sequence)
         self.leave_prerequisites(sequence)
 
-    def leave_prerequisites(self, sequence: Sequence) -> None:
-        """Leaves all prerequisites of a sequence that has ended or goes elsewhere."""
-        is_blocked = sequence.status is SequenceStatus.BLOCKED  # else no source of blocks knows it
-        for prerequisite in self.prerequisites if is_blocked else self._first:
+    def stop(self, sequence: Sequence) -> None:
+        """Leaves all prerequisites of a sequence that ran: what it was blocked on before has come since."""
+        for prerequisite in self._first:
             prerequisite.leave(sequence)
 
-    def release_slot(self, sequence: Sequence) -> None:
-        """Tells the prerequisites that `sequence` is about to give up its slot."""
-        for prerequisite in self._by_slot:
-            prerequisite.release_slot(sequence)
+    def leave_prerequisites(self, sequence: Sequence) -> None:
+        """Leaves all prerequisites of a sequence that has ended or goes elsewhere."""
+        for prerequisite in self.prerequisites:
+            prerequisite.leave(sequence)
 
     def _count(self, sequence: Sequence, num_tokens: int) -> None:
         """Counts so many tokens of `sequence`, in place of those that were counted before."""

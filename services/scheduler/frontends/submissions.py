@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from quire.services.scheduler.core.sequences.beam_search import BeamRules, LiveBeams
 from quire.services.scheduler.core.sequences.repetition import RepetitionRule
 from quire.services.scheduler.core.sequences.sequence import Family, LateQuery, Sequence
+from quire.services.scheduler.core.sequences.tokens import SequenceTokens
 from quire.services.scheduler.kv_cache.kv_priority import KVPriority
 from quire.services.scheduler.values.payload import Payload
 from quire.shared.columns import u32
@@ -48,7 +49,7 @@ class SequenceFactory:
                 key=next(self._keys),
                 owner=owner,
                 sequence_id=submission.first_sequence_id + i,
-                tokens=bytearray(submission.token_ids),
+                tokens=SequenceTokens(submission.token_ids),
                 num_prompt_tokens=submission.num_prompt_tokens,
                 max_total_tokens=submission.num_prompt_tokens + submission.max_tokens,
                 stop_token_ids=stops,
@@ -129,5 +130,5 @@ def complete(sequence: Sequence, block_size: int) -> None:
         sequence.block_hashes.clear()
         missing_from = 0
     parent = sequence.block_hashes[-1] if sequence.block_hashes else sequence.root_hash
-    rest = bytes(sequence.tokens[missing_from * block_hash.TOKEN_BYTES :])
+    rest = sequence.tokens.column(missing_from, sequence.num_tokens)
     sequence.block_hashes += block_hash.chain(parent, rest, block_size)

@@ -6,7 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
+from quire.services.worker.codec.step_codec import decode_plan, encode_result
 from quire.services.worker.kv.held_blocks import HeldReport
+from quire.services.worker.step.plan import StepPlan
+from quire.services.worker.step.result import StepResult
 from quire.shared import columns
 from quire.shared.errors import FailedPrecondition, Internal, QuireError, Unavailable, to_proto
 from quire.shared.kv import block_hash
@@ -35,7 +38,7 @@ class Executor(Protocol):
     async def rest(self, receiver: Attachment) -> HeldReport:
         """Ends the attachment before and begins that of `receiver`; returns what the blocks hold."""
 
-    def submit(self, receiver: Attachment, plan: pb.StepPlan) -> None: ...
+    def submit(self, receiver: Attachment, plan: StepPlan) -> None: ...
 
     def forget_cache(self) -> None: ...
 
@@ -118,10 +121,10 @@ class Attachment:
         finally:
             await self._tasks.close()
 
-    def deliver(self, result: pb.StepResult) -> None:
+    def deliver(self, result: StepResult) -> None:
         """Engine: a step has ended."""
         self.num_results += 1
-        self._session.send(pb.AttachRequest(result=result))
+        self._session.send(pb.AttachRequest(result=encode_result(result)))
 
     def grammar_prepared(self, prepared: pb.GrammarPrepared) -> None:
         """Engine: a grammar is ready, or never will be."""
@@ -237,7 +240,11 @@ class Attachment:
         if plan.step_id != self._next_step_id:
             raise BrokenSession(f"step {plan.step_id} where step {self._next_step_id} is due")
         self._next_step_id += 1
-        self._engine.submit(self, plan)
+        try:
+            decoded = decode_plan(plan)
+        except columns.ColumnError as error:
+            raise BrokenSession(f"step {plan.step_id} breaks the session: {error}") from None
+        self._engine.submit(self, decoded)
 
     async def _leave(self) -> None:
         """After SIGTERM: work goes on until the scheduler has placed everything elsewhere and closes the stream."""

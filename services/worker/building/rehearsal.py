@@ -14,6 +14,7 @@ from quire.services.worker.limits.worker_limits import WorkerLimits
 from quire.services.worker.replica.replica import Replica
 from quire.services.worker.spec_decode.speculation import Speculation
 from quire.services.worker.step.drafts.drafts import Drafts
+from quire.services.worker.step.plan import Admission, PlanChanges, StepPlan
 from quire.shared import columns
 from quire.shared.kv import block_hash
 from quire.shared.logs import logger
@@ -58,26 +59,24 @@ def _run(replica: Replica, speculation: Speculation, size: int, longest: int) ->
     """A prompt each; drafts as they are found; one draft each that may have one, found or not."""
     slots = np.arange(size)
     owners = np.repeat(slots, _blocks_of(replica.limits, longest))
-    first = pb.StepPlan(
-        step_id=1,
+    changes = PlanChanges(
         admitted=[_admission(slot, SAMPLINGS[(slot + size) % len(SAMPLINGS)]) for slot in range(size)],
-        counted_slots=columns.u32_bytes(slots),
-        token_counts=columns.u32_bytes(np.full(size, len(PROMPT))),
-        new_block_ids=columns.u32_bytes(1 + np.arange(len(owners))),
+        counted_slots=slots.astype(np.uint32),
+        token_counts=np.full(size, len(PROMPT), dtype=np.uint32),
         num_draft_tokens=speculation.num_speculative_tokens,
-        new_block_slots=columns.u32_bytes(owners),
     )
-    _step(replica, first)
-    _step(replica, pb.StepPlan(step_id=2))
+    blocks = np.arange(1, 1 + len(owners), dtype=np.uint32)
+    _step(replica, StepPlan(0, 1, blocks, owners.astype(np.uint32), changes=changes))
+    _step(replica, StepPlan(0, 2))
     slots = slots[speculation.table.most_drafts(slots) > 0]
     if len(slots):
         ones = np.ones(len(slots), dtype=np.int32)
         speculation.draft_next(Drafts(slots, ones, ones))
-    _step(replica, pb.StepPlan(step_id=3))
+    _step(replica, StepPlan(0, 3))
 
 
-def _admission(slot: int, sampling: sampling_pb2.SamplingParams) -> pb.Admission:
-    return pb.Admission(
+def _admission(slot: int, sampling: sampling_pb2.SamplingParams) -> Admission:
+    return Admission(
         slot=slot,
         token_ids=columns.i32_bytes(PROMPT),
         num_prompt_tokens=len(PROMPT),
@@ -86,6 +85,6 @@ def _admission(slot: int, sampling: sampling_pb2.SamplingParams) -> pb.Admission
     )
 
 
-def _step(replica: Replica, plan: pb.StepPlan) -> None:
+def _step(replica: Replica, plan: StepPlan) -> None:
     flight = replica.launch(plan)
     replica.record(flight, flight.launch.wait())

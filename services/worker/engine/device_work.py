@@ -24,7 +24,9 @@ from quire.services.worker.replica.flight import StepInFlight
 from quire.services.worker.replica.orders import REPEATABLE, undoing
 from quire.services.worker.replica.replica import Replica
 from quire.services.worker.runner.output import RunnerOutput
+from quire.services.worker.step.plan import StepPlan
 from quire.services.worker.step.plan_violation import PlanViolation
+from quire.services.worker.step.result import StepResult
 from quire.services.worker.structured.compile_pool import CompilePool
 from quire.shared.errors import FailedPrecondition
 from quire.shared.models.adapter_contents import AdapterId
@@ -35,7 +37,7 @@ from quire.shared.step_value import step_value
 class ResultReceiver(Protocol):
     """Where the results of an attachment go, on the event loop."""
 
-    def deliver(self, result: pb.StepResult) -> None: ...
+    def deliver(self, result: StepResult) -> None: ...
 
     def break_off(self, reason: str) -> None:
         """No result will come any more: the attachment cannot go on."""
@@ -56,7 +58,7 @@ class Execute:
     """A plan; skipped if its receiver is no longer the current one."""
 
     receiver: ResultReceiver
-    plan: pb.StepPlan
+    plan: StepPlan
     arrived_ns: int
 
 

@@ -44,7 +44,9 @@ from quire.services.worker.ranks.group import OneRank, RankFailure, RankGroup
 from quire.services.worker.replica.orders import BESIDE_STEPS
 from quire.services.worker.replica.replica import Occupancy, Replica
 from quire.services.worker.runner.expert_load import LoadByLayer
+from quire.services.worker.step.plan import StepPlan
 from quire.services.worker.step.plan_violation import PlanViolation
+from quire.services.worker.step.result import StepResult
 from quire.services.worker.step.step_inputs import StepInputs
 from quire.services.worker.structured.compile_pool import CompilePool, Prepared
 from quire.shared import columns
@@ -63,7 +65,7 @@ MOST_STUCK_LOOKS = 240  # of check_ranks() at one command: two minutes, as worke
 class StepObserver(Protocol):
     """Is told of every step, on the event loop."""
 
-    def step_done(self, result: pb.StepResult, num_tokens: int, cost: StepCost) -> None: ...
+    def step_done(self, result: StepResult, num_tokens: int, cost: StepCost) -> None: ...
 
     def grammar_prepared(self, prepared: Prepared) -> None: ...
 
@@ -149,7 +151,7 @@ class Engine:
         self._inbox.put(Rest(reply))
         return await reply
 
-    def submit(self, receiver: ResultReceiver, plan: pb.StepPlan) -> None:
+    def submit(self, receiver: ResultReceiver, plan: StepPlan) -> None:
         self._pending_s.append(time.monotonic())
         self._inbox.put(Execute(receiver, plan, time.perf_counter_ns()))
 
@@ -285,7 +287,7 @@ class Engine:
 
     # On the loop
 
-    def _deliver(self, receiver: ResultReceiver, result: pb.StepResult, inputs: StepInputs) -> None:
+    def _deliver(self, receiver: ResultReceiver, result: StepResult, inputs: StepInputs) -> None:
         self.last_step_s = time.monotonic()
         if receiver is self._replies.receiver:
             self._pending_s.popleft()

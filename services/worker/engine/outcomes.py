@@ -25,6 +25,7 @@ from quire.services.worker.engine.waiter import Waiter
 from quire.services.worker.kv.held_blocks import HeldReport
 from quire.services.worker.kv_transfer.orders import BegunPages, PageOrder
 from quire.services.worker.ranks.group import RankFailure, RankGroup
+from quire.services.worker.step.result import StepResult
 from quire.services.worker.step.step_inputs import StepInputs
 from quire.shared.errors import Internal
 from quire.shared.logs import logger
@@ -32,7 +33,7 @@ from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 log = logger("worker.engine")
 
-Deliver = Callable[[ResultReceiver, pb.StepResult, StepInputs], None]
+Deliver = Callable[[ResultReceiver, StepResult, StepInputs], None]
 
 
 class Outcomes:

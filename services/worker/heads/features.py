@@ -9,8 +9,8 @@ from torch import Tensor
 
 from quire.services.worker.device.staging import Array
 from quire.services.worker.step.admission import SlotAdmission
+from quire.services.worker.step.result import StepResult
 from quire.services.worker.step.step_inputs import StepInputs
-from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +26,9 @@ class Features:
     def answer(self, arrays: list[Array]) -> Features:
         return self
 
-    def tell(self, result: pb.StepResult) -> None:
+    def added_to(self, result: StepResult) -> StepResult:
         """Only the worker's own drafter reads them."""
+        return result
 
 
 class FeaturesHead:

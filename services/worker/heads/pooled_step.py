@@ -12,10 +12,9 @@ from torch import Tensor
 
 from quire.services.worker.device.staging import Array
 from quire.services.worker.heads.late_interaction import LateComparer
-from quire.shared import columns
+from quire.services.worker.step.result import PooledColumns, StepResult
 from quire.shared.columns import F32, I32
-from quire.shared.errors import Internal, QuireError, to_proto
-from quire.shared.pb.worker.v1 import worker_pb2 as pb
+from quire.shared.errors import Internal, QuireError
 
 
 @dataclass(slots=True)
@@ -64,19 +63,15 @@ class PooledVectors:
     values: F32  # one after the other
     failed: dict[int, QuireError]
 
-    def tell(self, result: pb.StepResult) -> None:
+    def added_to(self, result: StepResult) -> StepResult:
         """A vector with NaN or infinity fails its sequence."""
-        for slot, refusal in self.failed.items():
-            result.failures.append(pb.SlotFailure(slot=slot, error=to_proto(refusal)))
+        failures = [*result.failures, *self.failed.items()]
         if not self.slots:
-            return
-        result.pooled.slots = columns.u32_bytes(self.slots)
-        result.pooled.sizes = columns.u32_bytes(self.sizes)
-        result.pooled.values = columns.f32_bytes(self.values)
-        if np.isfinite(self.values).all():
-            return
-        vectors = np.split(self.values, np.cumsum(self.sizes)[:-1])
-        for slot, vector in zip(self.slots, vectors, strict=True):
-            if not np.isfinite(vector).all():
-                error = Internal("the pooled vector holds NaN or infinity")
-                result.failures.append(pb.SlotFailure(slot=slot, error=to_proto(error)))
+            return result._replace(failures=failures)
+        slots, sizes = np.array(self.slots, dtype=np.uint32), np.array(self.sizes, dtype=np.uint32)
+        if not np.isfinite(self.values).all():
+            vectors = np.split(self.values, np.cumsum(self.sizes)[:-1])
+            for slot, vector in zip(self.slots, vectors, strict=True):
+                if not np.isfinite(vector).all():
+                    failures.append((slot, Internal("the pooled vector holds NaN or infinity")))
+        return result._replace(failures=failures, pooled=PooledColumns(slots, sizes, self.values))

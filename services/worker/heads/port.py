@@ -13,16 +13,16 @@ from torch import Tensor
 
 from quire.services.worker.device.staging import Array
 from quire.services.worker.sampling.features.component import SlotState
+from quire.services.worker.step.result import StepResult
 from quire.services.worker.step.step_inputs import StepInputs
 from quire.shared.columns import I32
-from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 
 class HeadAnswer(Protocol):
     """What a head found in a step, on the host."""
 
-    def tell(self, result: pb.StepResult) -> None:
-        """Writes it into the step's result."""
+    def added_to(self, result: StepResult) -> StepResult:
+        """Returns the step's result with it."""
 
 
 class HeadLaunch(Protocol):

@@ -13,12 +13,12 @@ from quire.services.worker.device.staging import Array, upload
 from quire.services.worker.sampling.features.component import check_token_ids
 from quire.services.worker.sampling.logprobs import RowLogprobs, SlotLogprobs, entries, named_or_best
 from quire.services.worker.step.admission import SlotAdmission
+from quire.services.worker.step.result import PromptLogprobColumns, StepResult
 from quire.services.worker.step.slots import Rows
 from quire.services.worker.step.step_inputs import StepInputs
 from quire.shared import columns
 from quire.shared.columns import I32
 from quire.shared.errors import InvalidArgument
-from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 PIECE = 128  # rows of logits at a time: of a vocabulary of 152k that is 78 MB in float32
 
@@ -49,10 +49,10 @@ class PromptRows:
 class PromptColumns:
     """The log-probabilities of a step's prompt positions, on the host."""
 
-    columns: pb.PromptLogprobColumns
+    columns: PromptLogprobColumns
 
-    def tell(self, result: pb.StepResult) -> None:
-        result.prompt_logprobs.CopyFrom(self.columns)
+    def added_to(self, result: StepResult) -> StepResult:
+        return result._replace(prompt_logprobs=self.columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +68,10 @@ class PromptEntries:
 
     def answer(self, arrays: list[Array]) -> PromptColumns:
         return PromptColumns(
-            pb.PromptLogprobColumns(
-                slots=columns.u32_bytes(self.rows.slots),
-                position_counts=columns.u32_bytes(self.rows.positions),
-                entries=self.entries.to_proto(*arrays),
+            PromptLogprobColumns(
+                np.array(self.rows.slots, dtype=np.uint32),
+                np.array(self.rows.positions, dtype=np.uint32),
+                self.entries.columns(*arrays),
             )
         )
 

@@ -14,11 +14,13 @@ from typing import Any, Protocol
 
 import torch
 
+from quire.services.worker.codec.step_codec import decode_plan
 from quire.services.worker.kv.host_memory import Moving
 from quire.services.worker.ranks.grammars import FollowedGrammars
 from quire.services.worker.ranks.ring import RingReader
 from quire.services.worker.ranks.seat import Seat
 from quire.services.worker.ranks.wire import Command, CommandKind, RankReply, fingerprint
+from quire.services.worker.step.plan import StepPlan
 from quire.shared import logs
 from quire.shared.errors import QuireError
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
@@ -35,7 +37,7 @@ EXIT_ORPHANED = 4
 class FollowedSpeculation(Protocol):
     """See spec_decode/speculation.py."""
 
-    def waits_before(self, plan: pb.StepPlan) -> bool: ...
+    def waits_before(self, plan: StepPlan) -> bool: ...
 
 
 class FollowedTransfers(Protocol):
@@ -53,7 +55,7 @@ class FollowedReplica(Protocol):
     @property
     def transfers(self) -> FollowedTransfers: ...
 
-    def launch(self, plan: pb.StepPlan) -> Any: ...
+    def launch(self, plan: StepPlan) -> Any: ...
 
     def settle(self) -> None: ...
 
@@ -186,7 +188,7 @@ class Follower:
 
     def _launch(self, command: Command) -> None:
         """Answered before the device is done with it: what ranks compute together, none ends without the others."""
-        plan = pb.StepPlan.FromString(command.body)
+        plan = decode_plan(pb.StepPlan.FromString(command.body))
         self._grammars.await_those_of(plan)
         if self._replica.speculation.waits_before(plan):
             self._record(down_to=0)

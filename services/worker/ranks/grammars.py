@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+from quire.services.worker.step.plan import StepPlan
 from quire.services.worker.structured.compile_pool import CompilePool, Prepared
 from quire.shared.errors import DeadlineExceeded
 from quire.shared.pb.common.v1 import sampling_pb2
@@ -45,9 +46,9 @@ class FollowedGrammars:
         self._orders.clear()
         self._pool.release_all()
 
-    def await_those_of(self, plan: pb.StepPlan) -> None:
+    def await_those_of(self, plan: StepPlan) -> None:
         """Raises what made one impossible: rank 0 has it, so that this rank cannot go on."""
-        for admission in plan.admitted:
+        for admission in plan.changes.admitted:
             order = self._orders.get(admission.grammar_id) if admission.grammar_id else None
             if order is None:
                 continue

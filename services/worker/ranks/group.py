@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from quire.services.worker.step.plan import StepPlan
 from quire.services.worker.step.step_inputs import StepInputs
 from quire.shared.errors import Internal
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
@@ -29,7 +30,7 @@ class RankGroup(Protocol):
     def start(self) -> None:
         """Waits until every rank is ready for plans. Raises RankFailure."""
 
-    def broadcast(self, plan: pb.StepPlan) -> int:
+    def broadcast(self, plan: StepPlan) -> int:
         """Sends the plan to every rank, behind all before it; returns a ticket for collect(). Raises RankFailure."""
 
     def collect(self, ticket: int, inputs: StepInputs) -> None:
@@ -82,7 +83,7 @@ class OneRank:
     def start(self) -> None:
         """There is no other rank."""
 
-    def broadcast(self, plan: pb.StepPlan) -> int:
+    def broadcast(self, plan: StepPlan) -> int:
         return 0
 
     def collect(self, ticket: int, inputs: StepInputs) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from quire.services.worker.codec.step_codec import encode_plan
 from quire.services.worker.ranks.follower import RankReplica
 from quire.services.worker.ranks.group import RankFailure
 from quire.services.worker.ranks.hosts.nodes import ALONE, Nodes
@@ -17,6 +18,7 @@ from quire.services.worker.ranks.peer_rank import PeerRank
 from quire.services.worker.ranks.processes import RankProcesses
 from quire.services.worker.ranks.seat import Seat
 from quire.services.worker.ranks.wire import ANSWERED, TRANSFER_ID_BYTES, Command, CommandKind, fingerprint
+from quire.services.worker.step.plan import StepPlan
 from quire.services.worker.step.step_inputs import StepInputs
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
@@ -76,8 +78,8 @@ class LocalRanks:
             rank.reply_to(0, START_PATIENCE_S)
             rank.ready = True
 
-    def broadcast(self, plan: pb.StepPlan) -> int:
-        return self._send(CommandKind.PLAN, plan.SerializeToString())
+    def broadcast(self, plan: StepPlan) -> int:
+        return self._send(CommandKind.PLAN, encode_plan(plan).SerializeToString())
 
     def collect(self, ticket: int, inputs: StepInputs) -> None:
         own = fingerprint(inputs)

@@ -28,7 +28,7 @@ class RankProcess(PeerRank):
 
     def __init__(self, number: int, process: BaseProcess, replies: Connection, read_pulse: Callable[[], int]) -> None:
         super().__init__(number)
-        self.process, self.replies, self._read_pulse = process, replies, read_pulse
+        self.process, self.replies, self.read_pulse = process, replies, read_pulse
 
     def end(self, deadline: float) -> None:
         self.process.join(max(0.0, deadline - time.monotonic()))
@@ -52,7 +52,7 @@ class RankProcess(PeerRank):
             raise self.failure(f"is gone: its process ended with {self.process.exitcode}")
 
     def _pulse(self) -> int:
-        return self._read_pulse()
+        return self.read_pulse()
 
 
 class RankProcesses:

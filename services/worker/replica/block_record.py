@@ -18,7 +18,7 @@ class BlockRecord:
 
     def __init__(self, limits: WorkerLimits, table: SlotTable) -> None:
         self.table = table
-        self._limits = limits
+        self._block_size, self._num_groups = limits.block_size, limits.num_groups
         self._windows = [group for group, _ in limits.layout.windows]  # KV groups that have one
         self.held = HeldBlocks(limits.num_blocks, limits.block_size, windows=bool(self._windows))
         self._roots: dict[int, bytes] = {}  # by slot: the hash of what comes before the sequence's first block
@@ -34,7 +34,7 @@ class BlockRecord:
         """Notes the blocks that start anew: all but those an admission brought along as cached, unless they are only
         now filled with that."""
         table, several = self.table, self.table.num_groups > 1
-        cached = -(-table.num_cached_tokens[new.slots] // self._limits.block_size)
+        cached = -(-table.num_cached_tokens[new.slots] // self._block_size)
         positions = new.columns % table.width if several else new.columns
         starts = positions >= cached
         if copies is not None:
@@ -60,12 +60,12 @@ class BlockRecord:
         if output.moved is not None:
             sources, targets = output.moved.among(inputs.sampling_tokens)
             token_ids[targets] = token_ids[sources]
-        if self._limits.num_groups > 1:
-            token_ids = np.tile(token_ids, self._limits.num_groups)
+        if self._num_groups > 1:
+            token_ids = np.tile(token_ids, self._num_groups)
         if output.refused_tokens is not None:
             right = np.ones(inputs.num_tokens, dtype=np.bool_)
             right[inputs.sampling_tokens[output.refused_tokens]] = False  # a row is refused with the draft before it
-            right = np.tile(right, self._limits.num_groups)
+            right = np.tile(right, self._num_groups)
             places, token_ids = places[right], token_ids[right]
         self.held.write(places, token_ids)
         self._last_tokens[inputs.sampled_slots] = output.last_tokens

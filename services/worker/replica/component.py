@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from quire.services.worker.kv.held_blocks import HeldReport
-from quire.shared.pb.worker.v1 import worker_pb2 as pb
+from quire.services.worker.step.plan import StepPlan
 
-Gate = Callable[[pb.StepPlan], None]  # called before anything of the plan is done; raises PlanViolation
+Gate = Callable[[StepPlan], None]  # called before anything of the plan is done; raises PlanViolation
 
 
 class ReplicaComponent:

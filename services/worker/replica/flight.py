@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -13,12 +13,11 @@ from quire.services.worker.runner.output import RunnerOutput
 from quire.services.worker.sampling.features.component import SlotState
 from quire.services.worker.step.beam_moves import BeamMoves
 from quire.services.worker.step.block_copies import BlockCopies
+from quire.services.worker.step.result import StepResult
 from quire.services.worker.step.slots import NO_SLOTS, NewBlocks, Rows
 from quire.services.worker.step.step_inputs import StepInputs
-from quire.shared import columns
-from quire.shared.columns import I32
-from quire.shared.errors import Internal, InvalidArgument, QuireError, to_proto
-from quire.shared.pb.worker.v1 import worker_pb2 as pb
+from quire.shared.columns import I32, U32
+from quire.shared.errors import Internal, InvalidArgument, QuireError
 from quire.shared.step_value import step_value
 
 
@@ -102,8 +101,7 @@ UNCHANGED = Changes(NO_SLOTS, None, None)
 NONE_REFUSED: dict[int, QuireError] = {}
 
 
-@step_value
-class StepInFlight:
+class StepInFlight(NamedTuple):
     """A step between launch and record."""
 
     epoch: int
@@ -115,35 +113,32 @@ class StepInFlight:
     changes: Changes
     num_begun: int  # sequences by then, for speculation
 
-    def result(self, output: RunnerOutput, wait_us: int) -> pb.StepResult:
-        failures = [pb.SlotFailure(slot=slot, error=to_proto(error)) for slot, error in self._failures(output)]
-        drafts, timings = self.inputs.drafts, output.timings
-        result = pb.StepResult(
-            epoch=self.epoch,
-            step_id=self.step_id,
-            token_ids=columns.i32_bytes(output.token_ids),
-            token_counts=self._column(output.token_counts) if len(self.changes.idle) or output.drafted else b"",
-            draft_counts=self._column(drafts.counts) if drafts else b"",
-            logprobs=output.logprobs,
-            failures=failures,
-            timings=pb.StepTimings(
-                wait_us=wait_us,
-                prepare_us=timings.prepare_us,
-                forward_us=timings.forward_us,
-                sample_us=timings.sample_us,
-            ),
+    def result(self, output: RunnerOutput, wait_us: int) -> StepResult:
+        drafts = self.inputs.drafts
+        has_counts = len(self.changes.idle) or output.drafted
+        is_whole = not (output.faults or self.refused) and output.token_ids.min(initial=0) >= 0
+        result = StepResult(
+            self.epoch,
+            self.step_id,
+            output.token_ids,
+            self._column(output.token_counts) if has_counts else None,
+            self._column(drafts.counts) if drafts else None,
+            [] if is_whole else self._failures(output),
+            wait_us,
+            output.timings,
+            output.logprobs,
         )
         for answer in output.answers:
-            answer.tell(result)
+            result = answer.added_to(result)
         return result
 
-    def _column(self, counts: I32) -> bytes:
+    def _column(self, counts: I32) -> U32:
         """Of the slots that sampled, with those that sat out among them: 0."""
         slots = self.inputs.sampled_slots
         expected = np.sort(np.concatenate([slots, self.changes.idle]))
         column = np.zeros(len(expected), dtype=np.uint32)
         column[np.searchsorted(expected, slots)] = counts
-        return columns.u32_bytes(column)
+        return column
 
     def _failures(self, output: RunnerOutput) -> list[tuple[int, QuireError]]:
         failures: dict[int, QuireError] = {}
@@ -151,7 +146,7 @@ class StepInFlight:
         if len(lost):
             slots = np.repeat(self.inputs.sampled_slots, output.token_counts)[lost].tolist()
             failures = {slot: self._nothing_to_sample(slot) for slot in slots}
-        return list((failures | dict(output.faults) | self.refused).items())
+        return [*(failures | dict(output.faults) | self.refused).items()]
 
     def _nothing_to_sample(self, slot: int) -> QuireError:
         if bans := self.bans.get(slot):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from quire.services.worker.replica.component import Gate, ReplicaComponent
-from quire.shared.pb.worker.v1 import worker_pb2 as pb
+from quire.services.worker.step.plan import StepPlan
 
 if TYPE_CHECKING:  # this module is also read where there is no torch
     from quire.services.worker.ranks.expert_balance import ExpertBalance
@@ -28,5 +28,5 @@ class BalancedExperts(MixtureExperts):
         self.balance = balance
         self.gates: tuple[Gate, ...] = (self._before,)
 
-    def _before(self, plan: pb.StepPlan) -> None:
+    def _before(self, plan: StepPlan) -> None:
         self.balance.before(plan.step_id)

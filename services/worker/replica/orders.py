@@ -15,6 +15,7 @@ from quire.services.worker.models.loading.weight_folders import WeightFolders
 from quire.services.worker.models.loading.weights import NewWeights, Weights, WeightsId
 from quire.services.worker.replica.component import ReplicaComponent
 from quire.services.worker.sleep.sleeper import Sleeper
+from quire.services.worker.step.plan import StepPlan
 from quire.services.worker.step.plan_violation import PlanViolation
 from quire.shared.errors import FailedPrecondition, InvalidArgument, Unimplemented
 from quire.shared.pb.common.v1.weights_stream_pb2 import TensorHead
@@ -70,7 +71,7 @@ class Orders(ReplicaComponent):
         sleeper = self.sleeper
         return replace(report, weights=self.weights.id, asleep=sleeper.asleep, sleep_level=sleeper.level)
 
-    def _check_awake(self, _plan: pb.StepPlan) -> None:
+    def _check_awake(self, _plan: StepPlan) -> None:
         if not self.sleeper.is_awake:
             raise PlanViolation("the worker is asleep")
 

@@ -22,6 +22,7 @@ from quire.services.worker.runner.output import RunnerOutput
 from quire.services.worker.runner.step_cost import NO_COST_MODEL, CostModel, NoCostModel
 from quire.services.worker.spec_decode.no_speculation import NoSpeculation
 from quire.services.worker.spec_decode.speculation import Speculation
+from quire.services.worker.step.plan import StepPlan
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 if TYPE_CHECKING:  # this module is also read where there is no torch
@@ -75,7 +76,7 @@ class Replica:
         self.pages = transfers.pages
         self.table = record.table
 
-    def launch(self, plan: pb.StepPlan) -> StepInFlight:
+    def launch(self, plan: StepPlan) -> StepInFlight:
         """Launches the step that the plan means, and brings slots and blocks to after it.
 
         Plans in their order, each before or after the one before it is recorded (see Speculation.waits_before). Raises
@@ -85,8 +86,8 @@ class Replica:
         """
         for gate in self._gates:
             gate(plan)
-        if plan.dropped_queries:
-            self._runner.heads.drop_queries(plan.dropped_queries)
+        if plan.changes.dropped_queries:
+            self._runner.heads.drop_queries(plan.changes.dropped_queries)
         slots = self._slots
         followed = self.speculation.follow(plan, self._steady)
         inputs, new_blocks, changes = (*followed, UNCHANGED) if followed else slots.apply(plan)

@@ -10,14 +10,12 @@ from quire.services.worker.sampling.features.component import check_token_ids
 from quire.services.worker.spec_decode.no_speculation import NoSpeculation
 from quire.services.worker.spec_decode.speculation import Speculation
 from quire.services.worker.step.admission import SlotAdmission
-from quire.services.worker.step.beam_moves import BeamMoves
-from quire.services.worker.step.block_copies import BlockCopies
+from quire.services.worker.step.plan import Admission, StepPlan
 from quire.services.worker.step.slots import NewBlocks
 from quire.services.worker.step.steady import Steady
 from quire.services.worker.step.step_inputs import StepInputs, assemble
 from quire.shared.columns import U32
 from quire.shared.errors import QuireError
-from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 
 class SlotStates:
@@ -38,10 +36,11 @@ class SlotStates:
         self.refused: dict[int, QuireError] = {}  # by slot: what its admission asks and cannot have
         self.bans: dict[int, tuple[str, ...]] = {}  # by slot: see SlotAdmission
 
-    def apply(self, plan: pb.StepPlan) -> tuple[StepInputs, NewBlocks, Changes]:
+    def apply(self, plan: StepPlan) -> tuple[StepInputs, NewBlocks, Changes]:
         """Brings slots and the device's state of them to before the step; returns the step. Raises PlanViolation."""
-        copies = BlockCopies.of(plan, self._num_blocks)
+        copies = plan.changes.copies
         if copies is not None:
+            copies.check(self._num_blocks)
             self._speculation.copy_blocks(copies)
         order = self._table.order(plan)
         self._release_all(order.released)
@@ -53,7 +52,7 @@ class SlotStates:
             self.steady.take(plan, inputs)
         else:
             self.steady.forget()
-        changes = Changes(order.idle, copies, BeamMoves.of(plan))
+        changes = Changes(order.idle, copies, plan.changes.beams)
         changes.begin(self._runner)
         return inputs, order.new_blocks, changes
 
@@ -69,7 +68,7 @@ class SlotStates:
         self._table.clear()
         self.steady.forget()
 
-    def _admit(self, admission: pb.Admission) -> None:
+    def _admit(self, admission: Admission) -> None:
         slot, tokens = admission.slot, self._table.given_tokens[admission.slot]
         self._record.admit(slot, admission.root_hash)
         try:

@@ -8,7 +8,7 @@ with another token would keep another text's keys and values.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -58,48 +58,6 @@ def _words(cache: Tensor) -> Tensor:
     """[num_positions, words of one], a view."""
     row = cache[0, 0].nbytes
     return cache.view(cache.size(0) * cache.size(1), -1).view(torch.int64 if row % WORD_BYTES == 0 else torch.uint8)
-
-
-class StepContext(Protocol):
-    """Whether ranks share out the tokens of a step."""
-
-    def shares(self, inputs: StepInputs, recordings: Recordings) -> TokenShares | None:
-        """None where each rank computes the step by itself."""
-
-    def hidden(
-        self,
-        forward: Forward,
-        shares: TokenShares,
-        batches: StepBatches,
-        new_blocks: NewBlocks,
-        *,
-        tokens: I32,
-        only_samples: bool,
-    ) -> Tensor: ...
-
-    def agree(self, sampled: Sampled, memory: SlotMemory) -> None: ...
-
-
-class WholeSteps:
-    """Each rank computes all tokens of a step."""
-
-    def shares(self, inputs: StepInputs, recordings: Recordings) -> None:
-        return None
-
-    def hidden(
-        self,
-        forward: Forward,
-        shares: TokenShares,
-        batches: StepBatches,
-        new_blocks: NewBlocks,
-        *,
-        tokens: I32,
-        only_samples: bool,
-    ) -> Tensor:
-        raise AssertionError("no step is shared out")
-
-    def agree(self, sampled: Sampled, memory: SlotMemory) -> None:
-        """What is chosen here counts."""
 
 
 class ContextParallel:

@@ -29,11 +29,11 @@ from quire.services.worker.kv.pages_ahead import PagesAhead
 from quire.services.worker.layers.forward_batch import ForwardBatch
 from quire.services.worker.lora.no_adapters import NO_ADAPTERS, StepAdapters
 from quire.services.worker.runner.component import RunnerComponent
-from quire.services.worker.runner.context_parallel import ContextParallel, StepContext, WholeSteps
+from quire.services.worker.runner.context_parallel import ContextParallel
 from quire.services.worker.runner.pipeline import RunnerStage
 from quire.services.worker.runner.step_batches import StepBatches, Uploaded
 from quire.services.worker.runner.step_ending import StageLaunch, StepEnding
-from quire.services.worker.runner.whole_layers import StepLayers, WholeLayers
+from quire.services.worker.runner.whole_steps import StepContext, StepLayers, WholeLayers, WholeSteps
 from quire.services.worker.sampling.sampler import Sampler
 from quire.services.worker.step.beam_moves import BeamMoves
 from quire.services.worker.step.block_copies import BlockCopies

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -17,22 +16,22 @@ from quire.services.worker.heads.port import HeadAnswer, HeadLaunch
 from quire.services.worker.sampling.sampler import Sampled
 from quire.services.worker.step.drafts.drafts import REFUSED, DraftRows
 from quire.services.worker.step.drafts.tree_rows import Moved
+from quire.services.worker.step.result import LogprobColumns
 from quire.services.worker.step.slots import Rows
 from quire.shared.columns import I32
 from quire.shared.errors import QuireError
-from quire.shared.pb.worker.v1 import worker_pb2 as pb
-from quire.shared.step_value import step_value
+
+NO_FAULTS: Mapping[int, QuireError] = {}
 
 
-@step_value
-class RunnerOutput:
+class RunnerOutput(NamedTuple):
     """What a step gave, on the host."""
 
     token_ids: I32  # those of each slot that sampled, slot after slot; -1 where nothing could be chosen
     token_counts: I32  # [num_slots]
-    logprobs: pb.LogprobColumns | None
+    logprobs: LogprobColumns | None
     timings: Timings
-    faults: Mapping[int, QuireError] = field(default_factory=dict)  # sequences that cannot go on, by slot
+    faults: Mapping[int, QuireError] = NO_FAULTS  # sequences that cannot go on, by slot
     # Samples behind wrong drafts, as indices into all samples, once what is `moved` is in its place; None: no drafts.
     refused_tokens: Rows | None = None
     answers: tuple[HeadAnswer, ...] = ()  # of the heads beside sampling
@@ -106,7 +105,7 @@ class Launch:
         output = RunnerOutput(
             token_ids,
             np.ones(len(token_ids), dtype=np.int32),
-            sampled.logprobs.to_proto(*arrays[1:4]) if sampled.logprobs else None,
+            sampled.logprobs.columns(*arrays[1:4]) if sampled.logprobs else None,
             timings,
             faults=faults,
             answers=self._answers(arrays) if self._endings else (),
@@ -127,8 +126,7 @@ def _verified(drafts: DraftRows, output: RunnerOutput) -> RunnerOutput:
     if drafts.tree is not None:
         refused = np.arange(len(kept)) - drafts.first_of_row >= np.repeat(counts, drafts.counts + 1)
         moved = Moved.of(np.flatnonzero(kept), drafts.firsts, counts)
-    return replace(
-        output,
+    return output._replace(
         token_ids=output.token_ids[kept],
         token_counts=counts,
         refused_tokens=np.flatnonzero(refused),

@@ -19,7 +19,7 @@ from quire.services.worker.device.step_timer import StepTimer
 from quire.services.worker.runner.output import Launch, RunnerOutput
 from quire.services.worker.runner.stage_parts import LaunchedPart, RecordedPart, StagePart
 from quire.services.worker.runner.step_ending import End, StageLaunch, StepEnding
-from quire.services.worker.runner.whole_layers import Forward
+from quire.services.worker.runner.whole_steps import Forward
 
 if TYPE_CHECKING:
     from typing import Any

@@ -8,7 +8,7 @@ import numpy as np
 
 from quire.services.worker.limits.worker_limits import WorkerLimits
 from quire.services.worker.runner.model_runner import ModelRunner
-from quire.services.worker.sampling.choice import COSTLY
+from quire.services.worker.sampling.vocabulary.columns import COSTLY
 from quire.services.worker.step.admission import SlotAdmission
 from quire.services.worker.step.drafts.drafted_states import Lags
 from quire.services.worker.step.slots import NO_BLOCKS

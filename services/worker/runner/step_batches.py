@@ -102,13 +102,15 @@ class StepBatches:
             ),
             logit_tokens=wanted,
             last=self._last(inputs, up, tables) if only_last else None,
-            drafted_states=drafted_states(inputs, self._num_slots, self.staging.upload),
+            drafted_states=None
+            if inputs.lags is None
+            else drafted_states(inputs, self._num_slots, self.staging.upload),
         )
         if self._marks is not None:
             device = up.positions.device
             types, seen = self._marks.types(inputs, device), self._marks.num_seen(inputs, device)
             batch = replace(batch, token_types=types, num_seen=seen)
-        return batch.with_groups(others, mappings)
+        return batch.with_groups(others, mappings) if others else batch
 
     def _last(self, inputs: StepInputs, up: Uploaded, tables: list[Tensor]) -> AttentionMetadata | None:
         """Of the tokens that are sampled behind, as if each was a row; None where more is wanted, or nothing saved.
@@ -138,6 +140,6 @@ class StepBatches:
 
     def _tables_of(self, inputs: StepInputs, up: Uploaded) -> list[Tensor]:
         """int32 [num_rows, width] of the step's rows, of each KV group, no wider than the longest sequence needs."""
-        if not self._device.is_synchronous and len(up.block_ids):
+        if len(up.block_ids) and not self._device.is_synchronous:
             self._memory.block_tables.view(-1).index_copy_(0, up.block_places.long(), up.block_ids)
         return [tables[:, : inputs.num_blocks].index_select(0, up.slots) for tables in self._group_tables]

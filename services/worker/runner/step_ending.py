@@ -15,9 +15,9 @@ from quire.services.worker.graphs.recordings import Recordings
 from quire.services.worker.heads.heads import Heads, StepHeads
 from quire.services.worker.heads.port import HeadLaunch
 from quire.services.worker.lora.no_adapters import StepAdapters
-from quire.services.worker.runner.context_parallel import StepContext
 from quire.services.worker.runner.output import Launch, RunnerOutput
 from quire.services.worker.runner.step_batches import Uploaded
+from quire.services.worker.runner.whole_steps import StepContext
 from quire.services.worker.sampling.sampler import Sampled
 from quire.services.worker.step.slot_memory import SlotMemory
 from quire.services.worker.step.step_inputs import StepInputs

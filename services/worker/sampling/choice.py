@@ -1,4 +1,4 @@
-"""Temperature, top-k, top-p, min-p and seed: the choice itself."""
+"""Temperature, filters and seed: the choice itself."""
 
 from __future__ import annotations
 
@@ -11,17 +11,13 @@ from torch import Tensor
 
 from quire.services.worker.device.staging import upload
 from quire.services.worker.sampling.features.component import Positions
-from quire.services.worker.sampling.vocabulary.columns import ChoiceColumns
+from quire.services.worker.sampling.vocabulary.columns import FILTERS, TOP_K, TOP_P, ChoiceColumns
 from quire.services.worker.sampling.vocabulary.port import Vocabulary
 from quire.services.worker.step.admission import SlotAdmission
 from quire.services.worker.step.slots import Rows
 from quire.shared.greedy import is_greedy
-from quire.shared.pb.common.v1 import sampling_pb2
 
 FEW = 256  # tokens: as many numbers as a round of a search among all sends (vocabulary/floors.py)
-
-# Filters that sort the vocabulary need more memory than any other choice.
-COSTLY = sampling_pb2.SamplingParams(temperature=1.0, top_k=50, top_p=0.9, min_p=0.01)
 
 
 class SlotChoice:
@@ -32,26 +28,24 @@ class SlotChoice:
         self._vocab_size, self._few = vocab_size, few
         self.device = device
         self.temperature = np.zeros(num_slots, dtype=np.float32)
-        self.top_k = np.zeros(num_slots, dtype=np.int32)
-        self.top_p = np.ones(num_slots, dtype=np.float32)
-        self.min_p = np.zeros(num_slots, dtype=np.float32)
+        self.filters = {one: np.full(num_slots, one.unused, dtype=one.dtype) for one in FILTERS}
         self.seed = np.zeros(num_slots, dtype=np.int64)
 
     def admit(self, slot: int, admission: SlotAdmission) -> None:
         sampling = admission.sampling
-        temperature = _value(sampling, "temperature", 1.0)
+        temperature = sampling.temperature if sampling.HasField("temperature") else 1.0
         greedy = is_greedy(temperature)
-        top_k = sampling.top_k
         self.temperature[slot] = 0.0 if greedy else temperature
-        self.top_k[slot] = 0 if greedy or top_k >= self._vocab_size else max(top_k, 0)
-        self.top_p[slot] = 1.0 if greedy else _value(sampling, "top_p", 1.0)
-        self.min_p[slot] = 0.0 if greedy else sampling.min_p
+        for one, values in self.filters.items():
+            values[slot] = one.unused if greedy else one.asked(sampling)
+        if not 0 < self.filters[TOP_K][slot] < self._vocab_size:
+            self.filters[TOP_K][slot] = TOP_K.unused
         self.seed[slot] = sampling.seed
 
     def most_kept(self, slots: Rows) -> int:
         """As ChoiceColumns has it."""
-        counts = self.top_k[slots]
-        have_many = (counts > self._few) | ((counts == 0) & (self.top_p[slots] < 1))
+        counts = self.filters[TOP_K][slots]
+        have_many = (counts > self._few) | ((counts == 0) & (self.filters[TOP_P][slots] < 1))
         return 0 if have_many.any() else int(counts.max(initial=0))
 
     def bind(self, slots: Rows, vocabulary: Vocabulary) -> BoundChoice:
@@ -67,10 +61,8 @@ class BoundChoice:
         self._device = choice.device
         self._columns = ChoiceColumns(
             self._column(choice.temperature[slots], unused=0),
-            self._column(choice.top_k[slots], unused=0),
-            self._column(choice.top_p[slots], unused=1),
-            self._column(choice.min_p[slots], unused=0),
-            choice.most_kept(slots),
+            *(self._column(values[slots], one.unused) for one, values in choice.filters.items()),
+            most_kept=choice.most_kept(slots),
         )
         self.seeds = upload(choice.seed[slots], self._device)
 
@@ -119,8 +111,3 @@ class PlainChoice:
         """int32 [num_rows]; -1 where nothing can be chosen."""
         rows = logits.size(0)
         return self._vocabulary.sample(logits, ChoiceColumns(self._temperature[:rows]), self._seeds[:rows], positions)
-
-
-def _value(sampling: sampling_pb2.SamplingParams, field: str, default: float) -> float:
-    value: float = getattr(sampling, field) if sampling.HasField(field) else default
-    return value

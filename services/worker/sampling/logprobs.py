@@ -13,11 +13,11 @@ from quire.services.worker.sampling.features.component import check_token_ids
 from quire.services.worker.sampling.logprobs_mode import LogprobsMode
 from quire.services.worker.sampling.vocabulary.port import Vocabulary
 from quire.services.worker.step.admission import SlotAdmission
+from quire.services.worker.step.result import LogprobColumns
 from quire.services.worker.step.slots import Rows
 from quire.shared import columns
 from quire.shared.columns import F32, I32, U32
 from quire.shared.errors import InvalidArgument
-from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 WHOLE_VOCABULARY = -1
 UNASKED = -1
@@ -92,7 +92,7 @@ class RowLogprobs:
     logprobs: Tensor  # float32, same shape
     ranks: Tensor  # int32 [num_asked] of the sampled token, from 1
 
-    def to_proto(self, token_ids: I32, logprobs: F32, ranks: U32) -> pb.LogprobColumns:
+    def columns(self, token_ids: I32, logprobs: F32, ranks: U32) -> LogprobColumns:
         """The arguments are the tensors' values, on the host. Rows that gave no token have no entries either."""
         entry_counts = self.num_wanted + 1
         gave = token_ids[:, 0] >= 0
@@ -100,12 +100,8 @@ class RowLogprobs:
             entry_counts, token_ids = entry_counts[gave], token_ids[gave]
             logprobs, ranks = logprobs[gave], ranks[gave]
         wanted = np.arange(token_ids.shape[1]) < entry_counts[:, None]
-        return pb.LogprobColumns(
-            entry_counts=columns.u32_bytes(entry_counts),
-            token_ids=columns.i32_bytes(token_ids[wanted]),
-            logprobs=columns.f32_bytes(logprobs[wanted]),
-            ranks=columns.u32_bytes(ranks),
-        )
+        counts, ranks = entry_counts.astype(np.uint32), ranks.astype(np.uint32)
+        return LogprobColumns(counts, token_ids[wanted], logprobs[wanted], ranks)
 
 
 class BoundLogprobs:

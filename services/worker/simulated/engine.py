@@ -13,14 +13,15 @@ from quire.services.worker.kv.held_blocks import HeldReport
 from quire.services.worker.limits.worker_limits import WorkerLimits
 from quire.services.worker.simulated.timing import Timing
 from quire.services.worker.step.admission import SlotAdmission
+from quire.services.worker.step.plan import StepPlan
 from quire.services.worker.step.plan_violation import PlanViolation
+from quire.services.worker.step.result import StepResult
 from quire.services.worker.step.slots import SlotTable, Step
 from quire.services.worker.step.step_inputs import StepInputs, assemble
-from quire.shared import columns
-from quire.shared.errors import Unimplemented, to_proto
+from quire.shared.errors import QuireError, Unimplemented, to_proto
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
-Plans = asyncio.Queue[tuple[Attachment, pb.StepPlan]]
+Plans = asyncio.Queue[tuple[Attachment, StepPlan]]
 U64 = npt.NDArray[np.uint64]
 
 
@@ -44,7 +45,7 @@ class SimulatedEngine:
         self._table.clear()
         return HeldReport([], b"")
 
-    def submit(self, receiver: Attachment, plan: pb.StepPlan) -> None:
+    def submit(self, receiver: Attachment, plan: StepPlan) -> None:
         self._plans.put_nowait((receiver, plan))
 
     def forget_cache(self) -> None:
@@ -89,7 +90,7 @@ class SimulatedEngine:
             if receiver is self._receiver:
                 await self._execute(receiver, plan)
 
-    async def _execute(self, receiver: Attachment, plan: pb.StepPlan) -> None:
+    async def _execute(self, receiver: Attachment, plan: StepPlan) -> None:
         try:
             step = self._table.apply(plan)
         except PlanViolation as violation:
@@ -100,10 +101,9 @@ class SimulatedEngine:
         inputs = assemble(step, self._table)
         await self._take_time(step, inputs)
         if receiver is self._receiver:
-            token_ids = columns.i32_bytes(self._tokens(inputs))
             failures = [_no_vector(slot) for slot in inputs.ended_slots.tolist()]
-            result = pb.StepResult(epoch=plan.epoch, step_id=plan.step_id, token_ids=token_ids, failures=failures)
-            receiver.deliver(result)
+            tokens = self._tokens(inputs)
+            receiver.deliver(StepResult(plan.epoch, plan.step_id, tokens, None, None, failures, wait_us=0))
 
     async def _take_time(self, step: Step, inputs: StepInputs) -> None:
         """Steps follow each other without a gap, as on a device, whatever the timer's grain."""
@@ -118,8 +118,8 @@ class SimulatedEngine:
         return tokens
 
 
-def _no_vector(slot: int) -> pb.SlotFailure:
-    return pb.SlotFailure(slot=slot, error=to_proto(Unimplemented("a simulated worker has no hidden states to pool")))
+def _no_vector(slot: int) -> tuple[int, QuireError]:
+    return slot, Unimplemented("a simulated worker has no hidden states to pool")
 
 
 def _mix(words: U64) -> U64:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from quire.services.worker.runner.output import RunnerOutput
 from quire.services.worker.step.block_copies import BlockCopies
+from quire.services.worker.step.plan import StepPlan
 from quire.services.worker.step.slots import NewBlocks, Order, SlotTable, Step
 from quire.services.worker.step.steady import Steady
 from quire.services.worker.step.step_inputs import StepInputs
 from quire.shared.columns import I32
-from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 
 class NoSpeculation:
@@ -20,10 +20,10 @@ class NoSpeculation:
     def __init__(self, table: SlotTable) -> None:
         self.table = table
 
-    def waits_before(self, plan: pb.StepPlan) -> bool:
+    def waits_before(self, plan: StepPlan) -> bool:
         return False
 
-    def follow(self, plan: pb.StepPlan, steady: Steady) -> tuple[StepInputs, NewBlocks] | None:
+    def follow(self, plan: StepPlan, steady: Steady) -> tuple[StepInputs, NewBlocks] | None:
         return steady.follow(plan)
 
     def advance(self, order: Order) -> tuple[Step, None]:

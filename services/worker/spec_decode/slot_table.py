@@ -9,11 +9,10 @@ import numpy as np
 from quire.services.worker.limits.worker_limits import WorkerLimits
 from quire.services.worker.step.drafts.drafted_states import Lags
 from quire.services.worker.step.drafts.drafts import Drafts
+from quire.services.worker.step.plan import Admission, StepPlan
 from quire.services.worker.step.plan_violation import require
 from quire.services.worker.step.slots import NO_BLOCKS, NO_SLOTS, NewBlocks, Order, Rows, SlotTable, Step
-from quire.shared import columns
 from quire.shared.columns import I32, U32
-from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 
 class DraftingSlotTable(SlotTable):
@@ -32,17 +31,18 @@ class DraftingSlotTable(SlotTable):
         super().clear()
         self.num_draft_tokens = 0
 
-    def _admit(self, admission: pb.Admission) -> None:
+    def _admit(self, admission: Admission) -> None:
         super()._admit(admission)
         self._lags[admission.slot] = 0
 
-    def order(self, plan: pb.StepPlan) -> Order:
-        if plan.HasField("num_draft_tokens"):
-            self.num_draft_tokens = min(plan.num_draft_tokens, self.num_speculative_tokens)
+    def order(self, plan: StepPlan) -> Order:
+        changes = plan.changes
+        if changes.num_draft_tokens is not None:
+            self.num_draft_tokens = min(changes.num_draft_tokens, self.num_speculative_tokens)
         released, moved = self._begin(plan)
         counts = self._counts(plan)
-        new_blocks = self._hand_out_named(columns.u32(plan.new_block_slots), columns.u32(plan.new_block_ids))
-        named = columns.u32(plan.counted_slots)
+        new_blocks = self._hand_out_named(plan.new_block_slots, plan.new_block_ids)
+        named = changes.counted_slots
         room = self.num_blocks * self.block_size - self.num_computed_tokens
         lacking = (counts > 0) & (counts > room)
         idle = NO_SLOTS
@@ -53,11 +53,11 @@ class DraftingSlotTable(SlotTable):
             idle = np.flatnonzero(lacking)
             counts[idle] = 0
         new_blocks = moved.followed_by(new_blocks)
-        return Order(released, plan.admitted, counts, new_blocks, idle, self._most_drafts(counts, named))
+        return Order(released, changes.admitted, counts, new_blocks, idle, self._most_drafts(counts, named))
 
-    def grow(self, plan: pb.StepPlan, growing: Rows, places: Rows) -> NewBlocks | None:
+    def grow(self, plan: StepPlan, growing: Rows, places: Rows) -> NewBlocks | None:
         """The plan names who gets blocks: some may have come long ago, and others not at all."""
-        slots, ids = columns.u32(plan.new_block_slots), columns.u32(plan.new_block_ids)
+        slots, ids = plan.new_block_slots, plan.new_block_ids
         if len(slots) == len(ids) == len(growing) and (slots == growing).all():  # each once, and live
             return self.hand_out(growing, np.ones_like(growing), ids)
         lacking = growing[self.num_blocks[growing] <= places]

@@ -14,11 +14,11 @@ from quire.services.worker.spec_decode.proposer import Proposer, Wanted
 from quire.services.worker.spec_decode.slot_table import DraftingSlotTable
 from quire.services.worker.step.block_copies import BlockCopies
 from quire.services.worker.step.drafts.drafts import Drafts
+from quire.services.worker.step.plan import NO_CHANGES, StepPlan
 from quire.services.worker.step.slots import NewBlocks, Order, Rows, Step
 from quire.services.worker.step.steady import Steady
 from quire.services.worker.step.step_inputs import StepInputs
 from quire.shared.columns import I32
-from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +26,6 @@ class Found:
     """What the proposer said already."""
 
     drafts: Drafts | None
-
-
-UNCHANGED = frozenset({"epoch", "step_id"})  # fields of plans that say nothing else
 
 
 class Speculation:
@@ -83,17 +80,18 @@ class Speculation:
     def end(self, slot: int) -> None:
         self._proposer.end(slot)
 
-    def waits_before(self, plan: pb.StepPlan) -> bool:
+    def waits_before(self, plan: StepPlan) -> bool:
         """Whether every earlier step must have been recorded: drafts begin where sequences really are."""
-        drafts = plan.num_draft_tokens if plan.HasField("num_draft_tokens") else self.table.num_draft_tokens
+        ordered = plan.changes.num_draft_tokens
+        drafts = self.table.num_draft_tokens if ordered is None else ordered
         return bool(drafts) or self._num_unsettled > 0
 
-    def follow(self, plan: pb.StepPlan, steady: Steady) -> tuple[StepInputs, NewBlocks] | None:
+    def follow(self, plan: StepPlan, steady: Steady) -> tuple[StepInputs, NewBlocks] | None:
         """A step without drafts, if it follows from the last one. Drafts that are found instead are kept for
         advance()."""
         slots = steady.slots
         if self.table.num_draft_tokens and slots is not None:
-            if not all(field.name in UNCHANGED for field, _ in plan.ListFields()):
+            if plan.changes is not NO_CHANGES or len(plan.new_block_ids) or len(plan.new_block_slots):
                 return None
             self._found = Found(self._propose(slots, self.table.most_drafts(slots)))
             if self._found.drafts is not None:

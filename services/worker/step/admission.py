@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from google.protobuf.message import DecodeError
 
+from quire.services.worker.step.plan import Admission
 from quire.shared import prompt_logprobs
 from quire.shared.errors import InvalidArgument
 from quire.shared.pb.common.v1 import pooling_pb2, sampling_pb2
@@ -51,28 +52,28 @@ class SlotAdmission:
         return names if len(names) > 1 else ()
 
     @classmethod
-    def of(cls, wire: pb.Admission) -> SlotAdmission:
+    def of(cls, admitted: Admission) -> SlotAdmission:
         """Raises InvalidArgument for params that are none (schedulers pass them on unread), and for those that name
         another kind of ending than the scheduler counts on."""
         try:
-            params = pb.SequenceParams.FromString(wire.params)
+            params = pb.SequenceParams.FromString(admitted.params)
         except DecodeError:
             raise InvalidArgument("params: not a serialized SequenceParams", field="params") from None
         pooled = params.HasField("pooling")
-        if pooled != wire.samples_nothing:
+        if pooled != admitted.samples_nothing:
             text = "a sequence that is pooled samples nothing" if pooled else "no head for one that samples nothing"
             raise InvalidArgument(f"params: {text}", field="params")
         return cls(
-            wire.token_ids,
-            wire.num_prompt_tokens,
-            wire.num_cached_tokens,
-            wire.grammar_id,
-            _of_sample(params.sampling, wire),
+            admitted.token_ids,
+            admitted.num_prompt_tokens,
+            admitted.num_cached_tokens,
+            admitted.grammar_id,
+            _of_sample(params.sampling, admitted),
             params.eos_token_ids,
             params.bad_word_token_ids,
             params.think_start_token_ids,
             params.think_end_token_ids,
-            wire.samples_nothing,
+            admitted.samples_nothing,
             params.pooling if pooled else None,
             params.tenant,
             params.adapter,
@@ -80,18 +81,18 @@ class SlotAdmission:
             params.second_text_from,
             params.num_seen_tokens,
             params.pooled_tokens,
-            wire.query_id,
-            wire.is_query,
+            admitted.query_id,
+            admitted.is_query,
         )
 
 
-def _of_sample(sampling: sampling_pb2.SamplingParams, wire: pb.Admission) -> sampling_pb2.SamplingParams:
+def _of_sample(sampling: sampling_pb2.SamplingParams, admitted: Admission) -> sampling_pb2.SamplingParams:
     """With the seed of this sample, and only the log-probabilities that are to be told."""
-    sampling.seed = (sampling.seed + wire.sample + 2**63) % 2**64 - 2**63
-    if wire.prompt_logprobs_from:
-        prompt_logprobs.restart(sampling, wire.prompt_logprobs_from, wire.num_prompt_tokens)
+    sampling.seed = (sampling.seed + admitted.sample + 2**63) % 2**64 - 2**63
+    if admitted.prompt_logprobs_from:
+        prompt_logprobs.restart(sampling, admitted.prompt_logprobs_from, admitted.num_prompt_tokens)
     else:
         prompt_logprobs.forget(sampling)
-    if wire.HasField("num_logprobs"):
-        sampling.logprobs = wire.num_logprobs
+    if admitted.num_logprobs is not None:
+        sampling.logprobs = admitted.num_logprobs
     return sampling

@@ -8,9 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.services.worker.step.plan_violation import require
-from quire.shared import columns
 from quire.shared.columns import I32, U32
-from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 Rows = npt.NDArray[np.intp]
 
@@ -24,19 +22,12 @@ class BeamMoves:
     token_ids: I32
     last_block_ids: U32  # of each move one for each KV group
 
-    @classmethod
-    def of(cls, plan: pb.StepPlan) -> BeamMoves | None:
-        """None if there are none. Raises PlanViolation."""
-        if not plan.HasField("beams"):
-            return None
-        wire = plan.beams
-        parts = columns.u32(wire.slots), columns.u32(wire.parents), columns.i32(wire.token_ids)
-        last = columns.u32(wire.last_block_ids)
-        lengths = {len(part) for part in parts}
+    def check(self) -> None:
+        """Raises PlanViolation."""
+        slots, parents = self.slots, self.parents
+        lengths = {len(part) for part in (slots, parents, self.token_ids)}
         require(len(lengths) == 1, lambda: f"beams: columns of {sorted(lengths)} elements")
-        slots, parents, token_ids = parts
         ascending = bool((slots[1:] > slots[:-1]).all()) and len(slots) > 0
         require(ascending, lambda: f"beams: slots do not ascend: {slots}")
         stay = slots[slots == parents]
         require(bool(np.isin(parents, stay).all()), lambda: f"beams: of the parents {parents} only {stay} stay")
-        return cls(slots.astype(np.intp), parents.astype(np.intp), token_ids.copy(), last)

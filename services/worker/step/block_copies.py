@@ -7,9 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from quire.services.worker.step.plan_violation import require
-from quire.shared import columns
 from quire.shared.columns import U32
-from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,17 +17,12 @@ class BlockCopies:
     sources: U32
     targets: U32
 
-    @classmethod
-    def of(cls, plan: pb.StepPlan, num_blocks: int) -> BlockCopies | None:
-        """None if there are none. Raises PlanViolation."""
-        if not plan.HasField("copies"):
-            return None
-        copies = cls(columns.u32(plan.copies.from_block_ids), columns.u32(plan.copies.to_block_ids))
-        sources, targets = copies.sources, copies.targets
+    def check(self, num_blocks: int) -> None:
+        """Raises PlanViolation."""
+        sources, targets = self.sources, self.targets
         require(len(sources) == len(targets) > 0, lambda: f"copies of {len(sources)} blocks to {len(targets)}")
         both = np.concatenate((sources, targets))
         inside = bool(both.min() > 0 and both.max() < num_blocks)
         require(inside, lambda: f"copies: block ids are not all in 1..{num_blocks - 1}: {both}")
         once = len(np.unique(targets)) == len(targets) and not np.isin(targets, sources).any()
         require(once, lambda: f"copies from {sources} to {targets} depend on their order")
-        return copies

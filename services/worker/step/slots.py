@@ -16,10 +16,10 @@ import numpy.typing as npt
 from quire.services.worker.limits.worker_limits import WorkerLimits
 from quire.services.worker.step.beam_moves import BeamMoves
 from quire.services.worker.step.drafts.drafted_states import Lags
+from quire.services.worker.step.plan import Admission, StepPlan
 from quire.services.worker.step.plan_violation import require
 from quire.shared import columns
 from quire.shared.columns import I32, U32
-from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from quire.shared.step_value import step_value
 
 Rows = npt.NDArray[np.intp]
@@ -55,7 +55,7 @@ class Order:
     """What a plan says and implies."""
 
     released: U32
-    admitted: Sequence[pb.Admission]
+    admitted: Sequence[Admission]
     counts: I32  # [max_num_seqs] tokens that each slot computes
     new_blocks: NewBlocks
     idle: Rows = field(default_factory=lambda: NO_SLOTS)  # slots that would sample if they had room; ascending
@@ -67,7 +67,7 @@ class Step:
     """An order, spelled out."""
 
     released: U32
-    admitted: Sequence[pb.Admission]
+    admitted: Sequence[Admission]
     slots: Rows  # [num_rows] slots that compute, ascending
     counts: I32  # [num_rows] tokens of each, at least 1
     starts: I32  # [num_rows] position of the first of them
@@ -134,27 +134,28 @@ class SlotTable:
         self.silent.clear()
         self.given_tokens[:] = [NO_TOKENS] * len(self.given_tokens)
 
-    def apply(self, plan: pb.StepPlan) -> Step:
+    def apply(self, plan: StepPlan) -> Step:
         """Brings the table to after `plan`, assuming that it will be executed. Raises PlanViolation."""
         return self.advance(self.order(plan))
 
-    def order(self, plan: pb.StepPlan) -> Order:
+    def order(self, plan: StepPlan) -> Order:
         """Lets slots go and come, and gives them their blocks. Raises PlanViolation."""
         released, moved = self._begin(plan)
         counts = self._counts(plan)
-        new_blocks = self._grow(counts, columns.u32(plan.new_block_ids))
-        return Order(released, plan.admitted, counts, moved.followed_by(new_blocks))
+        new_blocks = self._grow(counts, plan.new_block_ids)
+        return Order(released, plan.changes.admitted, counts, moved.followed_by(new_blocks))
 
-    def _begin(self, plan: pb.StepPlan) -> tuple[U32, NewBlocks]:
+    def _begin(self, plan: StepPlan) -> tuple[U32, NewBlocks]:
         """Slots that went, and the blocks of beams that go on from others."""
-        released = self._release(columns.u32(plan.released_slots))
-        for admission in plan.admitted:
+        released = self._release(plan.changes.released_slots)
+        for admission in plan.changes.admitted:
             self._admit(admission)
-        moves = BeamMoves.of(plan)
+        moves = plan.changes.beams
         return released, NO_BLOCKS if moves is None else self._move(moves)
 
     def _move(self, moves: BeamMoves) -> NewBlocks:
         """Beams take over what their parents have; returns the blocks that take the place of last ones."""
+        moves.check()
         slots, parents = moves.slots, moves.parents
         both = np.concatenate((slots, parents))
         inside = bool((both < len(self.live)).all()) and bool(self.live[both].all())
@@ -200,7 +201,7 @@ class SlotTable:
                 self.silent.discard(slot)
         return slots
 
-    def _admit(self, admission: pb.Admission) -> None:
+    def _admit(self, admission: Admission) -> None:
         slot, tokens = admission.slot, columns.i32(admission.token_ids)
         require(slot < len(self.live), lambda: f"admitted slot {slot}: there are {len(self.live)}")
         require(not self.live[slot], lambda: f"admitted slot {slot} is live already")
@@ -218,7 +219,7 @@ class SlotTable:
         self.num_computed_tokens[slot] = min(cached, len(tokens) - 1)
         self.given_tokens[slot] = tokens
 
-    def _counts(self, plan: pb.StepPlan) -> I32:
+    def _counts(self, plan: StepPlan) -> I32:
         """[max_num_seqs] tokens that each slot computes."""
         remaining = np.where(self.live, self.num_tokens - self.num_computed_tokens, 0).astype(np.int32, copy=False)
         counts = np.where(remaining == 1, remaining, 0).astype(np.int32, copy=False)
@@ -229,7 +230,7 @@ class SlotTable:
             number = plan.micro_batch
             require(number < most, lambda: f"micro_batch {number}: there are {most}")
             counts[self._micro_batches != number] = 0
-        slots, wanted = columns.u32(plan.counted_slots), columns.u32(plan.token_counts)
+        slots, wanted = plan.changes.counted_slots, plan.changes.token_counts
         require(len(slots) == len(wanted), lambda: f"{len(slots)} counted_slots, {len(wanted)} token_counts")
         if len(slots):
             self._require_slots(slots, "counted_slots")
@@ -260,10 +261,10 @@ class SlotTable:
         require(not len(ids), lambda: f"{len(ids)} new_block_ids, and nothing is kept")
         return NO_BLOCKS
 
-    def grow(self, plan: pb.StepPlan, growing: Rows, places: Rows) -> NewBlocks | None:
+    def grow(self, plan: StepPlan, growing: Rows, places: Rows) -> NewBlocks | None:
         """The blocks of a plan that says nothing else; `growing` are the slots that begin a block in it, at these
         places of their table. None, and nothing done, where one would have none."""
-        return self.hand_out(growing, np.ones_like(growing), columns.u32(plan.new_block_ids))
+        return self.hand_out(growing, np.ones_like(growing), plan.new_block_ids)
 
     def hand_out(self, growing: Rows, gains: npt.NDArray[Any], ids: U32) -> NewBlocks:
         """Appends `gains` block positions to each slot of `growing`: of the blocks `ids` one for each KV group. Raises

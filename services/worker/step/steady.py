@@ -9,14 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from quire.services.worker.step.plan import NO_CHANGES, StepPlan
 from quire.services.worker.step.slots import NO_BLOCKS, NO_SLOTS, NewBlocks, Rows, SlotTable
 from quire.services.worker.step.step_inputs import NUMBERS, StepInputs
-from quire.shared import columns
 from quire.shared.columns import I32
-from quire.shared.pb.worker.v1 import worker_pb2 as pb
-
-# Fields of plans that say nothing else.
-FOLLOWING = frozenset({"epoch", "step_id", "new_block_ids", "new_block_slots", "micro_batch"})
 
 
 class Steady:
@@ -36,20 +32,22 @@ class Steady:
         run = self._runs.get(0)
         return None if run is None else run.last.slots
 
-    def take(self, plan: pb.StepPlan, inputs: StepInputs) -> None:
+    def take(self, plan: StepPlan, inputs: StepInputs) -> None:
         """A step that was made from the table; the next one may follow from it."""
         rows = inputs.num_rows
         all_decode = rows == inputs.num_tokens == len(inputs.prev_sampled_tokens) == inputs.num_samples
-        if plan.released_slots or plan.admitted or plan.counted_slots or plan.HasField("beams"):
+        changes = plan.changes
+        is_counted = len(changes.counted_slots) > 0
+        if len(changes.released_slots) or changes.admitted or is_counted or changes.beams is not None:
             self._runs.clear()  # other micro-batches may not have their slots any more
         self._runs.pop(plan.micro_batch, None)
-        if rows and all_decode and not plan.counted_slots:
+        if rows and all_decode and not is_counted:
             self._runs[plan.micro_batch] = _Run(self._table, inputs)
 
-    def follow(self, plan: pb.StepPlan) -> tuple[StepInputs, NewBlocks] | None:
+    def follow(self, plan: StepPlan) -> tuple[StepInputs, NewBlocks] | None:
         """The step of `plan`, if it follows from the last one. Raises PlanViolation."""
         run = self._runs.get(plan.micro_batch)
-        if run is None or not all(field.name in FOLLOWING for field, _ in plan.ListFields()):
+        if run is None or plan.changes is not NO_CHANGES:
             return None
         return run.follow(plan)
 
@@ -62,10 +60,10 @@ class _Run:
         self._room: I32 = -inputs.seq_lens % table.block_size  # [num_rows] steps from here until each begins a block
         self._num_followed, self._next_growth = 0, int(self._room.min())  # steps before some row begins a block
 
-    def follow(self, plan: pb.StepPlan) -> tuple[StepInputs, NewBlocks] | None:
+    def follow(self, plan: StepPlan) -> tuple[StepInputs, NewBlocks] | None:
         """See Steady.follow()."""
         table, last = self._table, self.last
-        mapping, new_blocks, ids = last.slot_mapping + 1, NO_BLOCKS, columns.u32(plan.new_block_ids)
+        mapping, new_blocks, ids = last.slot_mapping + 1, NO_BLOCKS, plan.new_block_ids
         seq_lens, num_blocks, begins_blocks = last.seq_lens + 1, last.num_blocks, False
         if self._num_followed == self._next_growth or len(ids):
             growing = (self._room == self._num_followed).nonzero()[0]

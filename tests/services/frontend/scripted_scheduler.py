@@ -14,12 +14,12 @@ import grpc
 import grpc.aio
 
 from quire.services.worker.step.admission import SlotAdmission
+from quire.services.worker.step.plan import Admission
 from quire.shared.columns import f32_bytes, i32, i32_bytes, u32, u32_bytes
 from quire.shared.pb.admin.v1 import admin_pb2
 from quire.shared.pb.common.v1 import finish_pb2, model_pb2
 from quire.shared.pb.scheduler.v1 import scheduler_pb2 as pb
 from quire.shared.pb.scheduler.v1 import scheduler_pb2_grpc
-from quire.shared.pb.worker.v1 import worker_pb2
 from quire.shared.process.lifecycle import first
 from quire.shared.rpc.duplex import Duplex
 from quire.shared.rpc.parts import InParts
@@ -42,7 +42,8 @@ class Heard:
 
     def __init__(self, submission: pb.Submission) -> None:
         self._submission = submission
-        first = worker_pb2.Admission(
+        first = Admission(
+            slot=0,
             params=submission.params,
             sample=submission.first_sample,
             num_prompt_tokens=submission.num_prompt_tokens,

@@ -13,6 +13,7 @@ from quire.services.scheduler.core.core import Core
 from quire.services.scheduler.core.limits import CoreLimits
 from quire.services.scheduler.core.running.running import Mask, Running
 from quire.services.scheduler.core.sequences.sequence import Sequence
+from quire.services.scheduler.core.sequences.tokens import SequenceTokens
 from quire.services.scheduler.core.timing.forecast import Forecast
 from quire.services.scheduler.kv_cache.groups import Groups
 from quire.shared import columns
@@ -30,7 +31,7 @@ def make_sequence(
         key=key,
         owner=0,
         sequence_id=key,
-        tokens=bytearray(tokens),
+        tokens=SequenceTokens(tokens),
         num_prompt_tokens=len(prompt),
         max_total_tokens=len(prompt) + max_tokens,
         root_hash=root,

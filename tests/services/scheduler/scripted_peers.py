@@ -12,6 +12,7 @@ from google.protobuf.message import Message
 from quire.services.scheduler.core.limits import CoreLimits
 from quire.services.scheduler.core.plan import Admission, BeamMove, StepPlan, StepResult
 from quire.services.scheduler.core.sequences.sequence import Sequence
+from quire.services.scheduler.core.sequences.tokens import SequenceTokens
 from quire.services.scheduler.values.payload import Payload
 from quire.shared import columns
 from quire.shared.errors import InvalidArgument, to_proto
@@ -275,7 +276,7 @@ def _plan(wire: worker_pb2.StepPlan, paper: PaperWorker) -> StepPlan:
 
 def _admission(wire: worker_pb2.Admission) -> Admission:
     asked = wire.prompt_logprobs_from
-    nobody = Sequence(wire.sequence_key, 0, 0, bytearray(), wire.num_prompt_tokens, 0, prompt_logprobs_from=asked)
+    nobody = Sequence(wire.sequence_key, 0, 0, SequenceTokens(), wire.num_prompt_tokens, 0, prompt_logprobs_from=asked)
     nobody.is_beam = wire.HasField("num_logprobs")
     nobody.payload = Payload(wire.params, num_logprobs=wire.num_logprobs)
     return Admission(wire.slot, nobody, wire.token_ids, wire.num_cached_tokens)

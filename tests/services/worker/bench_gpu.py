@@ -20,6 +20,7 @@ import torch
 
 from quire.bench.workload import shapes
 from quire.services.worker.building.build import build_replica
+from quire.services.worker.codec.step_codec import decode_plan
 from quire.services.worker.replica.replica import Replica
 from quire.shared.pb.common.v1 import sampling_pb2
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
@@ -154,7 +155,7 @@ class Bench:
             if len(flights) == depth:
                 land()
             started = time.perf_counter()
-            flights.append(self.replica.launch(plan))
+            flights.append(self.replica.launch(decode_plan(plan)))
             launches.append(time.perf_counter() - started)
         while flights:
             land()

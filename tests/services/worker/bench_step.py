@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from quire.services.worker.codec.step_codec import decode_plan, encode_result
 from quire.services.worker.replica.replica import Replica
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from tests.services.worker import checkpoints
@@ -50,12 +51,12 @@ class Bytecodes:
 def measure(replica: Replica, wire: bytes, read: Callable[[], float]) -> tuple[float, ...]:
     """By `read`, for decoding the plan, launch, result, record."""
     marks = [read()]
-    plan = pb.StepPlan.FromString(wire)
+    plan = decode_plan(pb.StepPlan.FromString(wire))
     marks.append(read())
     flight = replica.launch(plan)
     marks.append(read())
     outcome = flight.launch.wait()
-    flight.result(outcome, wait_us=0).SerializeToString()
+    encode_result(flight.result(outcome, wait_us=0)).SerializeToString()
     marks.append(read())
     replica.record(flight, outcome)
     marks.append(read())

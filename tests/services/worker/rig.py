@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from quire.services.worker.building.build import build_replica, open_grammars
+from quire.services.worker.codec.step_codec import decode_plan, encode_result
 from quire.services.worker.ranks.seat import ALONE, Seat
 from quire.services.worker.replica.replica import Replica
 from quire.services.worker.structured.compile_pool import CompilePool
@@ -52,10 +53,10 @@ class Rig:
 
     def execute(self, plan: pb.StepPlan) -> pb.StepResult:
         with torch.inference_mode():
-            flight = self.replica.launch(plan)
+            flight = self.replica.launch(decode_plan(plan))
             outcome = flight.launch.wait()
             self.replica.record(flight, outcome)
-            return flight.result(outcome, wait_us=0)
+            return encode_result(flight.result(outcome, wait_us=0))
 
     def rest(self) -> None:
         """As after an attachment that ended."""

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from quire.services.worker.codec.step_codec import decode_plan
 from quire.shared import columns
 from quire.shared.pb.common.v1 import sampling_pb2
 from tests.services.worker import checkpoints
@@ -233,7 +234,7 @@ def test_steps_overlap(checkpoint: Make, way: dict[str, object]) -> None:
     first = list(rig.scheduler.sampling)
     plans.append(rig.scheduler.plan([New(1, prompt(9, 3))], {1: 9}, released=[1]))
     plans += [rig.scheduler.plan() for _ in range(10)]
-    flights = [rig.replica.launch(plan) for plan in plans]
+    flights = [rig.replica.launch(decode_plan(plan)) for plan in plans]
     tokens: dict[int, list[int]] = {0: [], 1: []}
     for flight, slots in zip(flights, first + rig.scheduler.sampling[len(first) :], strict=True):
         outcome = flight.launch.wait()

@@ -91,6 +91,20 @@ def test_a_value_that_changes_nothing_is_taken(write: Write, key: str, value: An
     assert config(write, {f"llama.{key}": value}) == config(write)
 
 
+def test_keys_of_the_tools_that_wrote_a_file_change_nothing(write: Write) -> None:
+    """gg03, vllm#7268: what llama.cpp's quantizer and its importance matrix leave behind."""
+    keys = {
+        "general.quantization_version": 2,
+        "general.file_type": 15,
+        "general.size_label": "8B",
+        "quantize.imatrix.file": "/models/x.dat",
+        "quantize.imatrix.dataset": "/training/calibration.txt",
+        "quantize.imatrix.entries_count": 224,
+        "quantize.imatrix.chunks_count": 125,
+    }
+    assert config(write, keys) == config(write)
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [

@@ -240,6 +240,7 @@ def test_an_end_of_a_turn_that_is_no_control_token_ends_as_well(write: Write) ->
             byte_pairs(**{"tokenizer.ggml.model": "t5"}),
             r"tokenizer\.ggml\.model is 't5'; there are gpt2, llama and gemma4",
         ),
+        (byte_pairs(**{"tokenizer.ggml.merges": None}), r"tokenizer\.ggml\.merges"),  # gg04, ollama#10930
         (byte_pairs(**{"tokenizer.ggml.pre": "other"}), r"tokenizer\.ggml\.pre is 'other'; there are gpt-2, llama-bpe"),
         (byte_pairs(**{"tokenizer.ggml.merges": ["a x"]}), r"tokenizer\.ggml\.merges: 'a x' makes or needs what is no"),
         (byte_pairs(**{"tokenizer.ggml.eos_token_id": 99}), r"tokenizer\.ggml\.eos_token_id is 99, it has 10 tokens"),

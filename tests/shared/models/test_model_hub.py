@@ -91,9 +91,13 @@ def hub() -> Iterator[Hub]:
     server.server_close()
 
 
-def find(home: Path, url: str, model: str, *, revision: str = "", weights: bool = True, **more: str) -> tuple[str, str]:
-    """The folder, and what is told, from a process of its own: huggingface_hub reads its variables once."""
+def find(
+    home: Path, url: str, model: str, *, revision: str = "", weights: bool = True, first: str = "", **more: str
+) -> tuple[str, str]:
+    """The folder, and what is told, from a process of its own: huggingface_hub reads its variables once. `first`: what
+    that process does before."""
     script = (
+        f"{first}\n"
         "import sys; from quire.shared.models import model_hub; from quire.shared.errors import QuireError\n"
         "try: print(model_hub.find(sys.argv[1], sys.argv[2], weights=sys.argv[3] == 'True'))\n"
         "except QuireError as error: sys.exit(f'{type(error).__name__}: {error.message}')"
@@ -136,6 +140,17 @@ def test_what_is_wrong_is_told_in_a_line(hub: Hub, tmp_path: Path) -> None:
     hub.token = "secret"
     assert "gated" in find(tmp_path, hub.url, "org/tiny")[1]
     assert find(tmp_path, hub.url, "org/tiny", HF_TOKEN="secret")[0]
+
+
+def test_a_cache_without_room_is_one_line(hub: Hub, tmp_path: Path) -> None:
+    """The limit of a file's size stands for a full disk: both fail a write in the middle of a file."""
+    full = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))"
+    folder, told = find(tmp_path, hub.url, "org/tiny", first=full)
+    assert not folder
+    last = told.strip().splitlines()[-1]
+    assert last.startswith("Unavailable: model: org/tiny cannot be downloaded: "), told
+    assert "Traceback" not in told
+    assert find(tmp_path, hub.url, "org/tiny")[0], "once there is room"
 
 
 @pytest.mark.slow  # the library tries five times, 25 s in all

@@ -6,12 +6,13 @@ import argparse
 import importlib
 
 from quire.cli.main import COMMANDS
+from quire.flags.parser import CommandParser
 from tools.docs.reference.markdown import cell, code, table
 
 HEAD = """# Commands and flags
 
-`quire COMMAND --help` prints the same. Settings of a service are flags of `quire up` and of the service's own command;
-[Settings](settings.md) explains them.
+`quire COMMAND --help-all` prints the same; `--help` prints the common ones. Settings of a service are flags of `quire
+up` and of the service's own command; [Settings](settings.md) explains them.
 """
 
 
@@ -20,7 +21,7 @@ def page() -> str:
 
 
 def _command(name: str, module: str, purpose: str) -> str:
-    parser = argparse.ArgumentParser(prog=f"quire {name}", add_help=False)
+    parser = CommandParser(prog=f"quire {name}", add_help=False)
     parser.set_defaults(command=name)
     importlib.import_module(module).configure(parser)
     rows = [

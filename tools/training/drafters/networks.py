@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tools.training.network import (
-    DecoderLayer,
     NetworkShape,
     PackedSpan,
     Parts,
     Rope,
+    TrainingLayer,
     linear,
     packed_attention,
     rms_norm,
@@ -51,7 +51,7 @@ class EagleHead(nn.Module):
         self.embed_norm = nn.Parameter(torch.ones(hidden))
         self.hidden_norm = nn.Parameter(torch.ones(hidden))
         self.fc = nn.Parameter(torch.randn(hidden, 2 * hidden) * (2 * hidden) ** -0.5)
-        self.layers = nn.ModuleList([DecoderLayer(self.shape, parts)])
+        self.layers = nn.ModuleList([TrainingLayer(self.shape, parts)])
         self.final_norm = nn.Parameter(torch.ones(hidden))
 
     def forward(self, embedded: Tensor, features: Tensor, rope: Rope, spans: list[PackedSpan]) -> Tensor:
@@ -60,7 +60,7 @@ class EagleHead(nn.Module):
         both = (rms_norm(embedded, self.embed_norm, eps), rms_norm(features, self.hidden_norm, eps))
         x = linear(torch.cat(both, dim=-1), self.fc)
         layer = self.layers[0]
-        assert isinstance(layer, DecoderLayer)
+        assert isinstance(layer, TrainingLayer)
         q, k, v = layer.before_attention(x, rope)
         x = layer.after_attention(x, packed_attention(q, k, v, spans))
         return features_of(x, self.final_norm, eps)

@@ -34,8 +34,8 @@ class CheckedBody(BaseModel):
         """Raises InvalidArgument for a misspelt field, and Unimplemented for one that is not offered. `place`: prefix
         of the names, as in `options.`."""
         extra = self.model_extra or {}
-        known = self.read_over | self.not_offered.keys() | self.unavailable.keys()
-        unknown.check(extra.keys() - known, known.union(self.known_fields()), place)
+        known = self.read_over | self.not_offered.keys() | self.unavailable.keys() | {*self.known_fields()}
+        unknown.check(extra.keys() - known, known, place)
         refuse_not_offered(without_idle_windows(extra, self), self.not_offered, place)
         for name, value in extra.items():
             if name in self.unavailable and value not in self.unavailable[name]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from quire.services.frontend.input_processor.pooling.pooling import MOST_DIMENSIONS
 from quire.services.frontend.input_processor.sampling import sampling_rules as rules
-from quire.services.frontend.request.plain_parameters import BY_NAME, PLAIN_PARAMETERS
+from quire.services.frontend.request.plain_parameters import PLAIN_PARAMETERS
 
 Schema = dict[str, Any]
 
@@ -45,7 +45,6 @@ FIELDS: Mapping[str, Mapping[str, Any]] = {
     "priority": {"minimum": -PRIORITY_BOUND, "maximum": PRIORITY_BOUND - 1},
     "prompt_logprob_start": {"minimum": 0},
     "prompt_logprobs": LOGPROBS,
-    "repeat_penalty": BY_NAME["repetition_penalty"].schema,
     "num_predict": {"minimum": -2, "not": {"const": 0}},
     "sampling_seed": SEED,
     "seed": SEED,

@@ -49,8 +49,10 @@ TOO_MANY = _last_words(HTTPStatus.SERVICE_UNAVAILABLE, "retry-after: 1\r\n")
 TOO_SLOW = _last_words(HTTPStatus.REQUEST_TIMEOUT)
 NO_TUNNELS = _last_words(HTTPStatus.NOT_IMPLEMENTED)  # CONNECT
 CUT_SHORT = _last_words(HTTPStatus.BAD_REQUEST)  # the client closed its half within a request
+MANY_CHUNKS = _last_words(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
 LARGE_HEADERS = _last_words(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
 REFUSED = cast(RequestResponseCycle, _Refused())
+MOST_CHUNKS = 65_536  # of a body: each costs microseconds, however little is in it
 LINGER_S = 1.0  # that a peer has to hear the last words and to close
 
 
@@ -70,7 +72,8 @@ class Guarded(HttpToolsProtocol):
     _in_headers = False
     _in_call = False  # from its first byte to the last of its body
     _header_bytes = 0
-    _num_chunks = 0  # of the body that is read, the last one, which is empty, included
+    _num_chunks = 0  # of all bodies that were read, their last ones, which are empty, included
+    _chunks_before = 0  # those of the body that is read
     _is_behind_size = False  # of a chunk of which nothing has come: what comes without end is trailers
     _trailer_bytes = 0
     _half_closed: HalfClosed | None = None
@@ -178,7 +181,7 @@ class Guarded(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_headers, self._in_call, self._header_bytes = True, True, 0
-        self._is_behind_size, self._trailer_bytes = False, 0
+        self._chunks_before, self._is_behind_size, self._trailer_bytes = self._num_chunks, False, 0
         self._reading.set(self.connections_kept.limits.header_s, self._no_headers)
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -190,6 +193,8 @@ class Guarded(HttpToolsProtocol):
     def on_chunk_header(self) -> None:
         self._num_chunks += 1
         self._is_behind_size = True
+        if self._num_chunks - self._chunks_before > MOST_CHUNKS and not self._is_over:
+            self._give_up("body", self._unless_answered(MANY_CHUNKS))
 
     def on_body(self, body: bytes) -> None:
         self._is_behind_size = False

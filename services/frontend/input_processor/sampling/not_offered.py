@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quire.services.frontend.input_processor.sampling.other_samplers import INSTEAD, NOTHING, PENALTY_WINDOWS
+from quire.services.frontend.request.plain_parameters import PLAIN_PARAMETERS
 from quire.shared.errors import Unimplemented
 
 HARMLESS: Mapping[str, Sequence[Any]] = {
@@ -46,10 +47,8 @@ def refuse_not_offered(
 
 
 PENALTIES: Mapping[str, Sequence[Any]] = {  # by name, the values that change nothing
-    "repetition_penalty": (None, 1),
+    **{one.name: (None, one.default) for one in PLAIN_PARAMETERS if one.is_penalty},
     "repeat_penalty": (None, 1),
-    "presence_penalty": (None, 0),
-    "frequency_penalty": (None, 0),
 }
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from quire.services.frontend.output_processor.answer_parser import CallPiece, Part
 from quire.services.frontend.output_processor.parsing.events import Content, Reasoning
-from quire.services.frontend.output_processor.parsing.input_text import InputText
+from quire.services.frontend.output_processor.parsing.values.input_text import InputText
 
 ARGUMENTS = {"function": "arguments", "custom": "input"}  # field of a call's object, by its type
 

@@ -9,7 +9,7 @@ from typing import Any
 from quire.services.frontend.openai_edge.responses.tools import CalledTool
 from quire.services.frontend.output_processor.answer_parser import CallPiece, Part
 from quire.services.frontend.output_processor.parsing.events import Content, Reasoning
-from quire.services.frontend.output_processor.parsing.input_text import InputText
+from quire.services.frontend.output_processor.parsing.values.input_text import InputText
 
 Json = dict[str, Any]
 Event = tuple[str, Json]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from quire.services.frontend.output_processor.parsing.arguments_json import ArgumentsJson
 from quire.services.frontend.output_processor.parsing.events import CallStart
 from quire.services.frontend.output_processor.parsing.scanner import Scanner, Steps
 from quire.services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
+from quire.services.frontend.output_processor.parsing.values.arguments_json import ArgumentsJson
 from quire.services.frontend.output_processor.parsing.writer import EventWriter
 
 ReadCalls = Callable[[Scanner, EventWriter, ToolSchemas], Steps[None]]
@@ -40,6 +40,9 @@ class _DecidingWriter(EventWriter):
         raise _Decided(True)
 
     def content(self, text: str) -> None:
+        raise _Decided(False)
+
+    def no_text(self) -> None:
         raise _Decided(False)
 
     def no_markup(self) -> None:

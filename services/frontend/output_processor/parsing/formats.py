@@ -6,9 +6,9 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from quire.services.frontend.output_processor.parsing.call_blocks import CallMarkup, call_blocks
 from quire.services.frontend.output_processor.parsing.call_probe import CallProbe
-from quire.services.frontend.output_processor.parsing.json_calls import IsName, Keys, calls
+from quire.services.frontend.output_processor.parsing.markup.call_blocks import CallMarkup, call_blocks
+from quire.services.frontend.output_processor.parsing.markup.json_calls import IsName, Keys, calls
 from quire.services.frontend.output_processor.parsing.scanner import Scanner, Steps
 from quire.services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
 from quire.services.frontend.output_processor.parsing.wording import Wording
@@ -33,6 +33,7 @@ class ToolFormat:
     wordings: tuple[Wording, ...] = ()  # for models that must call; the first whose token is there
     starts: tuple[str, ...] = ()  # markers that begin calls, also inside of reasoning; none is part of another
     read_answer: ReadAnswer | None = None
+    frames_text: bool = False  # plain text has markup as well, whether there are tools or not
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from quire.services.frontend.output_processor.parsing.arguments_json import ArgumentsJson
 from quire.services.frontend.output_processor.parsing.events import CallArguments, CallStart, Content, Event, Reasoning
 from quire.services.frontend.output_processor.parsing.scanner import Malformed, Scanner
+from quire.services.frontend.output_processor.parsing.values.arguments_json import ArgumentsJson
 
 NO_ARGUMENTS = "{}"
 
@@ -78,6 +78,9 @@ class EventWriter:
         self.break_call()
         if text := self._scan.unsettled:
             self.content(text)
+
+    def no_text(self) -> None:
+        """What was read since the last settling is markup alone, of a call that is none."""
 
     def finish(self) -> None:
         self.break_call()

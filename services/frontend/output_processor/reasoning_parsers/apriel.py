@@ -2,7 +2,7 @@
 
 The first line stands in the prompt already where the template is that of 1.6."""
 
-from quire.services.frontend.output_processor.parsing.delimited_reasoning import ReasoningFrame, delimited
+from quire.services.frontend.output_processor.parsing.markup.delimited_reasoning import ReasoningFrame, delimited
 
 FORMAT = delimited(
     "Here are my reasoning steps:",

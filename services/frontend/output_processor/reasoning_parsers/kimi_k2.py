@@ -1,5 +1,5 @@
 """Kimi K2: <think>…</think>"""
 
-from quire.services.frontend.output_processor.parsing.delimited_reasoning import delimited
+from quire.services.frontend.output_processor.parsing.markup.delimited_reasoning import delimited
 
 FORMAT = delimited("<think>", "</think>")

@@ -4,7 +4,7 @@ The prompt ends with the first tag of the two elements that comes."""
 
 from dataclasses import replace
 
-from quire.services.frontend.output_processor.parsing.delimited_reasoning import ReasoningFrame, delimited
+from quire.services.frontend.output_processor.parsing.markup.delimited_reasoning import ReasoningFrame, delimited
 
 OPEN, CLOSE, SEPARATOR = "<|open|>", "<|close|>", "<|sep|>"
 RESPONSE = f"{OPEN}response{SEPARATOR}"

@@ -1,5 +1,5 @@
 """Magistral: [THINK]…[/THINK]"""
 
-from quire.services.frontend.output_processor.parsing.delimited_reasoning import delimited
+from quire.services.frontend.output_processor.parsing.markup.delimited_reasoning import delimited
 
 FORMAT = delimited("[THINK]", "[/THINK]")

@@ -5,7 +5,7 @@
 
 from quire.services.frontend.output_processor.parsing.call_probe import CallProbe
 from quire.services.frontend.output_processor.parsing.formats import ReasoningFormat
-from quire.services.frontend.output_processor.parsing.harmony import (
+from quire.services.frontend.output_processor.parsing.markup.harmony import (
     ANALYSIS,
     CHANNEL,
     END,

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from quire.services.frontend.output_processor.parsing.delimited_reasoning import ReasoningFrame, delimited
+from quire.services.frontend.output_processor.parsing.markup.delimited_reasoning import ReasoningFrame, delimited
 
 BEGIN, CONTENT, END = "<|begin|>assistant", "<|content|>", "<|end|>"
 FORMAT = replace(

@@ -4,7 +4,7 @@
 """
 
 from quire.services.frontend.output_processor.parsing.formats import json_blocks
-from quire.services.frontend.output_processor.parsing.json_calls import Keys
+from quire.services.frontend.output_processor.parsing.markup.json_calls import Keys
 from quire.services.frontend.output_processor.parsing.wording import Wording, json_arguments
 
 KEYS = Keys(name="tool_name", id="")  # its ids count from 0 in every answer: not unique in a conversation

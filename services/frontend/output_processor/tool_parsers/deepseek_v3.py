@@ -11,10 +11,10 @@ and V3.1: <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁s
 import re
 from dataclasses import replace
 
-from quire.services.frontend.output_processor.parsing.call_blocks import CallMarkup, call_blocks
-from quire.services.frontend.output_processor.parsing.delimited_calls import arguments, fence
 from quire.services.frontend.output_processor.parsing.formats import ToolFormat
-from quire.services.frontend.output_processor.parsing.json_calls import LONGEST_NAME
+from quire.services.frontend.output_processor.parsing.markup.call_blocks import CallMarkup, call_blocks
+from quire.services.frontend.output_processor.parsing.markup.delimited_calls import arguments, fence
+from quire.services.frontend.output_processor.parsing.markup.json_calls import LONGEST_NAME
 from quire.services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Steps
 from quire.services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
 from quire.services.frontend.output_processor.parsing.wording import Wording, json_arguments

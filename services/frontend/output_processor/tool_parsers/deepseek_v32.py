@@ -7,9 +7,9 @@
 </｜DSML｜function_calls>
 """
 
-from quire.services.frontend.output_processor.parsing.tagged_calls import Tags, tagged
+from quire.services.frontend.output_processor.parsing.markup.tagged_calls import Tags, tagged
 from quire.services.frontend.output_processor.parsing.tool_schemas import ANYTHING
-from quire.services.frontend.output_processor.parsing.typed_arguments import STRING
+from quire.services.frontend.output_processor.parsing.values.typed_arguments import STRING
 
 MARK = "｜DSML｜"
 

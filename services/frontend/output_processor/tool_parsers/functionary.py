@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import re
 
-from quire.services.frontend.output_processor.parsing import json_repair
-from quire.services.frontend.output_processor.parsing.call_blocks import CallMarkup, call_blocks, no_call
 from quire.services.frontend.output_processor.parsing.formats import ToolFormat
-from quire.services.frontend.output_processor.parsing.json_calls import LONGEST_NAME
-from quire.services.frontend.output_processor.parsing.json_text import quoted
+from quire.services.frontend.output_processor.parsing.markup.call_blocks import CallMarkup, call_blocks, no_call
+from quire.services.frontend.output_processor.parsing.markup.json_calls import LONGEST_NAME
 from quire.services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Steps
 from quire.services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
+from quire.services.frontend.output_processor.parsing.values import json_repair
+from quire.services.frontend.output_processor.parsing.values.json_text import quoted
 from quire.services.frontend.output_processor.parsing.wording import Wording, json_arguments
 from quire.services.frontend.output_processor.parsing.writer import EventWriter
 
@@ -89,4 +89,4 @@ def _arguments(scan: Scanner, writer: EventWriter, schemas: ToolSchemas, name: s
 TAGGED = Wording(json_arguments(f"{FUNCTION}NAME>", FUNCTION_END, quote=False), between="")
 ADDRESSED = Wording(json_arguments("NAME\n", "", quote=False), between=RECIPIENT)
 FORMAT = ToolFormat(read, (FUNCTION, PYTHON_TAG), wordings=(TAGGED,), starts=MARKUP.starts)
-V32 = ToolFormat(read_recipients, (), wordings=(ADDRESSED,))
+V32 = ToolFormat(read_recipients, (), wordings=(ADDRESSED,), frames_text=True)

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import re
 
-from quire.services.frontend.output_processor.parsing.arguments_json import ArgumentsJson
-from quire.services.frontend.output_processor.parsing.call_blocks import CallMarkup, call_blocks
 from quire.services.frontend.output_processor.parsing.formats import ToolFormat
-from quire.services.frontend.output_processor.parsing.json_calls import LONGEST_NAME
-from quire.services.frontend.output_processor.parsing.json_text import quoted
+from quire.services.frontend.output_processor.parsing.markup.call_blocks import CallMarkup, call_blocks
+from quire.services.frontend.output_processor.parsing.markup.json_calls import LONGEST_NAME
+from quire.services.frontend.output_processor.parsing.markup.tagged_calls import no_padding
 from quire.services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Steps
-from quire.services.frontend.output_processor.parsing.tagged_calls import no_padding
 from quire.services.frontend.output_processor.parsing.tool_schemas import ANYTHING, ToolSchemas
-from quire.services.frontend.output_processor.parsing.typed_arguments import as_json
+from quire.services.frontend.output_processor.parsing.values.arguments_json import ArgumentsJson
+from quire.services.frontend.output_processor.parsing.values.json_text import quoted
+from quire.services.frontend.output_processor.parsing.values.typed_arguments import as_json
 from quire.services.frontend.output_processor.parsing.writer import EventWriter
 
 DEEPEST = 64

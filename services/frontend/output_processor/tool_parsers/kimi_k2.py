@@ -9,11 +9,11 @@ What stands for the name is the call's id; templates want to see it again, so cl
 
 import re
 
-from quire.services.frontend.output_processor.parsing import json_calls
-from quire.services.frontend.output_processor.parsing.call_blocks import CallMarkup, call_blocks
-from quire.services.frontend.output_processor.parsing.delimited_calls import arguments
 from quire.services.frontend.output_processor.parsing.formats import ToolFormat
-from quire.services.frontend.output_processor.parsing.json_calls import LONGEST_NAME, Keys
+from quire.services.frontend.output_processor.parsing.markup import json_calls
+from quire.services.frontend.output_processor.parsing.markup.call_blocks import CallMarkup, call_blocks
+from quire.services.frontend.output_processor.parsing.markup.delimited_calls import arguments
+from quire.services.frontend.output_processor.parsing.markup.json_calls import LONGEST_NAME, Keys
 from quire.services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Steps
 from quire.services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
 from quire.services.frontend.output_processor.parsing.wording import Json, Wording, arguments_schema, schema, sequence

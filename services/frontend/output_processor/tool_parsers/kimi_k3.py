@@ -9,10 +9,10 @@ without the line break, or <|open|>json type="object"<|sep|>{"a": 1}<|close|>jso
 from __future__ import annotations
 
 from quire.services.frontend.output_processor.parsing.formats import ToolFormat
-from quire.services.frontend.output_processor.parsing.marked_tags import Tag, TagMarks, marked_calls
+from quire.services.frontend.output_processor.parsing.markup.marked_tags import Tag, TagMarks, marked_calls
 from quire.services.frontend.output_processor.parsing.scanner import Malformed, Scanner, Steps
 from quire.services.frontend.output_processor.parsing.tool_schemas import ANYTHING, ToolSchemas
-from quire.services.frontend.output_processor.parsing.typed_arguments import STRING, TypedArguments
+from quire.services.frontend.output_processor.parsing.values.typed_arguments import STRING, TypedArguments
 from quire.services.frontend.output_processor.parsing.wording import (
     Json,
     ParameterTexts,

@@ -1,9 +1,9 @@
 """LFM2: <|tool_call_start|>[add(a=1), now()]<|tool_call_end|>"""
 
-from quire.services.frontend.output_processor.parsing.call_blocks import CallMarkup, call_blocks
 from quire.services.frontend.output_processor.parsing.formats import ToolFormat
-from quire.services.frontend.output_processor.parsing.json_calls import any_name
-from quire.services.frontend.output_processor.parsing.python_calls import listed
+from quire.services.frontend.output_processor.parsing.markup.call_blocks import CallMarkup, call_blocks
+from quire.services.frontend.output_processor.parsing.markup.json_calls import any_name
+from quire.services.frontend.output_processor.parsing.markup.python_calls import listed
 from quire.services.frontend.output_processor.parsing.scanner import Scanner, Steps
 from quire.services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
 from quire.services.frontend.output_processor.parsing.writer import EventWriter

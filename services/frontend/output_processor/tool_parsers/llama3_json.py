@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import re
 
-from quire.services.frontend.output_processor.parsing import json_repair, python_calls
-from quire.services.frontend.output_processor.parsing.arguments_json import ArgumentsJson
-from quire.services.frontend.output_processor.parsing.call_blocks import close, no_call
 from quire.services.frontend.output_processor.parsing.formats import ToolFormat
-from quire.services.frontend.output_processor.parsing.json_calls import LONGEST_NAME, Keys, calls
+from quire.services.frontend.output_processor.parsing.markup import python_calls
+from quire.services.frontend.output_processor.parsing.markup.call_blocks import close, no_call
+from quire.services.frontend.output_processor.parsing.markup.json_calls import LONGEST_NAME, Keys, calls
 from quire.services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Steps
 from quire.services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
+from quire.services.frontend.output_processor.parsing.values import json_repair
+from quire.services.frontend.output_processor.parsing.values.arguments_json import ArgumentsJson
 from quire.services.frontend.output_processor.parsing.wording import Wording, json_arguments
 from quire.services.frontend.output_processor.parsing.writer import EventWriter
 

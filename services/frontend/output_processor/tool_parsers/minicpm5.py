@@ -1,6 +1,6 @@
 """MiniCPM5: <function name="add"><param name="a">1</param><param name="b"><![CDATA[two]]></param></function>"""
 
-from quire.services.frontend.output_processor.parsing.tagged_calls import Tags, tagged
+from quire.services.frontend.output_processor.parsing.markup.tagged_calls import Tags, tagged
 
 FORMAT = tagged(
     Tags(

@@ -1,6 +1,6 @@
 """MiniMax M2: <minimax:tool_call><invoke name="add"><parameter name="a">1</parameter></invoke></minimax:tool_call>"""
 
-from quire.services.frontend.output_processor.parsing.tagged_calls import Tags, tagged
+from quire.services.frontend.output_processor.parsing.markup.tagged_calls import Tags, tagged
 
 FORMAT = tagged(
     Tags(

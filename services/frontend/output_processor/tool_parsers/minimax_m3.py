@@ -12,10 +12,10 @@ from __future__ import annotations
 import json
 
 from quire.services.frontend.output_processor.parsing.formats import ToolFormat
-from quire.services.frontend.output_processor.parsing.marked_tags import Tag, TagMarks, marked_calls
+from quire.services.frontend.output_processor.parsing.markup.marked_tags import Tag, TagMarks, marked_calls
 from quire.services.frontend.output_processor.parsing.scanner import WHITE, Malformed, Scanner, Steps
 from quire.services.frontend.output_processor.parsing.tool_schemas import SchemaPart, ToolSchemas
-from quire.services.frontend.output_processor.parsing.typed_arguments import STRING, TypedArguments, as_json
+from quire.services.frontend.output_processor.parsing.values.typed_arguments import STRING, TypedArguments, as_json
 from quire.services.frontend.output_processor.parsing.writer import EventWriter
 
 MARK = "]<]minimax[>["

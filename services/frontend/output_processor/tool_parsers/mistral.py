@@ -5,12 +5,12 @@ import re
 import secrets
 import string
 
-from quire.services.frontend.output_processor.parsing import json_repair
-from quire.services.frontend.output_processor.parsing.call_blocks import CallMarkup, call_blocks
 from quire.services.frontend.output_processor.parsing.formats import ToolFormat
-from quire.services.frontend.output_processor.parsing.json_calls import LONGEST_NAME, Keys, calls
+from quire.services.frontend.output_processor.parsing.markup.call_blocks import CallMarkup, call_blocks
+from quire.services.frontend.output_processor.parsing.markup.json_calls import LONGEST_NAME, Keys, calls
 from quire.services.frontend.output_processor.parsing.scanner import Malformed, Scanner, Steps
 from quire.services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
+from quire.services.frontend.output_processor.parsing.values import json_repair
 from quire.services.frontend.output_processor.parsing.wording import Wording, json_arguments
 from quire.services.frontend.output_processor.parsing.writer import EventWriter
 

@@ -4,7 +4,7 @@ Reasoning is set apart as well: it is a message like a call, of another channel.
 """
 
 from quire.services.frontend.output_processor.parsing.formats import ToolFormat
-from quire.services.frontend.output_processor.parsing.harmony import (
+from quire.services.frontend.output_processor.parsing.markup.harmony import (
     CALL,
     CHANNEL,
     CONSTRAIN,

@@ -1,10 +1,10 @@
 """Llama 3.2, ToolACE and others: [add(a=1, b="two"), now()] as the whole answer. Llama 4 puts <|python_start|> and
 <|python_end|> around it."""
 
-from quire.services.frontend.output_processor.parsing.call_blocks import CallMarkup, call_blocks
 from quire.services.frontend.output_processor.parsing.formats import ToolFormat
-from quire.services.frontend.output_processor.parsing.json_calls import any_name
-from quire.services.frontend.output_processor.parsing.python_calls import listed, listed_first
+from quire.services.frontend.output_processor.parsing.markup.call_blocks import CallMarkup, call_blocks
+from quire.services.frontend.output_processor.parsing.markup.json_calls import any_name
+from quire.services.frontend.output_processor.parsing.markup.python_calls import listed, listed_first
 from quire.services.frontend.output_processor.parsing.scanner import Scanner, Steps
 from quire.services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
 from quire.services.frontend.output_processor.parsing.writer import EventWriter

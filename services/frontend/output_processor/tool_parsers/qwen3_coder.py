@@ -9,7 +9,7 @@
 </tool_call>
 """
 
-from quire.services.frontend.output_processor.parsing.tagged_calls import Tags, tagged
+from quire.services.frontend.output_processor.parsing.markup.tagged_calls import Tags, tagged
 
 FORMAT = tagged(
     Tags(

@@ -1,6 +1,6 @@
 """Seed-OSS: <seed:tool_call><function=add><parameter=a>1</parameter></function></seed:tool_call>"""
 
-from quire.services.frontend.output_processor.parsing.tagged_calls import Tags, tagged
+from quire.services.frontend.output_processor.parsing.markup.tagged_calls import Tags, tagged
 
 FORMAT = tagged(
     Tags(

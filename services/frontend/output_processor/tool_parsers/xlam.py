@@ -1,8 +1,8 @@
 """xLAM: [{"name": "add", "arguments": {"a": 1}}] as the whole answer, bare or in a ```json fence."""
 
-from quire.services.frontend.output_processor.parsing.call_blocks import close, no_call
 from quire.services.frontend.output_processor.parsing.formats import ToolFormat
-from quire.services.frontend.output_processor.parsing.json_calls import Keys, calls
+from quire.services.frontend.output_processor.parsing.markup.call_blocks import close, no_call
+from quire.services.frontend.output_processor.parsing.markup.json_calls import Keys, calls
 from quire.services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Steps
 from quire.services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
 from quire.services.frontend.output_processor.parsing.wording import Wording, json_arguments

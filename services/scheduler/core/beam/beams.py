@@ -23,6 +23,7 @@ from quire.services.scheduler.core.scheduling.preemption import make_room
 from quire.services.scheduler.core.sequences.beam_search import BeamNode, Entries, LiveBeams
 from quire.services.scheduler.core.sequences.ending import Failure, Reason
 from quire.services.scheduler.core.sequences.sequence import Sequence
+from quire.services.scheduler.core.sequences.tokens import SequenceTokens
 from quire.services.scheduler.core.state import CoreState
 from quire.services.scheduler.core.step.plan_builder import PlanBuilder
 from quire.shared.columns import i32_bytes
@@ -82,7 +83,7 @@ class Beams:
             key=next(self._keys),
             owner=root.owner,
             sequence_id=root.sequence_id,
-            tokens=bytearray(tokens),
+            tokens=SequenceTokens(tokens),
             num_prompt_tokens=root.num_prompt_tokens,
             max_total_tokens=root.max_total_tokens,
             root_hash=root.root_hash,
@@ -122,7 +123,7 @@ class Beams:
             parent = slots[child.parent]
             if target is None:
                 beam = self._beam_of(
-                    group.root, self._state.running.known_tokens(parent) + i32_bytes([child.node.token])
+                    group.root, bytes(self._state.running.sequence(parent).tokens) + i32_bytes([child.node.token])
                 )
             else:
                 beam = by_slot[target]

@@ -14,6 +14,7 @@ from quire.services.scheduler.core.counts import Counts
 from quire.services.scheduler.core.prerequisites.port import InternalSequences, Prerequisite, Requeue
 from quire.services.scheduler.core.prerequisites.worker_cache import CacheEntry, CacheLimits, WorkerCache
 from quire.services.scheduler.core.sequences.sequence import LateQuery, Sequence
+from quire.services.scheduler.core.sequences.tokens import SequenceTokens
 from quire.shared.kv import block_hash
 
 MOST_IDLE = 8192  # queries without documents that are remembered, whatever the worker has room for
@@ -119,7 +120,7 @@ class QueryVectors(Prerequisite):
             key=next(KEYS),
             owner=first.owner,
             sequence_id=first.sequence_id,
-            tokens=bytearray(query.tokens),
+            tokens=SequenceTokens(query.tokens),
             num_prompt_tokens=query.num_tokens,
             max_total_tokens=query.num_tokens,
             root_hash=first.root_hash,

@@ -10,7 +10,9 @@ import numpy.typing as npt
 
 from quire.services.scheduler.core.plan import I32
 from quire.services.scheduler.core.running.free_slots import FreeSlots
-from quire.services.scheduler.core.sequences.sequence import TOKEN_BYTES, Sequence
+from quire.services.scheduler.core.running.token_rows import TokenRows
+from quire.services.scheduler.core.sequences.sequence import Sequence
+from quire.services.scheduler.core.sequences.tokens import TOKEN_BYTES
 from quire.services.scheduler.kv_cache.groups import Groups
 
 Slots = npt.NDArray[np.intp]
@@ -43,7 +45,8 @@ class Running:
         self.tenants = np.zeros(num_slots, dtype=np.int32)
         self.urgency = np.zeros(num_slots, dtype=np.float64)  # smaller comes first
         self.num_prompt_tokens = np.zeros(num_slots, dtype=np.int32)
-        self.num_known = np.zeros(num_slots, dtype=np.int32)  # tokens whose value has come back
+        self._token_rows = TokenRows(num_slots, block_size)
+        self.num_known = self._token_rows.num_known  # tokens whose value has come back
         self.num_at_entry = np.zeros(num_slots, dtype=np.int32)  # num_known when it got the slot
         self.limit = np.zeros(num_slots, dtype=np.int32)  # tokens at which it ends
         self.capacity = np.zeros(num_slots, dtype=np.int32)  # positions its blocks have room for
@@ -55,9 +58,6 @@ class Running:
         self.is_beam = np.zeros(num_slots, dtype=bool)
         self.num_beams = 0
         self.stop_ids = np.full((2, num_slots), NO_TOKEN, dtype=np.int32)
-        self._tail = np.zeros((num_slots, block_size), dtype=np.int32)  # known tokens behind the last full block
-        self._tail_bytes = self._tail.reshape(-1).view(np.uint8).data  # the same, row after row
-        self._row_bytes = block_size * TOKEN_BYTES
         self.num_micro_batches = num_micro_batches
         self.micro_batches = np.arange(num_slots) % num_micro_batches  # by slot
         self.free_slots = FreeSlots(num_slots, num_micro_batches)
@@ -76,7 +76,7 @@ class Running:
     def enter(self, sequence: Sequence, num_computed: int, micro_batch: int = 0) -> int:
         """Gives `sequence` the lowest free slot, of this micro-batch if it has one."""
         slot = self.free_slots.take(micro_batch)
-        num_tokens = sequence.num_tokens
+        num_tokens = self._token_rows.enter(slot, sequence.tokens)
         self.sequences[slot] = sequence
         sequence.slot = slot
         self.live[slot] = True
@@ -87,7 +87,7 @@ class Running:
         self.tenants[slot] = sequence.tenant_index
         self.urgency[slot] = sequence.urgency
         self.num_prompt_tokens[slot] = sequence.num_prompt_tokens
-        self.num_tokens[slot] = self.num_known[slot] = self.num_at_entry[slot] = num_tokens
+        self.num_tokens[slot] = self.num_at_entry[slot] = num_tokens
         self.num_computed[slot] = num_computed
         if self._has_drafted:
             self.num_drafts_in_flight[slot] = 0
@@ -97,8 +97,6 @@ class Running:
         if sequence.asks_more:
             self._enter_wishes(slot, sequence)
         self._enter_stops(slot, sequence)
-        self._enter_tail(slot, sequence)
-        sequence.row = self
         if sequence.samples_nothing:
             self.silent.add(slot)
         if sequence.is_beam or sequence.samples_nothing or num_computed < num_tokens - 1:
@@ -113,35 +111,13 @@ class Running:
     def fork(self, parent: int, slot: int) -> None:
         """`slot` is where `parent` is: a beam goes on from another, of the same search."""
         source, target = self.sequence(parent), self.sequence(slot)
-        target.tokens[:], target.block_hashes[:] = source.tokens, source.block_hashes
-        self._tail[slot] = self._tail[parent]
-
-    def num_known_of(self, slot: int) -> int:
-        return int(self.num_known[slot])
-
-    def tail_of(self, slot: int) -> bytes:
-        """i32 column: the known tokens behind the last full block that the sequence itself keeps."""
-        begin = slot * self._row_bytes
-        end = begin + int(self.num_known[slot]) * TOKEN_BYTES - len(self.sequence(slot).tokens)
-        return bytes(self._tail_bytes[begin:end])
-
-    def known_tokens(self, slot: int) -> bytes:
-        """i32 column."""
-        return bytes(self.sequence(slot).tokens) + self.tail_of(slot)
-
-    def known_block(self, slot: int, index: int) -> bytes:
-        """i32 column: the known tokens of one of its blocks."""
-        size = self._row_bytes
-        tokens = self.sequence(slot).tokens
-        if index * size < len(tokens):
-            return bytes(tokens[index * size : (index + 1) * size])
-        return self.tail_of(slot)
+        target.tokens.become(source.tokens)
+        target.block_hashes[:] = source.block_hashes
 
     def leave(self, slot: int) -> Sequence:
-        """Frees the slot; the sequence has all its known tokens again."""
+        """Frees the slot and returns its sequence."""
         sequence = self.sequence(slot)
-        sequence.tokens += self.tail_of(slot)
-        sequence.row = None
+        sequence.tokens.leave()
         self.most_blocks -= self.most_blocks_of(sequence)
         self.sequences[slot] = None
         if sequence.asks_more:
@@ -190,26 +166,17 @@ class Running:
         self.num_computed[slots] -= refused
         self.num_drafts_in_flight[slots] -= drafted
 
-    def append(self, slots: Slots, tokens: I32) -> Slots:
-        """Sampled tokens came back, one for each slot; returns the slots whose last block is now fully known."""
-        known = self.num_known[slots]
-        self._tail[slots, known % self.block_size] = tokens
-        known += 1
-        self.num_known[slots] = known
-        filled: Slots = slots[known % self.block_size == 0]
-        return filled
-
-    def take_blocks(self, slots: Slots) -> list[tuple[Sequence, bytes]]:
-        """Moves a block of known tokens to the sequence of each of `slots`; returns both, the tokens as i32 columns."""
-        size = self._row_bytes
-        tails: bytes = self._tail[slots].tobytes()
-        taken = []
-        for begin, slot in zip(range(0, len(tails), size), slots.tolist(), strict=True):
-            sequence, block = self.sequences[slot], tails[begin : begin + size]
+    def append(self, slots: Slots, tokens: I32) -> list[tuple[Sequence, bytes]]:
+        """Appends sampled tokens that came back, one for each slot; returns the sequences whose last block is now
+        known, and that block as an i32 column."""
+        filled, content = self._token_rows.append(slots, tokens)
+        size, blocks = self.block_size * TOKEN_BYTES, []
+        for begin, slot in zip(range(0, len(content), size), filled, strict=True):
+            sequence, block = self.sequences[slot], content[begin : begin + size]
             assert sequence is not None, f"slot {slot} is free"
-            sequence.tokens += block
-            taken.append((sequence, block))
-        return taken
+            sequence.tokens.kept += block
+            blocks.append((sequence, block))
+        return blocks
 
     def may_end(self, slots: Slots, tokens: I32) -> Slots:
         """Indices of those of `slots` that their last one of `tokens` may end: ending.py decides."""
@@ -250,11 +217,3 @@ class Running:
         column.fill(NO_TOKEN)
         for place, stop in enumerate(stops):  # for the few that there are, sooner than as a slice
             column[place] = stop
-
-    def _enter_tail(self, slot: int, sequence: Sequence) -> None:
-        """From here on the sequence keeps whole blocks, the row what is behind them."""
-        num_behind = len(sequence.tokens) % self._row_bytes
-        if num_behind:
-            begin = slot * self._row_bytes
-            self._tail_bytes[begin : begin + num_behind] = sequence.tokens[-num_behind:]
-            del sequence.tokens[-num_behind:]

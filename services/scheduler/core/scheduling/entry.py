@@ -8,7 +8,7 @@ from typing import NamedTuple
 from quire.services.scheduler.core.plan import Started
 from quire.services.scheduler.core.prerequisites.siblings import Siblings
 from quire.services.scheduler.core.scheduling.chunks import chunk_size
-from quire.services.scheduler.core.sequences.sequence import TOKEN_BYTES, Sequence, SequenceStatus
+from quire.services.scheduler.core.sequences.sequence import Sequence, SequenceStatus
 from quire.services.scheduler.core.state import CoreState
 from quire.services.scheduler.core.step.plan_builder import PlanBuilder
 from quire.services.scheduler.kv_cache.match import Match
@@ -88,7 +88,7 @@ class Entry:
             end = min(end, sequence.prompt_logprobs_from - 1)
         if end - begin < state.limits.prefix_grain:
             return None
-        tokens = sequence.tokens[begin * TOKEN_BYTES : end * TOKEN_BYTES]
+        tokens = sequence.tokens.column(begin, end)
         return state.kv.match_part(sequence.hash_before(num_whole) + tokens)
 
     def _match(self, sequence: Sequence) -> Match:

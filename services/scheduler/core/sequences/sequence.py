@@ -5,17 +5,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from quire.services.scheduler.core.sequences.repetition import RepetitionRule
+from quire.services.scheduler.core.sequences.tokens import TOKEN_BYTES, SequenceTokens
 from quire.services.scheduler.kv_cache.kv_priority import KVPriority
 
 if TYPE_CHECKING:
     from quire.services.scheduler.core.sequences.beam_search import LiveBeams
-
-TOKEN_BYTES = 4
 
 
 class SequenceStatus(Enum):
@@ -33,14 +32,6 @@ class Loss(NamedTuple):
 
     worker_id: str
     epoch: int
-
-
-class Row(Protocol):
-    """Where a running sequence keeps the tokens behind its last full block."""
-
-    def num_known_of(self, slot: int) -> int: ...
-
-    def tail_of(self, slot: int) -> bytes: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -65,12 +56,12 @@ class LateQuery:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """`tokens` is complete while it holds no slot; else the tail behind the last full block is in its row."""
+    """One stream of tokens: what a client asked for, and where it stands."""
 
     key: int  # unique in the scheduler's lifetime
     owner: int  # the frontend session it belongs to
     sequence_id: int  # its number in that session
-    tokens: bytearray  # i32 column: prompt, then output
+    tokens: SequenceTokens  # prompt, then output
     num_prompt_tokens: int
     max_total_tokens: int  # prompt and output together
     stop_token_ids: tuple[int, ...] = ()
@@ -104,7 +95,6 @@ class Sequence:
 
     status: SequenceStatus = SequenceStatus.WAITING
     slot: int = -1
-    row: Row | None = None  # while it holds a slot
     order: int = -1  # arrival rank within a core
     tenant_index: int = 0  # of its tenant within a policy
     urgency: float = 0.0  # under the priority policy: smaller comes first
@@ -130,8 +120,8 @@ class Sequence:
 
     @property
     def num_tokens(self) -> int:
-        """Whose values are known."""
-        return len(self.tokens) // TOKEN_BYTES if self.row is None else self.row.num_known_of(self.slot)
+        """Tokens whose values are known."""
+        return len(self.tokens)
 
     @property
     def starts(self) -> bool:
@@ -161,23 +151,13 @@ class Sequence:
 
     def last_output(self, count: int) -> list[int]:
         """Its last output tokens, at most `count`."""
-        count = min(count, self.num_tokens - self.num_prompt_tokens)
-        if count <= 0:
-            return []
-        tail = b"" if self.row is None else self.row.tail_of(self.slot)
-        begin = max(0, len(self.tokens) + len(tail) - count * TOKEN_BYTES)
-        last = bytes(self.tokens[begin:]) + tail
-        return list(np.frombuffer(last[-count * TOKEN_BYTES :], dtype=np.int32).tolist())
+        end = self.num_tokens
+        begin = max(end - count, self.num_prompt_tokens)
+        return list(np.frombuffer(self.tokens.column(begin, end), dtype=np.int32).tolist())
 
     def hash_before(self, block: int) -> bytes:
         """Of all that comes before the block of that number."""
         return self.block_hashes[block - 1] if block else self.root_hash
-
-    def append(self, token: int) -> None:
-        self.tokens += int(token).to_bytes(TOKEN_BYTES, "little", signed=True)
-
-    def token_ids(self) -> list[int]:
-        return list(np.frombuffer(bytes(self.tokens), dtype=np.int32).tolist())
 
     def stop_token_id(self, token: int) -> int | None:
         """The stop token to report: none for end of sequence."""

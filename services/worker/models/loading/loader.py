@@ -6,7 +6,7 @@ import json
 import math
 import stat
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
@@ -55,6 +55,8 @@ BESIDE_TEXT = tuple(
     for name in ("vision_tower.", "vision_model.", "visual.", "multi_modal_projector.", "audio_tower.")
 )
 TEXT_PREFIXES = {"language_model.": "", "model.language_model.": "model."}
+WRAPPERS = ("_orig_mod.", "module.", "base_model.model.")  # of torch.compile, data parallel training and PEFT
+HEAD, EMBEDDING = "lm_head.weight", ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight")
 
 DUMMY_PERIOD = 1_048_573  # prime, so that repeating it does not repeat a weight's rows
 
@@ -150,7 +152,7 @@ def _place(
     missing, alternatives = dict(model.destinations()), model.alternatives
     if progress is not None:
         progress.total_bytes += sum(memory_of(destination).nbytes for destination in missing.values())
-    unexpected, passed_over = [], frozenset(model.passed_over)
+    unexpected, passed_over, head = [], frozenset(model.passed_over), None
     beginnings = (*BESIDE_TEXT, *(name for name in passed_over if name.endswith(".")))
     known = {*missing, *alternatives, *passed_over}
     for written, source in sources:
@@ -163,6 +165,8 @@ def _place(
             take(name, source, alternatives[name].destination, covered)
             for other in covered:
                 missing.pop(other, None)
+        elif name == HEAD and name in passed_over:
+            head = replace(source, read=partial(_whole, source.parts))  # its file will be closed
         elif (
             not name.endswith(DERIVED_SUFFIXES)
             and name not in passed_over
@@ -170,13 +174,22 @@ def _place(
             and not is_elsewhere(name)
         ):
             unexpected.append(name)
+    if head is not None:  # of tied weights safetensors.torch.save_model keeps the first name only
+        for name in [name for name in missing if name.endswith(EMBEDDING)]:
+            take(name, head, missing.pop(name), (name,))
     _complain(given, "lacks tensors that the model needs", list(missing))
     _complain(given, "holds tensors that the model does not have", unexpected)
 
 
+def _whole(parts: Slices | Tensor) -> Tensor:
+    return parts[(slice(None),)]
+
+
 def _full(name: str, known: Collection[str]) -> str:
     """Checkpoints of GPT-2 and of many embedding models hold the decoder alone: names begin inside of it. Those of
-    models that also see hold it among others."""
+    models that also see hold it among others, and what was trained is often saved with what was put around it."""
+    while wrapper := next((wrapper for wrapper in WRAPPERS if name.startswith(wrapper)), ""):
+        name = name.removeprefix(wrapper)
     for prefix, instead in TEXT_PREFIXES.items():
         if name.startswith(prefix):
             name = instead + name.removeprefix(prefix)

@@ -12,14 +12,13 @@ from pathlib import Path
 import torch
 
 from quire.services.worker.models.config.decoder_config import DecoderConfig
-from quire.services.worker.models.loading.loader import TensorSource, named_tensors
+from quire.services.worker.models.loading.loader import EMBEDDING, HEAD, TensorSource, named_tensors
 from quire.services.worker.models.of_transformers.transformers_config import TransformersConfig
 from quire.shared.errors import InvalidArgument
 from quire.shared.logs import logger
 
 log = logger("worker.build")
 
-HEAD, EMBEDDING = "lm_head.weight", ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight")
 MOST_ROWS = 8192  # that are compared at a time
 TIE = "tie_word_embeddings"
 

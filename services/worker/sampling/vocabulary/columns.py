@@ -1,10 +1,33 @@
-"""How rows are drawn."""
+"""How rows are drawn: the table of filters, and their columns."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
+
+from quire.shared.pb.common.v1.sampling_pb2 import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class TokenFilter:
+    """A parameter that drops tokens before one is drawn; `unused`: the value with which it drops none."""
+
+    name: str
+    unused: float
+    dtype: str
+
+    def asked(self, sampling: SamplingParams) -> float:
+        """Returns the value that a sequence asks for."""
+        value: float = getattr(sampling, self.name) if sampling.HasField(self.name) else self.unused
+        return value
+
+
+TOP_K = TokenFilter("top_k", 0, "int32")
+TOP_P = TokenFilter("top_p", 1, "float32")
+FILTERS = (TOP_K, TOP_P, TokenFilter("min_p", 0, "float32"))  # in the order of ChoiceColumns
+# Filters that sort the vocabulary need more memory than any other choice.
+COSTLY = SamplingParams(temperature=1.0, top_k=50, top_p=0.9, min_p=0.01)
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,16 +39,22 @@ class ChoiceColumns:
     top_k: Tensor | None = None
     top_p: Tensor | None = None
     min_p: Tensor | None = None
-    most_kept: int = 0  # by a row that has top_k or top_p, if they are few; 0: they may be many
+    most_kept: int = field(default=0, kw_only=True)
+    """By a row that has top_k or top_p, if they are few; 0: they may be many."""
 
     @property
     def have_filters(self) -> bool:
-        return not (self.top_k is None and self.top_p is None and self.min_p is None)
+        return any(column is not None for column in self.all[1:])
 
     def of(self, rows: Tensor | slice) -> ChoiceColumns:
-        temperature, top_k, top_p, min_p = (None if column is None else column[rows] for column in self.all)
-        return ChoiceColumns(temperature, top_k, top_p, min_p, self.most_kept)
+        columns = (None if column is None else column[rows] for column in self.all)
+        return ChoiceColumns(*columns, most_kept=self.most_kept)
 
     @property
     def all(self) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
         return self.temperature, self.top_k, self.top_p, self.min_p
+
+    def least_likely(self, tops: Tensor) -> Tensor | None:
+        """Returns the logits below which tokens are too unlikely beside the most likely one, [num_rows]; None where
+        no row minds. `tops`: [num_rows, 1], the largest logits."""
+        return None if self.min_p is None else tops.squeeze(1) + self.min_p.log()

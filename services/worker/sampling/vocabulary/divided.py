@@ -43,8 +43,9 @@ class DividedVocabulary:
         if not columns.have_filters:
             return values
         tops = self.largest(values.amax(dim=1, keepdim=True))
-        if columns.min_p is not None:
-            values = _from(values, tops.squeeze(1) + columns.min_p.log())
+        least = columns.least_likely(tops)
+        if least is not None:
+            values = _from(values, least)
         if columns.top_k is not None and columns.most_kept:
             return self._few(values, tops, columns, columns.top_k)
         if columns.top_k is not None:

@@ -355,3 +355,15 @@ async def test_stop_sequences_count_in_the_text_only(talking_model: Path) -> Non
         reply = await client.messages.create(**asked(stop_sequences=["it is", "It is"]))
     assert (reply.stop_reason, reply.stop_sequence) == ("stop_sequence", "it is")
     assert reply.content[-1].text == "Hot: "
+
+
+async def test_the_tokens_of_a_whole_call_can_be_counted(talking_model: Path) -> None:
+    """Gateways send what they would send to be answered."""
+    whole = asked(temperature=0.5, top_p=0.9, stream=True, stop_sequences=["x"])
+    async with serving(talking_model, lambda _: "hi") as (frontend, _, _):
+        counted = await frontend.http.post("/v1/messages/count_tokens", json=whole)
+        bare = await frontend.http.post("/v1/messages/count_tokens", json={"model": "talking", "messages": ASK})
+        wrong = await frontend.http.post("/v1/messages/count_tokens", json={**whole, "temprature": 1})
+    assert counted.json() == bare.json()
+    assert wrong.status_code == 400
+    assert "did you mean 'temperature'?" in wrong.json()["error"]["message"]

@@ -242,3 +242,79 @@ async def test_hundreds_of_small_tenants_share_the_reserve_and_one_large_takes_n
     for lease in (*small, *more):
         lease.release()
     assert admission.num_samples == 0
+
+
+def begun_by(admission: CallAdmission, tenant: str, num_samples: int, piece: int = 1) -> Lease:
+    """As a call that takes the place of the smallest request first, and then those of its prompts."""
+    lease = admission.lease()
+    lease.tenant = tenant
+    lease.take(1, 0)
+    lease.take(num_samples, 1, piece)
+    return lease
+
+
+async def test_a_large_call_beside_another_tenant_begins_with_its_part_and_is_not_refused() -> None:
+    admission = shared_door(1024)
+    taken_by(admission, "small", 1)
+    large = begun_by(admission, "large", 1024)
+    assert (large.num_samples, large.is_partial) == (448, True)
+    second = begun_by(admission, "large", 1024)
+    assert (second.num_samples, second.is_partial) == (1, True), "the tenant has its part; the call goes on slowly"
+    held = [taken_by(admission, "small", 1) for _ in range(400)]
+    for lease in (large, second, *held):
+        lease.release()
+    assert admission.num_samples == 1
+
+
+async def test_a_large_call_alone_takes_what_a_tenant_may_have() -> None:
+    admission = shared_door(1024)
+    large = begun_by(admission, "large", 1024)
+    assert (large.num_samples, large.is_partial) == (896, True)
+    fits = begun_by(shared_door(1024), "large", 800)
+    assert (fits.num_samples, fits.is_partial) == (800, False)
+
+
+async def test_a_call_that_shares_with_no_tenant_takes_all_at_once() -> None:
+    admission, _ = door(max_samples=4)
+    lease = begun_by(admission, "", 1000)
+    assert (lease.num_samples, lease.is_partial) == (1000, False)
+
+
+async def test_places_of_prompts_that_end_go_to_others_until_each_tenant_has_its_part() -> None:
+    admission = shared_door(80)  # 70 are shared
+    large = begun_by(admission, "large", 200)
+    assert large.num_samples == 70
+    small = [taken_by(admission, "small", 1) for _ in range(5)]
+    left = 200 - 70
+    for _ in range(35):
+        assert large.next_pieces(1, left) == 0
+    assert large.num_samples == 35
+    for lease in small:
+        lease.release()
+    begun = large.next_pieces(1, left)
+    assert (begun, large.num_samples) == (36, 70)
+    large.release()
+    assert admission.num_samples == 0
+
+
+async def test_pieces_never_exceed_what_is_shared_and_every_call_ends() -> None:
+    chance = random.Random(9)
+    for _ in range(100):
+        most, piece = chance.randint(40, 100), chance.randint(1, 4)
+        admission = shared_door(most)
+        calls = [taken_by(admission, tenant, 1, 0) for tenant in "aab"]
+        for lease in calls:
+            lease.take(piece * 40, 1, piece)
+        running = [max(1, lease.num_samples // piece) for lease in calls]
+        left = [40 - count for count in running]
+        while any(running):
+            number = chance.choice([number for number in range(3) if running[number]])
+            begun = calls[number].next_pieces(piece, left[number])
+            running[number] += begun - 1
+            left[number] -= begun
+            assert running[number] or not left[number]
+            assert admission.num_samples <= most + len(calls) * piece
+        assert not any(left)
+        for lease in calls:
+            lease.release()
+        assert admission.num_samples == 0

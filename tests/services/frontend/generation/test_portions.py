@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -57,3 +58,30 @@ async def test_a_client_that_leaves_between_two_portions_leaves_nothing_behind(
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
             await eventually(lambda: not frontend.frontend.door.admission.num_samples and (not script.num_running))
+
+
+async def test_a_large_call_takes_its_places_piece_by_piece_and_others_are_never_refused(
+    folder: Path, tmp_path: Path
+) -> None:
+    """Sixteen places, of which two are kept for tenants that hold little."""
+    keys = tmp_path / "keys.yaml"
+    keys.write_text(json.dumps({"keys": [{"name": name, "key": f"sk-{name}"} for name in ("large", "small")]}))
+    keys.chmod(0o600)
+    script, most = ScriptedScheduler(count_up), 0
+    settings = {"api_keys": str(keys), "max_inflight_requests": 16}
+    async with scheduler(script), running(folder, script.address, **settings) as frontend:
+        large, small = ({"authorization": f"Bearer sk-{name}"} for name in ("large", "small"))
+        body = {"prompt": ["x"] * 100, "n": 2, "max_tokens": 20, "ignore_eos": True}
+        asking = asyncio.create_task(frontend.http.post("/v1/completions", json=body, headers=large))
+        num_answered = 0
+        while not asking.done() or num_answered < 5:
+            one = {"prompt": "y", "max_tokens": 1}
+            answer = await frontend.http.post("/v1/completions", json=one, headers=small)
+            assert answer.status_code == 200, answer.text
+            num_answered += 1
+            most = max(most, script.num_running)
+        answered = (await asking).json()
+        assert frontend.frontend.door.admission.num_samples == 0
+    assert [choice["finish_reason"] for choice in answered["choices"]] == ["length"] * 200
+    assert [choice["index"] for choice in answered["choices"]] == [*range(200)]
+    assert 2 <= most <= 16

@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 
-from quire.services.frontend.output_processor.parsing.input_text import InputText
+from quire.services.frontend.output_processor.parsing.values.input_text import InputText
 from tests.services.frontend.output_processor.parsers.reading import pieces
 from tests.services.frontend.scripted_scheduler import prompt_of
 from tests.services.frontend.speech import prompt_text

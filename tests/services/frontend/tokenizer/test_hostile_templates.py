@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 import time
 from pathlib import Path
 
@@ -44,6 +46,7 @@ def said(*texts: str) -> ChatPrompt:
 
 
 NEVER_S = 3600.0
+SEVERAL_TICKS = 100  # a second: starting takes less
 
 
 @pytest.fixture(autouse=True)
@@ -105,6 +108,52 @@ async def test_the_loop_runs_on_while_a_template_computes(tmp_path: Path) -> Non
         assert time.thread_time() >= started
         with pytest.raises(InvalidArgument):
             waiting.result()
+
+
+async def test_a_process_that_is_killed_is_replaced_and_reaped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it renders, twice: the second process got the same conversation."""
+    monkeypatch.setattr(module, "LIGHT", RenderBudget(NEVER_S, NEVER_S))
+    hidden = "{% if messages[0].content == 'bomb' %}" + LOOP + "{% endif %}" + CHATML
+    with contextlib.closing(Tokenizer(folder_with(tmp_path, hidden), 1)) as tokenizer:
+        conversations = tokenizer.conversations
+        assert await conversations.sections(said("hello"))
+        waiting = asyncio.ensure_future(conversations.sections(said("bomb")))
+        killed: list[int] = []
+        for _ in range(template_runner.ATTEMPTS):
+            pid = await _one_that_computes(conversations, killed)
+            os.kill(pid, signal.SIGKILL)
+            killed.append(pid)
+        with pytest.raises(InvalidArgument, match=r"chat_template\.jinja"):
+            await waiting
+        assert await conversations.sections(said("hello"))
+        assert conversations.pids[0] not in killed
+        assert not [pid for pid in killed if _is_there(pid)]
+
+
+async def _one_that_computes(conversations: module.Conversations, killed: list[int]) -> int:
+    """Returns the process for short conversations once it has used two ticks of a processor for one."""
+    pid, first = None, 0
+    async with asyncio.timeout(60):
+        while True:
+            await asyncio.sleep(0.01)
+            found = conversations.pids[0]
+            used = _ticks(found)
+            if found in killed or found != pid:
+                pid, first = found, used
+            elif found is not None and used >= first + SEVERAL_TICKS:
+                return found
+
+
+def _is_there(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def _ticks(pid: int | None) -> int:
+    """Returns the processor time that a process has used for itself; 0 for one that is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11])
+    except OSError:
+        return 0
 
 
 async def test_a_template_that_is_nested_too_deeply_does_not_start(tmp_path: Path) -> None:

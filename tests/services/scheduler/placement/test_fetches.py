@@ -204,5 +204,5 @@ def test_random_lives_say_what_the_oracle_says(seed: int) -> None:
     assert pair.is_at_rest()
     assert sum(side.core.counts.fetches for side in pair.sides) > 3
     for sequence, asked in sequences:
-        said = sequence.token_ids()[len(asked) :]
+        said = sequence.tokens.ids()[len(asked) :]
         assert said == oracle(asked, sequence.max_total_tokens, False)[: len(said)]

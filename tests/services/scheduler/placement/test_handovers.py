@@ -24,11 +24,11 @@ def pair() -> Pair:
 
 
 def said(sequence: Sequence) -> list[int]:
-    return sequence.token_ids()[sequence.num_prompt_tokens :]
+    return sequence.tokens.ids()[sequence.num_prompt_tokens :]
 
 
 def right(sequence: Sequence) -> list[int]:
-    return oracle(sequence.token_ids()[: sequence.num_prompt_tokens], sequence.max_total_tokens, False)
+    return oracle(sequence.tokens.ids()[: sequence.num_prompt_tokens], sequence.max_total_tokens, False)
 
 
 def until_moved(pair: Pair, sequence: Sequence) -> None:

@@ -14,11 +14,11 @@ from torch.nn import functional
 from quire.services.worker.heads.sentence_head import SentenceHead
 from quire.services.worker.heads.whole_pooling import WholePoolingHead
 from quire.services.worker.step.admission import SlotAdmission
+from quire.services.worker.step.result import StepResult
 from quire.services.worker.step.step_inputs import StepInputs
 from quire.shared.errors import InvalidArgument
 from quire.shared.models.sentence_transformers import SentenceModel
 from quire.shared.pb.common.v1.pooling_pb2 import POOLER_LAST, PoolingParams
-from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from tests.shared.models.test_sentence_transformers import DENSE, MEAN, NORMALIZE, TRANSFORMER, write
 
 SIZE, LENGTHS = 8, (5, 1, 3)
@@ -49,11 +49,11 @@ def vectors(head: WholePoolingHead, asked: list[PoolingParams]) -> list[torch.Te
     assert rows is not None
     hidden = states() if rows.tokens is None else states()[torch.from_numpy(rows.tokens).long()]
     launched = rows.launch(hidden)
-    result = pb.StepResult()
-    launched.answer([tensor.numpy() for tensor in launched.tensors]).tell(result)
-    assert np.frombuffer(result.pooled.slots, np.uint32).tolist() == step.slots.tolist()
-    sizes = np.frombuffer(result.pooled.sizes, np.uint32)
-    values = np.frombuffer(result.pooled.values, np.float32).copy()
+    result = StepResult(1, 1, NONE, None, None, [], wait_us=0)
+    result = launched.answer([tensor.numpy() for tensor in launched.tensors]).added_to(result)
+    assert result.pooled is not None
+    assert result.pooled.slots.tolist() == step.slots.tolist()
+    sizes, values = result.pooled.sizes, result.pooled.values.copy()
     return [torch.from_numpy(part) for part in np.split(values, np.cumsum(sizes)[:-1])]
 
 

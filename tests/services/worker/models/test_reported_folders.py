@@ -94,6 +94,37 @@ def test_a_folder_of_the_field_is_the_same_model(name: str, checkpoint: Make, tm
     torch.testing.assert_close(rows, wanted, atol=1e-5, rtol=0)
 
 
+def renamed(change: Callable[[str], str]) -> Spoil:
+    return tensors(lambda found: {change(name): value for name, value in found.items()})
+
+
+TIED_ELSEWHERE = renamed(lambda name: name.replace("model.embed_tokens.weight", "lm_head.weight"))
+OTHERS_NAMES: dict[str, tuple[str, Spoil]] = {
+    "transformers#38870": ("qwen3-tied", TIED_ELSEWHERE),  # as safetensors.torch.save_model keeps tied weights
+    "nanoGPT#325": ("llama", renamed("_orig_mod.{}".format)),
+    "train-llm-from-scratch#36": ("llama", renamed("module._orig_mod.{}".format)),
+    "vllm#2386": ("llama", renamed("base_model.model.{}".format)),  # state_dict() of a model that PEFT has merged
+    "TGI PR 1058": ("opt", renamed(lambda name: name.replace("model.decoder.", "decoder."))),
+    "vllm#18983": ("llama", renamed(lambda name: name.replace("model.", "model.language_model.", 1))),
+    "vllm#3323": (  # a second copy of a tied head
+        "gemma-tied",
+        tensors(lambda found: {**found, "lm_head.weight": found["model.embed_tokens.weight"].clone()}),
+    ),
+}
+
+
+@pytest.mark.parametrize("source", OTHERS_NAMES)
+def test_weights_under_the_names_of_what_saved_them(source: str, checkpoint: Make, tmp_path: Path) -> None:
+    family, spoil = OTHERS_NAMES[source]
+    made = checkpoint(family)
+    folder = Path(shutil.copytree(made.folder, tmp_path / "model"))
+    spoil(folder)
+    rows, tokens = rows_of(folder)
+    wanted, those = rows_of(made.folder)
+    assert tokens == those
+    torch.testing.assert_close(rows, wanted, atol=1e-5, rtol=0)
+
+
 def without(name: str) -> Spoil:
     return tensors(lambda found: {key: value for key, value in found.items() if key != name})
 
@@ -105,6 +136,18 @@ REFUSED: dict[str, tuple[Spoil, str]] = {
         tensors(lambda found: {**found, "model.layers.3.input_layernorm.weight": torch.ones(48)}),
         r"model\.layers\.3\.input_layernorm\.weight",
     ),
+    "Chinese-LLaMA-Alpaca#87": (config(vocab_size=180), r"lm_head\.weight has shape \[211, 48\].*implies \[180, 48\]"),
+    "unsloth#960": (  # an adapter that was not merged
+        tensors(
+            lambda found: {name.replace("q_proj.weight", "q_proj.base_layer.weight"): t for name, t in found.items()}
+        ),
+        r"lacks tensors .*q_proj\.weight",
+    ),
+    "a comma behind the last field": (
+        lambda folder: (folder / "config.json").write_text((folder / "config.json").read_text().rstrip()[:-1] + ",}"),
+        r"config\.json is not JSON",
+    ),
+    "rope_theta as text": (config(rope_parameters=..., rope_theta="10000"), "rope_theta is '10000': a number"),
     "eps as text": (config(rms_norm_eps="1e-05"), "rms_norm_eps"),
     "architectures null": (config(architectures=None), "LlamaForCausalLM"),
     "tekken only": (lambda folder: (folder / "config.json").rename(folder / "params.json"), r"config\.json"),

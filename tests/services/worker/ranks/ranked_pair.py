@@ -13,6 +13,7 @@ import torch
 
 from quire.services.scheduler.core.limits import TierLimits
 from quire.services.worker.building.rank_processes import start
+from quire.services.worker.codec.step_codec import decode_plan, encode_result
 from quire.services.worker.ranks import seat
 from quire.services.worker.ranks.follower import RankReplica
 from quire.services.worker.ranks.local import LocalRanks
@@ -31,7 +32,7 @@ class RankedPair(Pair):
         super().__init__(*arguments, **limits)
 
     def execute(self, plan: pb.StepPlan) -> Any:
-        flight = self.group.broadcast(plan), self.replica.launch(plan)
+        flight = self.group.broadcast(decode_plan(plan)), self.replica.launch(decode_plan(plan))
         return self._finished(*flight) if flight[1].launch.settled else flight
 
     def result(self) -> None:
@@ -47,7 +48,7 @@ class RankedPair(Pair):
         outcome = flight.launch.wait()
         self.group.collect(ticket, flight.inputs)
         self.replica.record(flight, outcome)
-        return flight.result(outcome, wait_us=0)
+        return encode_result(flight.result(outcome, wait_us=0))
 
     def move(self, order: pb.Transfer) -> None:
         moving = self.replica.transfers.move(order)

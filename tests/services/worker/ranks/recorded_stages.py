@@ -16,6 +16,7 @@ from torch import Tensor
 from quire.services.worker.building.graph_maker import GraphMaker, Tools
 from quire.services.worker.building.rank_processes.start import build_part
 from quire.services.worker.building.site import Site
+from quire.services.worker.codec.step_codec import decode_plan, encode_result
 from quire.services.worker.graphs.cuda_graph import Repeater
 from quire.services.worker.graphs.step_edges import PlainEdges
 from quire.services.worker.layers.context import ALL_TOKENS, Context
@@ -79,7 +80,7 @@ class Boxes:
         """The later stages launch their oldest plan."""
         plan = self.plans.popleft()
         for rig in self.later:
-            flight = rig.replica.launch(plan)
+            flight = rig.replica.launch(decode_plan(plan))
             rig.replica.record(flight, flight.launch.wait())
 
 
@@ -165,7 +166,7 @@ class Pipeline:
     def launch(self, plan: pb.StepPlan, most_under_way: int) -> None:
         """With so many steps under way behind it."""
         self._boxes.plans.append(plan)
-        self._flights.append(self.rigs[0].replica.launch(plan))
+        self._flights.append(self.rigs[0].replica.launch(decode_plan(plan)))
         self.finish(most_under_way)
 
     @torch.inference_mode()
@@ -177,7 +178,7 @@ class Pipeline:
                 replica.settle()
             outcome = flight.launch.wait()
             replica.record(flight, outcome)
-            self.scheduler.take(flight.result(outcome, wait_us=0))
+            self.scheduler.take(encode_result(flight.result(outcome, wait_us=0)))
         while not most_under_way and self._boxes.plans:
             self._boxes.catch_up()
 

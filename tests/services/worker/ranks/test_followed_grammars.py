@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from quire.services.worker.ranks.grammars import FollowedGrammars
+from quire.services.worker.step.plan import Admission, PlanChanges, StepPlan
 from quire.services.worker.structured.compile_pool import CompilePool, Prepared
 from quire.shared.errors import InvalidArgument
 from quire.shared.pb.common.v1 import sampling_pb2
@@ -14,7 +15,7 @@ from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 REGEX = sampling_pb2.StructuredOutput(regex="a+").SerializeToString()
 ORDER = pb.PrepareGrammar(grammar_id=b"g", grammar=REGEX)
-PLAN = pb.StepPlan(admitted=[pb.Admission(slot=0, grammar_id=b"g")])
+PLAN = StepPlan(1, 1, changes=PlanChanges(admitted=[Admission(slot=0, grammar_id=b"g")]))
 
 
 class PaperPool(CompilePool):
@@ -38,7 +39,7 @@ def test_a_plan_waits_for_the_grammar_that_it_names() -> None:
     pool = PaperPool()
     grammars = FollowedGrammars(pool)
     grammars.prepare(ORDER)
-    grammars.await_those_of(pb.StepPlan(admitted=[pb.Admission(slot=0)]))  # names none
+    grammars.await_those_of(StepPlan(1, 1, changes=PlanChanges(admitted=[Admission(slot=0)])))  # names none
     pool.waiting[b"g"](Prepared(None, 5))
     grammars.await_those_of(PLAN)
     grammars.release(b"g")

@@ -20,6 +20,7 @@ import torch
 import trustme
 
 from quire.services.worker.building.rank_processes import start
+from quire.services.worker.codec.step_codec import decode_plan
 from quire.services.worker.ranks import seat
 from quire.services.worker.ranks.group import RankFailure
 from quire.services.worker.ranks.hosts import wire
@@ -137,7 +138,7 @@ def test_a_stage_on_another_host_says_what_one_process_does_and_dies_with_its_re
         await_that(is_noticed)
         await_that(lambda: not any(Path(f"/proc/{rank}").exists() for rank in ranks))
         with pytest.raises(RankFailure, match="node 1"), torch.inference_mode():
-            rig.group.collect(rig.group.broadcast(rig.scheduler.plan()), None)  # type: ignore[arg-type]
+            rig.group.collect(rig.group.broadcast(decode_plan(rig.scheduler.plan())), None)  # type: ignore[arg-type]
 
 
 @pytest.mark.slow

@@ -15,12 +15,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from quire.services.worker.codec.step_codec import decode_plan, encode_result
 from quire.services.worker.engine.engine import Engine
 from quire.services.worker.ranks.follower import EXIT_ORPHANED
 from quire.services.worker.ranks.group import OneRank, RankFailure
 from quire.services.worker.ranks.local import LocalRanks
 from quire.services.worker.ranks.seat import ALONE
 from quire.services.worker.ranks.wire import fingerprint
+from quire.services.worker.step.result import StepResult
 from quire.services.worker.step.step_inputs import StepInputs
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from tests.services.worker.checkpoints import VOCAB_SIZE, Checkpoint
@@ -48,12 +50,12 @@ def ranks(checkpoint: Make) -> Iterator[LocalRanks]:
 @torch.inference_mode()
 def step(rig: Rig, group: LocalRanks, plan: pb.StepPlan) -> StepInputs:
     """As the engine does it."""
-    ticket = group.broadcast(plan)
-    flight = rig.replica.launch(plan)
+    ticket = group.broadcast(decode_plan(plan))
+    flight = rig.replica.launch(decode_plan(plan))
     output = flight.launch.wait()
     group.collect(ticket, flight.inputs)
     rig.replica.record(flight, output)
-    rig.scheduler.take(flight.result(output, wait_us=0))
+    rig.scheduler.take(encode_result(flight.result(output, wait_us=0)))
     return flight.inputs
 
 
@@ -95,9 +97,9 @@ def test_a_rank_that_is_at_another_step_is_found(checkpoint: Make, ranks: LocalR
     plan = rig.scheduler.plan(counts={0: 2})
     other = pb.StepPlan.FromString(plan.SerializeToString())
     other.counted_slots = other.token_counts = b""  # it computes nothing
-    ticket = ranks.broadcast(other)
+    ticket = ranks.broadcast(decode_plan(other))
     with pytest.raises(RankFailure, match="rank 1 derived another step"):
-        ranks.collect(ticket, rig.replica.launch(plan).inputs)
+        ranks.collect(ticket, rig.replica.launch(decode_plan(plan)).inputs)
 
 
 @torch.inference_mode()
@@ -105,9 +107,9 @@ def test_a_plan_that_a_rank_cannot_follow_is_told_with_its_reason(checkpoint: Ma
     rig = Rig(checkpoint("llama").folder)
     step(rig, ranks, rig.scheduler.plan([New(0, prompt(7))], {0: 7}))
     plan = rig.scheduler.plan(released=[0])
-    inputs = rig.replica.launch(plan).inputs
-    ranks.broadcast(plan)
-    ticket = ranks.broadcast(plan)  # once more than rank 0: the slot is free already
+    inputs = rig.replica.launch(decode_plan(plan)).inputs
+    ranks.broadcast(decode_plan(plan))
+    ticket = ranks.broadcast(decode_plan(plan))  # once more than rank 0: the slot is free already
     with pytest.raises(RankFailure, match=r"rank 1 failed: PlanViolation: released slots are not live"):
         ranks.collect(ticket, inputs)
 
@@ -120,7 +122,7 @@ def test_fingerprints_tell_steps_apart(checkpoint: Make) -> None:
             plan = rig.scheduler.plan(
                 [New(0, prompt(7))] if not i else [], {0: 3} if not i else {0: 4} if i == 1 else {}
             )
-            flight = rig.replica.launch(plan)
+            flight = rig.replica.launch(decode_plan(plan))
             rig.replica.record(flight, flight.launch.wait())
             seen.add(fingerprint(flight.inputs))
     assert len(seen) == 6
@@ -189,9 +191,9 @@ class Results(Inbox):
 
     def __init__(self) -> None:
         super().__init__()
-        self.whole: asyncio.Queue[pb.StepResult] = asyncio.Queue()
+        self.whole: asyncio.Queue[StepResult] = asyncio.Queue()
 
-    def deliver(self, result: pb.StepResult) -> None:
+    def deliver(self, result: StepResult) -> None:
         self.whole.put_nowait(result)
 
 
@@ -203,9 +205,10 @@ async def test_an_engine_of_two_ranks_answers_once_and_as_one_of_one(checkpoint:
     for i in range(5):
         plan = rig.scheduler.plan([New(0, prompt(7))] if i == 0 else [], {0: 7} if i == 0 else {})
         expected = rig.execute(plan)
-        engine.submit(inbox, plan)
+        engine.submit(inbox, decode_plan(plan))
         result = await asyncio.wait_for(inbox.whole.get(), 60)
-        assert (result.step_id, result.token_ids) == (expected.step_id, expected.token_ids)
+        assert encode_result(result).token_ids == expected.token_ids
+        assert result.step_id == expected.step_id
 
 
 async def test_an_engine_ends_when_a_rank_dies(engine: Engine) -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from quire.services.worker.building.rank_processes.start import build_part
+from quire.services.worker.codec.step_codec import decode_plan, encode_result
 from quire.services.worker.layers.sharding import Shard
 from quire.services.worker.ranks import seat
 from quire.services.worker.ranks.follower import RankReplica
@@ -88,7 +89,7 @@ class RankedRig(Rig):
 
     @torch.inference_mode()
     def launch(self, plan: Any) -> Flight:
-        return self.group.broadcast(plan), self.replica.launch(plan)
+        return self.group.broadcast(decode_plan(plan)), self.replica.launch(decode_plan(plan))
 
     @torch.inference_mode()
     def finish(self, flight: Flight) -> Any:
@@ -100,7 +101,7 @@ class RankedRig(Rig):
         outcome = step.launch.wait()
         self.group.collect(ticket, step.inputs)
         self.replica.record(step, outcome)
-        return step.result(outcome, wait_us=0)
+        return encode_result(step.result(outcome, wait_us=0))
 
 
 def mixed_steps(rig: Rig) -> None:

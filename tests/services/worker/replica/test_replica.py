@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from quire.services.worker.codec.step_codec import decode_plan, encode_result
 from quire.shared import columns
 from quire.shared.kv.block_hash import chain, root_hash, split
 from quire.shared.pb.common.v1 import finish_pb2, sampling_pb2
@@ -206,11 +207,11 @@ def test_a_batch_does_not_change_what_its_members_say(rig: Rig, checkpoint: Make
 def test_steps_may_be_launched_before_earlier_ones_are_recorded(rig: Rig, checkpoint: Make) -> None:
     """As on a device that works on while the host prepares the next step."""
     plans = [rig.scheduler.plan([New(0, list(range(10, 17)))], {0: 7}), *(rig.scheduler.plan() for _ in range(6))]
-    flights = [rig.replica.launch(plan) for plan in plans]
+    flights = [rig.replica.launch(decode_plan(plan)) for plan in plans]
     for flight in flights:
         outcome = flight.launch.wait()
         rig.replica.record(flight, outcome)
-        rig.scheduler.take(flight.result(outcome, wait_us=0))
+        rig.scheduler.take(encode_result(flight.result(outcome, wait_us=0)))
     calm = Rig(checkpoint("llama").folder)
     calm.step([New(0, list(range(10, 17)))], {0: 7})
     for _ in range(6):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
 from quire.services.worker.device.peaks import peak_of
+from quire.services.worker.device.step_timer import Timings
+from quire.services.worker.step.result import StepResult
 from quire.services.worker.step.step_inputs import StepInputs
 from quire.shared.metrics.worker import Peak, StepCost, WorkerMetrics
-from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from tests.services.worker import checkpoints
 from tests.services.worker.parts import runner_of
 from tests.services.worker.plans import New
@@ -101,7 +103,8 @@ def test_a_token_takes_some_of_the_experts_and_a_prompt_reads_nearly_all(tmp_pat
 def test_utilisation_is_what_was_done_over_what_could_have_been() -> None:
     metrics = WorkerMetrics(CollectorRegistry())
     metrics.on_device(Peak(flops=1000.0, bytes=500.0))
-    result = pb.StepResult(timings=pb.StepTimings(forward_us=400_000, sample_us=100_000))
+    timings = Timings(0, 400_000, 100_000)
+    result = StepResult(1, 1, np.zeros(1, np.int32), None, None, [], wait_us=0, timings=timings)
     metrics.step_done(result, 1, StepCost(250.0, 60.0, 30.0, 10.0))
     values = {sample.name: sample.value for family in metrics.registry.collect() for sample in family.samples}
     assert values["quire_worker_model_flops_utilisation"] == 0.5

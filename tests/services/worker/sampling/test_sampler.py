@@ -13,10 +13,10 @@ from quire import kernels
 from quire.services.worker.sampling.features.component import Positions
 from quire.services.worker.sampling.sampler import Sampled, Sampler
 from quire.services.worker.step.admission import SlotAdmission
+from quire.services.worker.step.result import LogprobColumns
 from quire.shared import columns
 from quire.shared.errors import InvalidArgument
 from quire.shared.pb.common.v1 import sampling_pb2
-from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 VOCAB_SIZE = 12
 NUM_SLOTS = 6
@@ -233,10 +233,10 @@ def test_a_row_without_any_token_left_is_lost_alone() -> None:
     assert bench.tokens() == [-1, 1]
 
 
-def entries(sampled: Sampled) -> pb.LogprobColumns:
+def entries(sampled: Sampled) -> LogprobColumns:
     found = sampled.logprobs
     assert found is not None
-    return found.to_proto(found.token_ids.numpy(), found.logprobs.numpy(), found.ranks.numpy())
+    return found.columns(found.token_ids.numpy(), found.logprobs.numpy(), found.ranks.numpy())
 
 
 def test_logprobs_of_the_sampled_token_and_the_best() -> None:
@@ -246,11 +246,11 @@ def test_logprobs_of_the_sampled_token_and_the_best() -> None:
     bench.admit(2, logprobs=0, allowed_token_ids=[5])
     sampled, _ = bench.run()
     found, expected = entries(sampled), LOGITS.log_softmax(0)
-    assert columns.u32(found.entry_counts).tolist() == [4, 1]
-    ids = columns.i32(found.token_ids).tolist()
+    assert found.entry_counts.tolist() == [4, 1]
+    ids = found.token_ids.tolist()
     assert ids == [1, 1, 3, 9, 5]
-    assert columns.f32(found.logprobs).tolist() == pytest.approx(expected[ids].tolist(), abs=1e-6)
-    assert columns.u32(found.ranks).tolist() == [1, 4]
+    assert found.logprobs.tolist() == pytest.approx(expected[ids].tolist(), abs=1e-6)
+    assert found.ranks.tolist() == [1, 4]
 
 
 def test_logprobs_are_those_of_the_model_not_of_the_changed_logits() -> None:
@@ -258,9 +258,9 @@ def test_logprobs_are_those_of_the_model_not_of_the_changed_logits() -> None:
     bench.admit(0, logprobs=2, temperature=0.5, logit_bias={6: 50.0}, seed=1)
     sampled, _ = bench.run()
     found = entries(sampled)
-    assert columns.i32(found.token_ids).tolist() == [6, 1, 3]
-    assert columns.u32(found.ranks).tolist() == [VOCAB_SIZE]
-    assert columns.f32(found.logprobs)[0] == pytest.approx(LOGITS.log_softmax(0)[6].item(), abs=1e-6)
+    assert found.token_ids.tolist() == [6, 1, 3]
+    assert found.ranks.tolist() == [VOCAB_SIZE]
+    assert found.logprobs[0] == pytest.approx(LOGITS.log_softmax(0)[6].item(), abs=1e-6)
 
 
 def test_logprobs_of_the_whole_vocabulary() -> None:
@@ -268,8 +268,8 @@ def test_logprobs_of_the_whole_vocabulary() -> None:
     bench.admit(0, logprobs=-1)
     sampled, _ = bench.run()
     found = entries(sampled)
-    assert columns.u32(found.entry_counts).tolist() == [VOCAB_SIZE + 1]
-    assert columns.i32(found.token_ids)[1:].tolist() == LOGITS.argsort(descending=True).tolist()
+    assert found.entry_counts.tolist() == [VOCAB_SIZE + 1]
+    assert found.token_ids[1:].tolist() == LOGITS.argsort(descending=True).tolist()
 
 
 def test_rows_that_give_no_token_have_no_logprobs() -> None:
@@ -277,8 +277,8 @@ def test_rows_that_give_no_token_have_no_logprobs() -> None:
     for slot, fields in enumerate(({}, {"allowed_token_ids": [5], "bad_words": [[5]]}, {})):
         bench.admit(slot, logprobs=slot, **fields)
     found = entries(bench.run()[0])
-    assert columns.u32(found.entry_counts).tolist() == [1, 3]
-    assert columns.u32(found.ranks).tolist() == [1, 1]
+    assert found.entry_counts.tolist() == [1, 3]
+    assert found.ranks.tolist() == [1, 1]
 
 
 def test_a_refused_slot_asks_for_nothing() -> None:
@@ -320,10 +320,10 @@ def test_logprobs_of_named_tokens_come_in_the_order_of_the_names() -> None:
     bench.admit(2, logprobs=4, logprob_token_ids=[10])
     sampled, _ = bench.run()
     found = entries(sampled)
-    assert columns.u32(found.entry_counts).tolist() == [8, 3, 2]
-    ids = columns.i32(found.token_ids).tolist()
+    assert found.entry_counts.tolist() == [8, 3, 2]
+    ids = found.token_ids.tolist()
     assert ids == [1, 6, 1, 2, 6, 0, 4, 7, 1, 1, 3, 1, 10]
-    assert columns.f32(found.logprobs).tolist() == pytest.approx(LOGITS.log_softmax(0)[ids].tolist(), abs=1e-6)
+    assert found.logprobs.tolist() == pytest.approx(LOGITS.log_softmax(0)[ids].tolist(), abs=1e-6)
 
 
 def test_more_names_than_the_vocabulary_has() -> None:
@@ -331,13 +331,13 @@ def test_more_names_than_the_vocabulary_has() -> None:
     bench.admit(0, logprob_token_ids=[5] * 20)
     bench.admit(1, logprobs=1)
     found = entries(bench.run()[0])
-    assert columns.i32(found.token_ids).tolist() == [1, *[5] * 20, 1, 1]
+    assert found.token_ids.tolist() == [1, *[5] * 20, 1, 1]
 
 
 def test_all_of_the_vocabulary_may_be_asked_for_where_the_limit_is_off() -> None:
     bench = Bench(max_logprobs=-1)
     bench.admit(0, logprobs=-1)
-    assert columns.u32(entries(bench.run()[0]).entry_counts).tolist() == [VOCAB_SIZE + 1]
+    assert entries(bench.run()[0]).entry_counts.tolist() == [VOCAB_SIZE + 1]
 
 
 PROCESSED = torch.tensor([NEG_INF] * VOCAB_SIZE)
@@ -360,11 +360,11 @@ def test_modes_of_logprobs(mode: str, values: torch.Tensor) -> None:
     bench.admit(1, logprobs=2, temperature=0.5, top_k=2, logit_bias={6: 5.5}, seed=1)
     bench.admit(2, logprobs=1)
     found = entries(bench.run()[0])
-    ids, numbers = columns.i32(found.token_ids).tolist(), columns.f32(found.logprobs).tolist()
+    ids, numbers = found.token_ids.tolist(), found.logprobs.tolist()
     assert ids[0] in (1, 6)
     assert ids[1:3] == ([6, 1] if "processed" in mode else [1, 3])
     assert numbers[:3] == pytest.approx(values[ids[:3]].tolist(), abs=1e-6)
-    assert columns.u32(found.ranks).tolist() == [int((values >= values[ids[0]]).sum()), 1]
+    assert found.ranks.tolist() == [int((values >= values[ids[0]]).sum()), 1]
     greedy = LOGITS if "logits" in mode else LOGITS.log_softmax(0)
     assert numbers[3:] == pytest.approx([greedy[1].item()] * 2, abs=1e-6), (
         "greedy rows have neither temperature nor filters"

@@ -10,9 +10,12 @@ import time
 import numpy as np
 import pytest
 
+from quire.services.worker.codec.step_codec import decode_plan
 from quire.services.worker.limits.worker_limits import WorkerLimits
 from quire.services.worker.simulated.engine import SimulatedEngine
 from quire.services.worker.simulated.timing import Timing
+from quire.services.worker.step.plan import StepPlan
+from quire.services.worker.step.result import StepResult
 from quire.shared import columns
 from quire.shared.pb.common.v1 import sampling_pb2
 from quire.shared.pb.common.v1.pooling_pb2 import PoolingParams
@@ -26,10 +29,10 @@ class Receiver:
     """Where results go."""
 
     def __init__(self) -> None:
-        self.results: asyncio.Queue[pb.StepResult] = asyncio.Queue()
+        self.results: asyncio.Queue[StepResult] = asyncio.Queue()
         self.reasons: list[str] = []
 
-    def deliver(self, result: pb.StepResult) -> None:
+    def deliver(self, result: StepResult) -> None:
         self.results.put_nowait(result)
 
     def break_off(self, reason: str) -> None:
@@ -57,14 +60,14 @@ def admit(step_id: int, prompt: int, seed: int, blocks: list[int]) -> pb.StepPla
 async def tokens_of(engine: SimulatedEngine, prompt: int, seed: int, steps: int) -> list[int]:
     receiver = Receiver()
     await engine.rest(receiver)  # type: ignore[arg-type]
-    engine.submit(receiver, admit(1, prompt, seed, list(range(1, -(-prompt // 4) + 1))))  # type: ignore[arg-type]
+    engine.submit(receiver, decode_plan(admit(1, prompt, seed, list(range(1, -(-prompt // 4) + 1)))))  # type: ignore[arg-type]
     tokens = []
     for step_id in range(2, steps + 2):
         result = await receiver.results.get()
-        tokens += columns.i32(result.token_ids).tolist()
+        tokens += result.token_ids.tolist()
         needs_block = (prompt + step_id - 2) % 4 == 0
-        blocks = columns.u32_bytes([30 + step_id] if needs_block else [])
-        engine.submit(receiver, pb.StepPlan(epoch=1, step_id=step_id, new_block_ids=blocks))  # type: ignore[arg-type]
+        blocks = np.array([30 + step_id] if needs_block else [], np.uint32)
+        engine.submit(receiver, StepPlan(1, step_id, blocks))  # type: ignore[arg-type]
     assert not receiver.reasons
     return tokens
 
@@ -95,7 +98,7 @@ async def test_a_plan_that_breaks_the_rules_breaks_the_session() -> None:
     running = asyncio.ensure_future(engine.run())
     receiver = Receiver()
     await engine.rest(receiver)  # type: ignore[arg-type]
-    engine.submit(receiver, admit(1, 8, 1, [1, 2, 3]))  # type: ignore[arg-type]
+    engine.submit(receiver, decode_plan(admit(1, 8, 1, [1, 2, 3])))  # type: ignore[arg-type]
     await eventually(lambda: receiver.reasons)
     running.cancel()
     assert "step 1 breaks the session" in receiver.reasons[0]
@@ -121,9 +124,9 @@ async def test_what_samples_nothing_fails_alone() -> None:
     plan = admit(1, 4, 7, [1])
     plan.admitted[0].samples_nothing = True
     plan.admitted[0].params = pb.SequenceParams(pooling=PoolingParams()).SerializeToString()
-    engine.submit(receiver, plan)  # type: ignore[arg-type]
+    engine.submit(receiver, decode_plan(plan))  # type: ignore[arg-type]
     result = await receiver.results.get()
     running.cancel()
-    assert [failure.slot for failure in result.failures] == [0]
-    assert not result.token_ids
+    assert [slot for slot, _ in result.failures] == [0]
+    assert not len(result.token_ids)
     assert not receiver.reasons

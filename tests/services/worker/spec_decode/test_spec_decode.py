@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from quire.kernels import cpu
+from quire.services.worker.codec.step_codec import decode_plan
 from quire.services.worker.limits.worker_limits import WorkerLimits
 from quire.services.worker.sampling.accept import accept
 from quire.services.worker.spec_decode.agreement import Agreement
@@ -305,7 +306,7 @@ class Table:
     def step(self, new_blocks: list[tuple[int, int]], drafts: Drafts | None = None, **fields: object) -> list[int]:
         """Most drafts by slot."""
         slots, ids = u32(*(slot for slot, _ in new_blocks)), u32(*(block for _, block in new_blocks))
-        order = self.table.order(pb.StepPlan(new_block_slots=slots, new_block_ids=ids, **fields))  # type: ignore[arg-type]
+        order = self.table.order(decode_plan(pb.StepPlan(new_block_slots=slots, new_block_ids=ids, **fields)))  # type: ignore[arg-type]
         self.last = self.table.advance(order, drafts)
         self.inputs = assemble(self.last, self.table, drafts)
         self.idle = order.idle.tolist()
@@ -366,7 +367,7 @@ def test_drafts_go_behind_the_last_token_and_count_once_they_are_right() -> None
 def test_a_plan_that_breaks_the_rules_is_refused(fields: dict[str, bytes], text: str) -> None:
     table = Table().table
     with pytest.raises(PlanViolation, match=text):
-        table.order(pb.StepPlan(**fields))  # type: ignore[arg-type]
+        table.order(decode_plan(pb.StepPlan(**fields)))  # type: ignore[arg-type]
 
 
 def test_what_is_ordered_by_name_must_have_room() -> None:
@@ -374,7 +375,7 @@ def test_what_is_ordered_by_name_must_have_room() -> None:
     table.step([])
     table.step([])
     with pytest.raises(PlanViolation, match="no blocks for what slots"):
-        table.table.order(pb.StepPlan(counted_slots=u32(1), token_counts=u32(1)))
+        table.table.order(decode_plan(pb.StepPlan(counted_slots=u32(1), token_counts=u32(1))))
 
 
 def test_history_takes_several_tokens_of_each_slot() -> None:

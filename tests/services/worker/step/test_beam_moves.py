@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from quire.services.worker.codec.step_codec import decode_plan
 from quire.services.worker.step.plan_violation import PlanViolation
 from quire.shared import columns
 from quire.shared.pb.common.v1 import sampling_pb2
@@ -158,4 +159,4 @@ def test_moves_that_make_no_sense_end_the_session(
     plan = rig.scheduler.plan(counts={0: 1, 1: 1})
     plan.beams.CopyFrom(moves(wanted))
     with pytest.raises(PlanViolation, match=text), torch.inference_mode():
-        rig.replica.launch(plan)
+        rig.replica.launch(decode_plan(plan))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from quire.services.worker.codec.step_codec import decode_plan, encode_result
 from quire.services.worker.step.plan_violation import PlanViolation
 from quire.shared import columns
 from quire.shared.pb.common.v1 import sampling_pb2
@@ -98,11 +99,11 @@ def test_steps_with_copies_may_be_launched_before_earlier_ones_are_recorded(chec
     blocks = paper.rows[0].blocks
     plans.append(paper.plan([New(1, tokens, cached_blocks=tuple(blocks[:2]), copied_block=blocks[2])]))
     plans += [paper.plan() for _ in range(6)]
-    flights = [rig.replica.launch(plan) for plan in plans]
+    flights = [rig.replica.launch(decode_plan(plan)) for plan in plans]
     for flight in flights:
         outcome = flight.launch.wait()
         rig.replica.record(flight, outcome)
-        paper.take(flight.result(outcome, wait_us=0))
+        paper.take(encode_result(flight.result(outcome, wait_us=0)))
     assert rig.tokens(0)[:-1] == rig.tokens(1)
     both = expected(rig.tokens(0), rig.blocks(0), 17) | expected(rig.tokens(1), rig.blocks(1), 16)
     assert held(rig) == both
@@ -117,4 +118,4 @@ def test_copies_that_make_no_sense_end_the_session(checkpoint: Make, sources: li
     copies = pb.BlockCopies(from_block_ids=columns.u32_bytes(sources), to_block_ids=columns.u32_bytes(targets))
     plan.copies.CopyFrom(copies)
     with pytest.raises(PlanViolation, match="copies"):
-        rig.replica.launch(plan)
+        rig.replica.launch(decode_plan(plan))

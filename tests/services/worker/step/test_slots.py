@@ -7,6 +7,7 @@ import random
 import numpy as np
 import pytest
 
+from quire.services.worker.codec.step_codec import decode_plan
 from quire.services.worker.limits.worker_limits import WorkerLimits
 from quire.services.worker.step.plan_violation import PlanViolation
 from quire.services.worker.step.slots import SlotTable, Step
@@ -28,7 +29,7 @@ class Both:
     def step(
         self, new: list[New] | None = None, counts: dict[int, int] | None = None, released: list[int] | None = None
     ) -> Step:
-        return self.table.apply(self.paper.plan(new, counts, released))
+        return self.table.apply(decode_plan(self.paper.plan(new, counts, released)))
 
     def inputs(self, *arguments: object, **keywords: object) -> StepInputs:
         return assemble(self.step(*arguments, **keywords), self.table)  # type: ignore[arg-type]
@@ -193,7 +194,7 @@ def test_a_plan_that_breaks_the_rules_is_refused(plan: pb.StepPlan, text: str) -
     both = Both()
     both.step([New(0, tokens(4))], {0: 4})  # its block is full: the next token needs another
     with pytest.raises(PlanViolation, match=text):
-        both.table.apply(plan)
+        both.table.apply(decode_plan(plan))
 
 
 def test_a_step_over_the_token_budget_is_refused() -> None:

@@ -9,7 +9,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 
+from quire.services.worker.codec.step_codec import decode_plan
 from quire.services.worker.spec_decode.slot_table import DraftingSlotTable
+from quire.services.worker.step.plan import StepPlan
 from quire.services.worker.step.plan_violation import PlanViolation
 from quire.services.worker.step.slots import NewBlocks, SlotTable
 from quire.services.worker.step.steady import Steady
@@ -30,7 +32,7 @@ class Twice:
         self.num_followed = 0
 
     def step(self, *arguments: object, **keywords: object) -> None:
-        plan = self.paper.plan(*arguments, **keywords)  # type: ignore[arg-type]
+        plan = decode_plan(self.paper.plan(*arguments, **keywords))  # type: ignore[arg-type]
         step = self.plain.apply(plan)
         want = assemble(step, self.plain), step.new_blocks
         for got, wanted in zip(self.made_from(plan), want, strict=True):
@@ -40,7 +42,7 @@ class Twice:
             assert np.array_equal(getattr(self.table, name)[live], getattr(self.plain, name)[live]), name
         assert np.array_equal(self.table.owned_blocks(), self.plain.owned_blocks())
 
-    def made_from(self, plan: pb.StepPlan) -> tuple[StepInputs, NewBlocks]:
+    def made_from(self, plan: StepPlan) -> tuple[StepInputs, NewBlocks]:
         followed = self.steady.follow(plan)
         if followed is not None:
             self.num_followed += 1
@@ -102,10 +104,10 @@ def test_blocks_that_do_not_fit_the_rows_break_the_session() -> None:
     both = Twice()
     both.step([New(0, tokens(3)), New(1, tokens(6))], {0: 3, 1: 6})
     both.step()
-    plan = pb.StepPlan(epoch=1, step_id=3)
+    plan = StepPlan(epoch=1, step_id=3)
     with pytest.raises(PlanViolation, match="0 new_block_ids, but the slots lack 1"):
         both.steady.follow(plan)
-    plan.new_block_ids = columns.u32_bytes([LIMITS.num_blocks])
+    plan = StepPlan(epoch=1, step_id=3, new_block_ids=np.array([LIMITS.num_blocks], np.uint32))
     with pytest.raises(PlanViolation, match="not all in"):
         both.steady.follow(plan)
 
@@ -127,7 +129,7 @@ class TwiceDrafting:
         named = sorted([*(slot for slot, count in counts.items() for _ in range(-(-count // LIMITS.block_size)))])
         if not counts:
             named = [slot for slot in np.flatnonzero(self.plain.live).tolist() if self.is_given(slot)]
-        plan = pb.StepPlan(
+        wire = pb.StepPlan(
             epoch=1,
             step_id=self.step_id,
             admitted=admissions,
@@ -136,6 +138,7 @@ class TwiceDrafting:
             new_block_slots=columns.u32_bytes(named),
             new_block_ids=columns.u32_bytes([self.free.pop() for _ in named]),
         )
+        plan = decode_plan(wire)
         order = self.plain.order(plan)
         want = assemble(self.plain.advance(order), self.plain), order.new_blocks
         self.num_idle += len(order.idle)
@@ -149,7 +152,7 @@ class TwiceDrafting:
         left = int(self.plain.num_blocks[slot]) * LIMITS.block_size - int(self.plain.num_computed_tokens[slot])
         return self.choose.random() < (0.75 if left <= 0 else 0.1 if left < LIMITS.block_size else 0)
 
-    def made_from(self, plan: pb.StepPlan) -> tuple[StepInputs, NewBlocks]:
+    def made_from(self, plan: StepPlan) -> tuple[StepInputs, NewBlocks]:
         followed = self.steady.follow(plan)
         if followed is not None:
             self.num_followed += 1

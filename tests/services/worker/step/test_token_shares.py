@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from quire.services.worker.graphs.recordings import NoGraphs, Recordings
 from quire.services.worker.layers.context import Context
+from quire.services.worker.lora.no_adapters import NO_ADAPTERS
 from quire.services.worker.runner.context_parallel import ContextParallel
 from quire.services.worker.step.step_inputs import StepInputs
 from quire.services.worker.step.token_shares import FEW, least_tokens, share_out
@@ -115,10 +117,23 @@ def test_ranks_know_where_each_others_keys_go_in_all_groups() -> None:
             assert not mapping[rank, len(own) :].any(), "what is behind them goes to the null block"
 
 
+class Recorded(NoGraphs):
+    """Graphs of steps with up to so many tokens."""
+
+    def __init__(self, most_tokens: int) -> None:
+        self.most_tokens = most_tokens
+
+
+def recordings(most_tokens: int) -> Recordings:
+    found = Recordings()
+    found.use_chunks(Recorded(most_tokens))
+    return found
+
+
 def test_what_is_launched_as_fast_as_it_is_computed_is_not_shared_out() -> None:
-    context = ContextParallel(Context(1, 2), None)
-    assert context.shares(step([0], [800]), most_recorded=400) is None
-    shares = context.shares(step([0], [801]), most_recorded=400)
+    context = ContextParallel(Context(1, 2), NO_ADAPTERS)
+    assert context.shares(step([0], [800]), recordings(400)) is None
+    shares = context.shares(step([0], [801]), recordings(400))
     assert shares is not None
     assert shares.size == 2
 

@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 
 from quire.services.worker.building.build import build_replica, open_grammars
+from quire.services.worker.codec.step_codec import decode_plan, encode_result
 from quire.services.worker.structured.compile_pool import CompilePool, Prepared
 from quire.shared.pb.common.v1 import sampling_pb2
 from quire.shared.settings import WorkerSettings
@@ -82,9 +83,9 @@ class Bench:
         plans += [paper.plan() for _ in range(self.steps)]
         marks = []
         for plan in plans:
-            flight = self.replica.launch(plan)
+            flight = self.replica.launch(decode_plan(plan))
             outcome = flight.launch.wait()
-            assert not flight.result(outcome, 0).failures
+            assert not encode_result(flight.result(outcome, 0)).failures
             self.replica.record(flight, outcome)
             marks.append(time.perf_counter())
         return [later - earlier for earlier, later in itertools.pairwise(marks[WARM:])]

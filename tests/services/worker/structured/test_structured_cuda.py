@@ -12,6 +12,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
+from quire.services.worker.codec.step_codec import decode_plan, encode_result
 from quire.services.worker.replica.flight import StepInFlight
 from quire.services.worker.structured import mask_maker
 from quire.services.worker.structured.stream_gate import StreamGate
@@ -50,7 +51,7 @@ def test_on_a_gpu_with_two_steps_under_way(
         flight = under_way.popleft()
         outcome = flight.launch.wait()
         rig.replica.record(flight, outcome)
-        result = flight.result(outcome, wait_us=0)
+        result = encode_result(flight.result(outcome, wait_us=0))
         assert not [failure for failure in result.failures if EOS not in said[failure.slot]]
         for slot, token in rig.scheduler.take(result).items():
             if EOS not in said[slot]:
@@ -59,7 +60,7 @@ def test_on_a_gpu_with_two_steps_under_way(
     with torch.inference_mode():
         for number in range(80):
             counts = {sequence.slot: len(sequence.tokens) for sequence in new} if number == 0 else None
-            under_way.append(rig.replica.launch(rig.scheduler.plan(new if number == 0 else None, counts)))
+            under_way.append(rig.replica.launch(decode_plan(rig.scheduler.plan(new if number == 0 else None, counts))))
             if len(under_way) == 2:
                 land()
         land()
@@ -77,7 +78,7 @@ def test_on_a_gpu_nobody_waits_long_for_masks_that_never_come(
     monkeypatch.setattr(filler_of(rig.replica), "fill", lambda *_: hanging.wait(20))
     new = [admit(tokenizer, 0, digits)]
     with torch.inference_mode():
-        flight = rig.replica.launch(rig.scheduler.plan(new, {0: len(new[0].tokens)}))
+        flight = rig.replica.launch(decode_plan(rig.scheduler.plan(new, {0: len(new[0].tokens)})))
         with pytest.raises(Internal, match="masks were not made within"):
             flight.launch.wait()
         torch.cuda.synchronize()

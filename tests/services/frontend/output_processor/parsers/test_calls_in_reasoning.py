@@ -103,6 +103,7 @@ def test_every_format_with_markers_is_tried() -> None:
         ("kimi_k2", "<|tool_calls_section_begin|> opens, <|tool_call_begin|>functions.add:0 names"),
         ("mistral", "[TOOL_CALLS]add [TOOL_CALLS]"),
         ("deepseek_v32", "<｜DSML｜function_calls> and then?"),
+        ("kimi_k3", '<|open|>call tool="add" index="1"<|open|>argument key="b" type="string"<|sep|>text'),
     ],
 )
 def test_a_mention_of_a_call_is_reasoning(caller: str, thoughts: str) -> None:

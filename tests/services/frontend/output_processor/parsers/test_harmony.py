@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from quire.services.frontend.output_processor.answer_parser import AnswerParser, CallPiece, Part, add_part
-from quire.services.frontend.output_processor.parsing.arguments_json import ArgumentsJson
 from quire.services.frontend.output_processor.parsing.events import Content, Reasoning
-from quire.services.frontend.output_processor.parsing.harmony import TOKENS, read_messages
-from quire.services.frontend.output_processor.parsing.json_repair import PushedJson
+from quire.services.frontend.output_processor.parsing.markup.harmony import TOKENS, read_messages
 from quire.services.frontend.output_processor.parsing.reader import MarkupReader
+from quire.services.frontend.output_processor.parsing.values.arguments_json import ArgumentsJson
+from quire.services.frontend.output_processor.parsing.values.json_repair import PushedJson
 from tests.services.frontend.output_processor.parsers.reading import answer_in, pieces
 
 OFFERED = ("get_weather", "now", "math.sum", "web-browsing")

@@ -64,7 +64,7 @@ def test_of_a_state_that_is_stored_which_the_prompt_needs_when_it_comes_again() 
 def test_where_an_answer_has_ended_others_may_go_on(specs: tuple[KVSpec, ...]) -> None:
     machine = GroupMachine(specs)
     sequence = machine.run(prompt(0), max_tokens=22)
-    said = sequence.token_ids()
+    said = sequence.tokens.ids()
     assert len(said) == 62
     assert machine.stored(said, 1)[-1] == 14, "15 blocks are full, and known"
     for number in range(1, 4):

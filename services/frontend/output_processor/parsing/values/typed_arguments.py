@@ -6,10 +6,10 @@ import json
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from quire.services.frontend.output_processor.parsing import json_repair
-from quire.services.frontend.output_processor.parsing.json_text import quoted
 from quire.services.frontend.output_processor.parsing.scanner import WHITE, Malformed, Markers, Scanner, Sink, Steps
 from quire.services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
+from quire.services.frontend.output_processor.parsing.values import json_repair
+from quire.services.frontend.output_processor.parsing.values.json_text import quoted
 from quire.services.frontend.output_processor.parsing.writer import EventWriter
 
 STRING = frozenset({"string"})

@@ -1,21 +1,28 @@
-"""How a step goes through the layers of a model: what a runner asks, and the answer where all of them are here."""
+"""Which tokens and which layers of a step are computed where: what a runner asks, and the answers of a rank that has
+all of them."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from quire.services.worker.runner.step_ending import StageLaunch, StepEnding
-
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
     from quire.services.worker.graphs.recorded_steps import ReadyStep
+    from quire.services.worker.graphs.recordings import Recordings
     from quire.services.worker.heads.heads import StepHeads
     from quire.services.worker.kv.kv_cache import LayerCache
     from quire.services.worker.layers.forward_batch import ForwardBatch
-    from quire.services.worker.runner.step_ending import End
-    from quire.services.worker.step.slots import Rows
+    from quire.services.worker.runner.step_batches import StepBatches
+    from quire.services.worker.runner.step_ending import End, StageLaunch, StepEnding
+    from quire.services.worker.sampling.sampler import Sampled
+    from quire.services.worker.step.slot_memory import SlotMemory
+    from quire.services.worker.step.slots import NewBlocks, Rows
     from quire.services.worker.step.step_inputs import StepInputs
+    from quire.services.worker.step.token_shares import TokenShares
+    from quire.shared.columns import I32
 
 
 class Forward(Protocol):
@@ -51,6 +58,26 @@ class StepLayers(Protocol):
         """Settles those that name one of `slots`, and all before them."""
 
 
+class StepContext(Protocol):
+    """Whether ranks share out the tokens of a step."""
+
+    def shares(self, inputs: StepInputs, recordings: Recordings) -> TokenShares | None:
+        """None where each rank computes the step by itself."""
+
+    def hidden(
+        self,
+        forward: Callable[[ForwardBatch, list[LayerCache]], Tensor],
+        shares: TokenShares,
+        batches: StepBatches,
+        new_blocks: NewBlocks,
+        *,
+        tokens: I32,
+        only_samples: bool,
+    ) -> Tensor: ...
+
+    def agree(self, sampled: Sampled, memory: SlotMemory) -> None: ...
+
+
 class WholeLayers:
     """All layers are here: no step waits for others."""
 
@@ -76,3 +103,25 @@ class WholeLayers:
 
     def settle_of(self, slots: Rows) -> None:
         """No step waits."""
+
+
+class WholeSteps:
+    """Each rank computes all tokens of a step."""
+
+    def shares(self, inputs: StepInputs, recordings: Recordings) -> None:
+        return None
+
+    def hidden(
+        self,
+        forward: Callable[[ForwardBatch, list[LayerCache]], Tensor],
+        shares: TokenShares,
+        batches: StepBatches,
+        new_blocks: NewBlocks,
+        *,
+        tokens: I32,
+        only_samples: bool,
+    ) -> Tensor:
+        raise AssertionError("no step is shared out")
+
+    def agree(self, sampled: Sampled, memory: SlotMemory) -> None:
+        """What is chosen here counts."""

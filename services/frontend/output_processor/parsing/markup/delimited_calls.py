@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from quire.services.frontend.output_processor.parsing.arguments_json import ArgumentsJson
-from quire.services.frontend.output_processor.parsing.json_repair import PushedJson
 from quire.services.frontend.output_processor.parsing.scanner import LONGEST_PADDING, Malformed, Markers, Scanner, Steps
+from quire.services.frontend.output_processor.parsing.values.arguments_json import ArgumentsJson
+from quire.services.frontend.output_processor.parsing.values.json_repair import PushedJson
 from quire.services.frontend.output_processor.parsing.writer import EventWriter
 
 FENCE = "```"

@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 import re
 
-from quire.services.frontend.output_processor.parsing import json_text
-from quire.services.frontend.output_processor.parsing.arguments_json import ArgumentsJson
-from quire.services.frontend.output_processor.parsing.json_text import CONTROL, PLAIN, quoted
 from quire.services.frontend.output_processor.parsing.scanner import Malformed, Scanner, Sink, Steps
+from quire.services.frontend.output_processor.parsing.values import json_text
+from quire.services.frontend.output_processor.parsing.values.arguments_json import ArgumentsJson
+from quire.services.frontend.output_processor.parsing.values.json_text import CONTROL, PLAIN, quoted
 
 GAP = re.compile(r"[ \t\r\n,]+")
 WORD = re.compile(r"[\w+.\-$]+")

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from quire.services.frontend.output_processor.parsing.call_blocks import CallMarkup, call_blocks
 from quire.services.frontend.output_processor.parsing.formats import ToolFormat
-from quire.services.frontend.output_processor.parsing.json_calls import LONGEST_NAME
+from quire.services.frontend.output_processor.parsing.markup.call_blocks import CallMarkup, call_blocks
+from quire.services.frontend.output_processor.parsing.markup.json_calls import LONGEST_NAME
 from quire.services.frontend.output_processor.parsing.scanner import (
     Malformed,
     Markers,
@@ -19,7 +19,7 @@ from quire.services.frontend.output_processor.parsing.scanner import (
     one_newline,
 )
 from quire.services.frontend.output_processor.parsing.tool_schemas import ANYTHING, ToolSchemas
-from quire.services.frontend.output_processor.parsing.typed_arguments import STRING, TypedArguments
+from quire.services.frontend.output_processor.parsing.values.typed_arguments import STRING, TypedArguments
 from quire.services.frontend.output_processor.parsing.wording import ParameterTexts, Wording, sequence, text_parameters
 from quire.services.frontend.output_processor.parsing.writer import EventWriter
 

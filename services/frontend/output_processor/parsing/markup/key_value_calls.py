@@ -6,13 +6,13 @@ import re
 from dataclasses import dataclass, field
 from functools import partial
 
-from quire.services.frontend.output_processor.parsing.call_blocks import CallMarkup, call_blocks
 from quire.services.frontend.output_processor.parsing.formats import ToolFormat
-from quire.services.frontend.output_processor.parsing.json_calls import LONGEST_NAME
+from quire.services.frontend.output_processor.parsing.markup.call_blocks import CallMarkup, call_blocks
+from quire.services.frontend.output_processor.parsing.markup.json_calls import LONGEST_NAME
+from quire.services.frontend.output_processor.parsing.markup.tagged_calls import padding_but_of
 from quire.services.frontend.output_processor.parsing.scanner import Malformed, Markers, Padding, Scanner, Steps
-from quire.services.frontend.output_processor.parsing.tagged_calls import padding_but_of
 from quire.services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
-from quire.services.frontend.output_processor.parsing.typed_arguments import TypedArguments
+from quire.services.frontend.output_processor.parsing.values.typed_arguments import TypedArguments
 from quire.services.frontend.output_processor.parsing.wording import ParameterTexts, Wording, text_parameters
 from quire.services.frontend.output_processor.parsing.writer import EventWriter
 

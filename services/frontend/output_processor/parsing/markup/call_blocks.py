@@ -100,6 +100,8 @@ def no_call(
         text = markup.without_scraps(text)
     if text:
         writer.content(text)
+    else:
+        writer.no_text()
     scan.settle()
     return not broken
 

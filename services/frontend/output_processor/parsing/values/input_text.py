@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
-from quire.services.frontend.output_processor.parsing import json_repair, json_text
-from quire.services.frontend.output_processor.parsing.arguments_json import ArgumentsJson
 from quire.services.frontend.output_processor.parsing.scanner import Malformed, Scanner, Steps
+from quire.services.frontend.output_processor.parsing.values import json_repair, json_text
+from quire.services.frontend.output_processor.parsing.values.arguments_json import ArgumentsJson
 from quire.services.frontend.request.tool_offer import INPUT
 
 LONGEST_KEY = 64

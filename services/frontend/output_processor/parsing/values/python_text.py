@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import re
 
-from quire.services.frontend.output_processor.parsing.arguments_json import ArgumentsJson
-from quire.services.frontend.output_processor.parsing.json_repair import number
-from quire.services.frontend.output_processor.parsing.json_text import quoted
 from quire.services.frontend.output_processor.parsing.scanner import Malformed, Scanner, Sink, Steps
+from quire.services.frontend.output_processor.parsing.values.arguments_json import ArgumentsJson
+from quire.services.frontend.output_processor.parsing.values.json_repair import number
+from quire.services.frontend.output_processor.parsing.values.json_text import quoted
 
 DEEPEST = 64
 LONGEST_SCALAR = 400

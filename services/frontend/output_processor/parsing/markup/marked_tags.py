@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from quire.services.frontend.output_processor.parsing.call_blocks import CallMarkup, no_call
+from quire.services.frontend.output_processor.parsing.markup.call_blocks import CallMarkup, no_call
+from quire.services.frontend.output_processor.parsing.markup.tagged_calls import no_padding
 from quire.services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Steps
-from quire.services.frontend.output_processor.parsing.tagged_calls import no_padding
 from quire.services.frontend.output_processor.parsing.writer import EventWriter
 
 LONGEST_TAG = 512  # characters

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from quire.services.frontend.output_processor.parsing import python_text
-from quire.services.frontend.output_processor.parsing.call_blocks import close, no_call
-from quire.services.frontend.output_processor.parsing.json_calls import LONGEST_NAME
-from quire.services.frontend.output_processor.parsing.json_text import quoted
+from quire.services.frontend.output_processor.parsing.markup.call_blocks import close, no_call
+from quire.services.frontend.output_processor.parsing.markup.json_calls import LONGEST_NAME
 from quire.services.frontend.output_processor.parsing.scanner import Malformed, Scanner, Steps
 from quire.services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
+from quire.services.frontend.output_processor.parsing.values import python_text
+from quire.services.frontend.output_processor.parsing.values.json_text import quoted
 from quire.services.frontend.output_processor.parsing.writer import EventWriter
 
 NAME = re.compile(r"[\w.\-]+")

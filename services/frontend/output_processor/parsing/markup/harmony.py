@@ -14,9 +14,9 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from quire.services.frontend.output_processor.parsing.json_calls import LONGEST_NAME, IsName
-from quire.services.frontend.output_processor.parsing.json_repair import PushedJson
+from quire.services.frontend.output_processor.parsing.markup.json_calls import LONGEST_NAME, IsName
 from quire.services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Sink, Steps
+from quire.services.frontend.output_processor.parsing.values.json_repair import PushedJson
 from quire.services.frontend.output_processor.parsing.writer import EventWriter
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"

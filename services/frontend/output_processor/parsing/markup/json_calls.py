@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from quire.services.frontend.output_processor.parsing import json_repair, json_text
-from quire.services.frontend.output_processor.parsing.arguments_json import ArgumentsJson
 from quire.services.frontend.output_processor.parsing.scanner import Malformed, Scanner, Steps
+from quire.services.frontend.output_processor.parsing.values import json_repair, json_text
+from quire.services.frontend.output_processor.parsing.values.arguments_json import ArgumentsJson
 from quire.services.frontend.output_processor.parsing.writer import EventWriter
 
 LONGEST_NAME = 256  # characters

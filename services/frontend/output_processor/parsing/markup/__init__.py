@@ -1,0 +1,1 @@
+"""Markup of calls and reasoning that several formats share."""

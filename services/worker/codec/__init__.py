@@ -1,0 +1,1 @@
+"""Between the worker's plain values and worker.proto: where plans and results cross a wire."""

@@ -1,0 +1,104 @@
+"""Templates and conversations that other servers were reported to refuse, or to show wrongly.
+
+The templates are shortened to what the report is about."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from quire.services.frontend.tokenizer.chat_template import ChatTemplate
+from quire.shared.errors import InvalidArgument
+from tests.services.frontend.tokenizer import template_conversations as sent
+from tests.services.frontend.tokenizer.template_conversations import Sent, turn
+
+ALTERNATING = """{{ bos_token }}{% for message in messages %}
+{%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
+{{- raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}
+{%- if message['role'] == 'user' %}{{ '[INST] ' + message['content'] + ' [/INST]' }}
+{%- elif message['role'] == 'assistant' %}{{ message['content'] + eos_token }}
+{%- else %}{{ raise_exception('Only user and assistant roles are supported!') }}{% endif %}{% endfor %}"""
+GEMMA = """{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}
+{%- endif %}{% for message in messages %}{{ '<start_of_turn>' + message['role'] + '\\n' + message['content'] | trim
++ '<end_of_turn>\\n' }}{% endfor %}"""
+MINISTRAL = """{{ bos_token }}{% for message in messages %}
+{%- if message.role not in ['user', 'assistant', 'tool'] %}
+{{- raise_exception('Only user, assistant and tool roles are supported, got ' + message.role + '.') }}{% endif %}
+{{- '[' + message.role + ']' + (message.content or '') }}{% endfor %}"""
+BRIEF, ASK = turn("system", "Be brief."), turn("user", "The capital of Ontario?")
+WORDS = ("Be brief.", "The capital of Ontario?")
+
+
+@pytest.mark.parametrize(
+    ("source", "messages", "words"),
+    [
+        (ALTERNATING, [BRIEF, ASK], WORDS),  # autogen#1037, mistral.rs#45
+        (GEMMA, [BRIEF, ASK], WORDS),  # sglang#892, chat-ui#1386, mistral.rs#506
+        (MINISTRAL, [BRIEF, ASK], WORDS),  # opencode#5034
+        (  # vllm#6862
+            ALTERNATING,
+            [BRIEF, ASK, turn("user", "And its history?")],
+            (*WORDS, "And its history?"),
+        ),
+        (ALTERNATING, [ASK, turn("user", "Quickly!"), turn("user", "Now!")], ("Ontario?", "Quickly!", "Now!")),
+        (GEMMA, [BRIEF], ("Be brief.",)),  # mistral.rs#506: instructions alone
+    ],
+)
+def test_what_a_template_has_no_place_for_is_shown_in_another(source: str, messages: Any, words: Any) -> None:
+    shown = sent.ours(sent.rendering(source), Sent(messages, words))
+    assert all(word in shown for word in words), shown
+    assert [shown.index(word) for word in words] == sorted(shown.index(word) for word in words)
+
+
+def render(source: str, messages: list[dict[str, Any]], **variables: Any) -> str:
+    template = ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"})
+    return template.render(messages, open_turn=True, continue_last=False, variables=variables)
+
+
+@pytest.mark.parametrize(
+    ("source", "shown"),
+    [
+        # lmstudio#577: other parts of a date than %Y-%m-%d
+        ("{{ strftime_now('%d %B %Y, %H:%M:%S') }}", r"\d\d \w+ \d{4}, \d\d:\d\d:\d\d"),
+        # llama.cpp#12231, jan#6123: methods of what a filter returns
+        (
+            "{% set m = messages[0].content %}{{ (m.split('</think>') | first).rstrip('\\n') + '|' "
+            "+ (m.split('</think>') | last).lstrip('\\n') }}",
+            r"hm\|Yes\.",
+        ),
+        # llama.cpp#11443, llama-cpp-python PR 2018
+        ("{% for i in [1, 2, 3] %}{% if i == 1 %}{% continue %}{% endif %}{{ i }}{% break %}{% endfor %}", "2"),
+        # llama.cpp#12729: a date that the template sets itself where nobody gives one
+        (
+            "{% if not date_string is defined %}{% set date_string = '26 Jul 2024' %}{% endif %}{{ date_string }}",
+            "26 Jul 2024",
+        ),
+        ("{{ [{'a': 1}] | tojson(indent=4) }}", r"\[\n {4}\{\n {8}\"a\": 1\n {4}\}\n\]"),
+        # mlx-examples#1195: content that may be a list
+        (
+            "{% set c = messages[0].content %}{% if c is string %}{{ c[:2] }}{% else %}{{ c[0].text }}{% endif %}",
+            "hm",
+        ),
+        # llama.cpp#5040: tokens by name
+        ("{{ bos_token }}{{ eos_token }}", "<s></s>"),
+    ],
+)
+def test_what_templates_count_on(source: str, shown: str) -> None:
+    text = render(source, [turn("assistant", "hm\n</think>\n\nYes.")])
+    assert re.fullmatch(shown, text), text
+
+
+def test_an_undefined_value_in_json_is_the_requests_fault() -> None:
+    """sglang PR 20700: tojson of a key that a tool does not have was an internal error."""
+    with pytest.raises(InvalidArgument) as refused:
+        render("{{ tools[0].function | tojson }}", [turn("user", "x")], tools=[{"name": "flat"}])
+    assert refused.value.field == "messages"
+
+
+def test_a_variable_of_the_request_counts() -> None:
+    """llama.cpp#12729."""
+    made = sent.rendering("{{ date_string | default('26 Jul 2024') }} {{ messages[0].content }}")
+    assert sent.ours(made, Sent([ASK], ())).startswith("26 Jul 2024")
+    assert sent.ours(made, Sent([ASK], (), variables={"date_string": "1 Jan 2030"})).startswith("1 Jan 2030")
