@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 # What there is today: whoever needs one more finds another way, and whoever removes some lowers the ceiling.
 MOST_PRIVATE_REACHES = 96
-MOST_REPLACED_ATTRIBUTES = 238
+MOST_REPLACED_ATTRIBUTES = 235
 MOST_SLEEPS = 59
 
 
