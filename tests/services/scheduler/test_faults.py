@@ -66,7 +66,7 @@ class Desk:
         self.cluster.terms.agree_on_model(MODEL, "a test")
         self.ended: list[tuple[int, int]] = []
         self._soon: list[Callable[[], None]] = []
-        self.cluster.join(OWNER, self._take)
+        self.cluster.join(OWNER, self.take)
         self.replica: Replica | None = None
         self._metrics = metrics
         if has_worker:
