@@ -35,7 +35,7 @@ async def test_streams_that_nobody_reads_hold_up_nobody(folder: Path) -> None:
     async with scheduler(script), running(folder, script.address) as frontend:
         sockets = [await unread(frontend, folder.name) for _ in range(NUM_CLIENTS)]
         async with asyncio.timeout(60):
-            await eventually(lambda: len(script.submissions) == NUM_CLIENTS)
+            await eventually(lambda: len(script.submissions) >= NUM_CLIENTS)
             answer = await frontend.http.post(
                 "/v1/completions", json={"model": folder.name, "prompt": "y", "max_tokens": 20, "ignore_eos": True}
             )
