@@ -46,7 +46,7 @@ class Submitter(Protocol):
         """Nothing more comes from these."""
 
 
-class Places(Protocol):
+class PromptPlaces(Protocol):
     """Holds the places of a call that begins with some of its prompts."""
 
     num_samples: int  # that may run at once
@@ -90,7 +90,7 @@ class Generation:
         self._resumes = False
         self._is_over = False  # nothing more is submitted
         self._held: Seq[Held] = ()
-        self._places: Places | None = None
+        self._places: PromptPlaces | None = None
         self._num_begun = 0  # prompts
         self._num_tokens_read = [0] * len(self._samples)
         self._reasoning = [ReasoningTokens(formats.end_of_reasoning) for _ in self._samples] if self._parsers else []
@@ -132,7 +132,7 @@ class Generation:
             self._num_unfinished[told.sample // self.request.sampling.n] -= 1
         return self.take_ready()
 
-    async def begin(self, held: Seq[Held], places: Places | None = None) -> None:
+    async def begin(self, held: Seq[Held], places: PromptPlaces | None = None) -> None:
         """Starts the clock and submits everything, in portions; `held`: of each prompt, who holds how much. `places`:
         only so many samples now, and further prompts as others end."""
         if self.request.deadline_s is not None:
