@@ -249,7 +249,7 @@ class Core:
         return self.state.evacuate(loss)
 
     def evacuate_waiting(self) -> list[Sequence]:
-        """Those that hold no slot, in order of arrival; the core forgets them."""
+        """Gives up the sequences that hold no slot, in order of arrival; the core forgets them."""
         return self.state.evacuate_waiting()
 
     def expire(self, now: float) -> None:
@@ -277,7 +277,7 @@ class Core:
         return self.kv.reset() + in_host_memory
 
     def _build_one(self, now: float) -> PlanBuilder:
-        """Of the micro-batches that have something to do, the one whose turn it is."""
+        """Builds a step of the next micro-batch, in turn, that has something to do."""
         most = self.limits.num_micro_batches
         builder = self._build(now, self._micro_batch)
         for _ in range(1, most):

@@ -1,4 +1,4 @@
-"""What a step that returned means for its sequences: one token each, or several where they drafted (drafts/rows.py)."""
+"""Results of steps: one token for each sequence, or several where they drafted (drafts/rows.py)."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class ResultProcessor:
             self._apply_late(rows.select(np.arange(len(current)) == row), int(flight.keys[row]))
 
     def _apply_rows(self, slots: Slots, rows: DraftedRows) -> None:
-        """Of sequences that still hold the slot they held when the step was planned."""
+        """Applies rows of sequences that still hold the slot they held when the step was planned."""
         if rows.all_single:
             self._apply_current(slots, rows.token_ids, rows.logprobs, rows.asked)
         elif len(slots):
@@ -90,7 +90,7 @@ class ResultProcessor:
         return flight
 
     def _apply_prompts(self, flight: Flight, prompts: PromptLogprobs) -> None:
-        """Also of sequences that were preempted meanwhile: they go on behind these positions."""
+        """Applies log-probabilities of prompts, also of sequences that were preempted meanwhile."""
         parts = prompts.entries.split(prompts.position_counts.tolist())
         for slot, entries in zip(prompts.slots.tolist(), parts, strict=True):
             sequence = self._state.sequences.get(flight.prompts[slot])
@@ -99,7 +99,7 @@ class ResultProcessor:
                 self._state.events.prompts.append(PromptPart(sequence, entries))
 
     def _apply_pooled(self, ended: Mapping[int, int], pooled: Mapping[int, bytes]) -> None:
-        """Also of sequences that were preempted meanwhile: they have nothing left to compute."""
+        """Ends sequences with their vectors, also those that were preempted meanwhile."""
         for slot, key in ended.items():
             sequence = self._state.sequences.get(key)
             if sequence is not None and sequence.is_query:
@@ -159,7 +159,7 @@ class ResultProcessor:
         self._state.end(sequence, ending.reason, ending.stop_token_id)
 
     def _clear_suspects(self, slots: Slots) -> None:
-        """Whoever got a token did not kill the worker."""
+        """Clears suspects that produced a token: they did not kill the worker."""
         if self._state.suspects:
             self._state.suspects.difference_update(slots.tolist())
 

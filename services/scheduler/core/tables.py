@@ -55,7 +55,7 @@ class Tables:
         return slot
 
     def release(self, sequence: Sequence, fence: int | None) -> int:
-        """It gives up slot and blocks, which are free once the step `fence` has returned. Returns the slot."""
+        """Releases slot and blocks, which are free once the step `fence` has returned. Returns the slot."""
         slot = sequence.slot
         self.running.release(slot)
         self.kv.release(slot, fence)
@@ -190,6 +190,6 @@ class Tables:
             self.kv.keep_part(slot, known[: PARENT_BYTES + rest * TOKEN_BYTES])
 
     def _content(self, slot: int, block: int) -> bytes:
-        """What is known of a block of `slot`, as the index of parts takes it."""
+        """Returns what is known of a block of `slot`, as the index of parts takes it."""
         sequence, size = self.running.sequence(slot), self.limits.block_size
         return sequence.hash_before(block) + sequence.tokens.column(block * size, (block + 1) * size)

@@ -1,1 +1,1 @@
-"""What sequences wait for before they can run: each kind is a Prerequisite with one life cycle (port.py)."""
+"""Prerequisites of sequences: each kind of thing that they wait for has the life cycle of port.py."""

@@ -43,7 +43,9 @@ class Grammars(Prerequisite):
         return not sequence.grammar_id or self._cache.join(sequence.grammar_id, sequence.grammar_bytes, sequence)
 
     def leave(self, sequence: Sequence) -> None:
-        unused = self._cache.leave(sequence.grammar_id, sequence) if sequence.grammar_id else None
+        if not sequence.grammar_id:
+            return
+        unused = self._cache.leave(sequence.grammar_id, sequence)
         if unused is not None and not unused.has_place:  # else the worker is preparing it
             self._cache.remove(sequence.grammar_id)
 

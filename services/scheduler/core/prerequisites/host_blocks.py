@@ -80,7 +80,7 @@ class HostBlocks(BlockSource):
         return lambda name: host(name) or disk(name)
 
     def take_orders(self) -> Blocks[TransferOrder | DiskOrder]:
-        """In the order in which the worker must get them, behind the plans that are out."""
+        """Returns what the worker has to be sent, in this order, after the plans that have been sent."""
         orders, self._orders = self._orders, []
         return orders if self.disk is None else [*orders, *self.disk.take_orders()]
 
@@ -106,7 +106,7 @@ class HostBlocks(BlockSource):
         self._offer(self._reach.pages_at_end(sequence.block_hashes, int(self._kv.num_named[sequence.slot])))
 
     def _offer(self, names: Iterable[bytes]) -> None:
-        """They are worth storing, if the device has them."""
+        """Notes pages that are worth storing, if the device has them."""
         found = ((self._kv.pool.find(name), name) for name in names)
         self._filled += [(block, name) for block, name in found if block is not None]
 
@@ -162,7 +162,7 @@ class HostBlocks(BlockSource):
         return next((self._coming[name] for name in pages.names if name in self._coming), None)
 
     def _pages(self, sequence: Sequence, found: Blocks[int], most: int, holds: Holds) -> NeededPages:
-        """For the furthest start that is worth the wait, and for which there is room in host memory; none if there is
+        """Returns the pages for the furthest start that is worth the wait and has room in host memory; none if there is
         no such start."""
         hashes, reach = sequence.block_hashes, self._reach
         while (count := reach.num_behind(hashes, found, most, holds)) >= reach.least:
@@ -174,7 +174,7 @@ class HostBlocks(BlockSource):
         return NeededPages([], [])
 
     def _waits_for_disk(self, sequence: Sequence, wanted: list[bytes]) -> bool:
-        """Until what of it is not in host memory has come there."""
+        """Blocks `sequence` until those of the wanted pages that are not in host memory have come there."""
         if self.disk is None or sequence.num_fetches >= MOST_WAITS or all(map(self.tier.holds, wanted)):
             return False
         coming = self.disk.bring(wanted)
@@ -185,7 +185,7 @@ class HostBlocks(BlockSource):
         return True
 
     def _bring(self, pages: NeededPages) -> int:
-        """Those that are on the device must still be there when the others come."""
+        """Orders pages from host memory; those that are on the device are held until the others come."""
         transfer_id, names = next(self._ids), pages.names
         self._kv.hold(transfer_id, pages.kept)
         blocks = self._kv.allocate_for(transfer_id, len(names))

@@ -55,7 +55,7 @@ class Neighbours(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FetchOrder:
-    """What the worker is to get, and where."""
+    """Order to a worker: blocks to fetch, and where they go."""
 
     fetch_id: int
     borrowed: Borrowed
@@ -121,7 +121,7 @@ class PeerFetches(BlockSource):
     # What others get.
 
     def lend(self, hashes: Blocks[bytes], start: int, count: int) -> Loan:
-        """They are here."""
+        """Lends blocks that are here, until they are given back."""
         found = [self._kv.pool.find(block_hash) for block_hash in hashes[start : start + count]]
         loan = Loan(next(self._loan_ids), [block for block in found if block is not None], self._last_step())
         assert len(loan.blocks) == count, "they were found"
@@ -130,21 +130,21 @@ class PeerFetches(BlockSource):
         return loan
 
     def give_back(self, loan: Loan) -> None:
-        """Nobody reads them any more."""
+        """Ends a loan: the borrower reads its blocks no longer."""
         del self._lent[loan.loan_id]
         self._kv.let_go(loan.loan_id)
 
     # What is kept for a sequence that comes from another worker.
 
     def begin_keeping(self, blocks: Blocks[int]) -> int:
-        """They stay until they are let go. Returns the holder that bring() can give others to."""
+        """Holds blocks until let_go(). Returns the holder, which bring() can add others to."""
         holder = next(self._kept_ids)
         self._kept.add(holder)
         self._kv.hold(holder, blocks)
         return holder
 
     def let_go(self, holder: int) -> None:
-        """What is still coming is whoever's wants it."""
+        """Ends a holder; blocks that are still coming are free to any sequence."""
         for fetch in self._under_way.values():
             if fetch.holder == holder:
                 fetch.holder = None
@@ -213,12 +213,12 @@ class PeerFetches(BlockSource):
         return _computing(freed) if failed else freed
 
     def give_up(self, source: object) -> list[Sequence]:
-        """That worker is gone: nobody waits for what it was to give. Those who did."""
+        """Returns the sequences that waited for blocks of a worker that is gone: they compute them."""
         gone = [fetch for fetch in self._under_way.values() if fetch.order.borrowed.source == source]
         return [sequence for fetch in gone for sequence in self._wait_no_more(fetch)]
 
     def look(self, most_looks: int) -> list[Sequence]:
-        """Those who have waited for so many looks: they wait no longer."""
+        """Counts a look at each fetch; returns the sequences that have waited for too many: they compute the blocks."""
         freed: list[Sequence] = []
         for fetch in self._under_way.values():
             fetch.num_looks += 1

@@ -104,7 +104,7 @@ class Running:
         return slot
 
     def most_blocks_of(self, sequence: Sequence) -> int:
-        """That it can ever need, sharing left out."""
+        """Returns the blocks that `sequence` can ever need, sharing left out."""
         num_blocks = sequence.max_total_tokens // self.block_size + 1
         return num_blocks if self._plain else self._groups.cost(num_blocks)
 
@@ -191,7 +191,7 @@ class Running:
         return may_end.nonzero()[0]
 
     def _enter_wishes(self, slot: int, sequence: Sequence) -> None:
-        """What few sequences ask for: the columns are False for all others, and in free slots."""
+        """Sets the columns of what few sequences ask for: they are False for all others, and in free slots."""
         self.asks_logprobs[slot] = sequence.asks_logprobs
         self.asks_prompt_logprobs[slot] = sequence.asks_prompt_logprobs
         self.num_constrained += bool(sequence.grammar_id)

@@ -37,7 +37,7 @@ class RunningSearch:
 
 
 class Searches:
-    """By their roots, and by the sequences of their beams."""
+    """Running searches, by their roots and by the sequences of their beams."""
 
     def __init__(self) -> None:
         self._groups: dict[int, RunningSearch] = {}  # by the root's key
@@ -47,7 +47,7 @@ class Searches:
         return bool(self._groups)
 
     def __iter__(self) -> Iterator[RunningSearch]:
-        """Those that are there now; they may leave meanwhile."""
+        """Iterates over the searches that are there now; they may be removed meanwhile."""
         return iter(list(self._groups.values()))
 
     @property
@@ -56,7 +56,7 @@ class Searches:
 
     @property
     def num_tokens_wanted(self) -> int:
-        """By beams that can go on."""
+        """Tokens that the beams want which can go on."""
         return sum(len(group.decision) for group in self._groups.values() if group.decision is not None)
 
     def add(self, root: Sequence, search: LiveBeams) -> RunningSearch:
@@ -64,7 +64,7 @@ class Searches:
         return group
 
     def join(self, group: RunningSearch, beam: Beam) -> None:
-        """Behind the beams that it has."""
+        """Adds a beam after those that the search has."""
         group.beams.append(beam)
         self._of[beam.sequence.key] = group, beam
 
@@ -77,7 +77,7 @@ class Searches:
         return self._groups.get(group.root.key) is group
 
     def find(self, key: int) -> tuple[RunningSearch, Beam] | None:
-        """By the key of a beam's sequence."""
+        """Returns the search and the beam of a sequence, by its key."""
         return self._of.get(key)
 
     def root_of(self, key: int) -> Sequence | None:
@@ -89,7 +89,7 @@ class Searches:
         return [beam.slot for beam in self._groups[root.key].beams]
 
     def remove(self, root: Sequence) -> list[Beam]:
-        """It is over or preempted: the beams whose slots are to be taken."""
+        """Removes a search that is over or preempted; returns the beams whose slots are to be released."""
         beams = self._groups.pop(root.key).beams
         for beam in beams:
             del self._of[beam.sequence.key]

@@ -21,7 +21,7 @@ from quire.services.scheduler.core.sequences.ending import Reason
 
 @dataclass(frozen=True, slots=True)
 class BeamRules:
-    """What a request asks for."""
+    """Rules of a search, as the request sets them."""
 
     width: int
     num_outputs: int
@@ -60,7 +60,7 @@ class BeamNode:
     length: int
 
     def path(self) -> list[BeamNode]:
-        """From the first token on."""
+        """Returns the nodes from the first token on."""
         nodes: list[BeamNode] = []
         node: BeamNode | None = self
         while node is not None:
@@ -99,7 +99,7 @@ class LiveBeams:
             self.rules = replace(self.rules, max_output_tokens=max_output_tokens)
 
     def advance(self, candidates: list[Entries]) -> list[BeamChild]:
-        """What follows from the candidates of each live beam; nothing if the search is over."""
+        """Returns the beams that follow from the candidates of each live one; none if the search is over."""
         ended, going_on = [], []
         for parent, node in self._continuations(candidates):
             if node.token in self.rules.end_token_ids:

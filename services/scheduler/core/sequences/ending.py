@@ -25,7 +25,7 @@ ANSWERED = frozenset({Reason.STOP, Reason.LENGTH, Reason.REPETITION})
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What a client is told about a sequence that could not go on. `code`: the wire's ErrorCode without its prefix."""
+    """Error that a client gets for a sequence that could not go on. `code`: the wire's ErrorCode without its prefix."""
 
     code: str
     message: str
@@ -33,7 +33,7 @@ class Failure:
 
 
 class Ending(NamedTuple):
-    """What the last token of a sequence brought about."""
+    """End of a sequence by its last token."""
 
     reason: Reason
     stop_token_id: int | None = None  # to be reported: none for end of sequence

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class SequenceStatus(Enum):
-    """Where a sequence is in its life."""
+    """State of a sequence."""
 
     BLOCKED = "blocked"
     WAITING = "waiting"
@@ -43,7 +43,7 @@ class Family:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LateQuery:
-    """What documents are compared with, token by token."""
+    """Query that documents are compared with, token by token."""
 
     name: bytes  # 32 bytes; equal queries have the same
     tokens: bytes  # i32 column
@@ -115,7 +115,7 @@ class Sequence:
 
     @property
     def suspect(self) -> bool:
-        """It may be what kills workers: let it show that alone."""
+        """Whether it may be what kills workers, and so runs alone."""
         return len(self.losses) > 1
 
     @property
@@ -125,7 +125,7 @@ class Sequence:
 
     @property
     def starts(self) -> bool:
-        """It has nothing but its prompt."""
+        """Whether it has nothing but its prompt."""
         return self.num_tokens == self.num_prompt_tokens
 
     @property
@@ -150,13 +150,13 @@ class Sequence:
         return 0 < self.prompt_logprobs_from < self.num_prompt_tokens
 
     def last_output(self, count: int) -> list[int]:
-        """Its last output tokens, at most `count`."""
+        """Returns its last output tokens, at most `count`."""
         end = self.num_tokens
         begin = max(end - count, self.num_prompt_tokens)
         return list(np.frombuffer(self.tokens.column(begin, end), dtype=np.int32).tolist())
 
     def hash_before(self, block: int) -> bytes:
-        """Of all that comes before the block of that number."""
+        """Returns the hash of all that comes before the block of that number."""
         return self.block_hashes[block - 1] if block else self.root_hash
 
     def stop_token_id(self, token: int) -> int | None:

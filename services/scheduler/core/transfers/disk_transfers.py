@@ -51,7 +51,7 @@ class DiskTransfers:
     # What is ordered.
 
     def offer(self, hashes: Iterable[bytes]) -> None:
-        """They are in host memory now. Where many wait to be written, those that came first are passed over."""
+        """Offers blocks in host memory to the disk. Where many wait to be written, the first ones are passed over."""
         self._offered += hashes
         self.store_offered()
 

@@ -1,4 +1,4 @@
-"""What a worker is to move between its tiers."""
+"""Orders to a worker: blocks to move between its tiers."""
 
 from __future__ import annotations
 

@@ -23,14 +23,14 @@ Holds = Callable[[bytes], bool]  # whether a page of that name lies below the de
 
 
 class NeededPages(NamedTuple):
-    """What a sequence needs that starts at some block position."""
+    """Pages that a sequence needs which starts at some block position."""
 
     kept: list[int]  # blocks of the device that have it already
     names: list[bytes]  # of those that have to come, the head of the prompt first
 
 
 class Reach(Protocol):
-    """What prompts find below the device. `found`: blocks as in a table, which the device has."""
+    """Pages below the device, as prompts find them. `found`: blocks as in a table, which the device has."""
 
     least: int  # block positions that are worth the wait
 
@@ -38,7 +38,7 @@ class Reach(Protocol):
         """How many block positions, at most `most`, could be had behind those that are found on the device."""
 
     def pages(self, hashes: Blocks[bytes], found: Blocks[int], num_behind: int) -> NeededPages:
-        """For a start behind so many more."""
+        """Returns the pages for a start behind so many more."""
 
     def sight(self, sequence: Sequence, num_found: int, fork: int) -> tuple[list[bytes], list[bytes]]:
         """It comes in, behind so many block positions; other prompts have had the first `fork` of its blocks, too.
@@ -50,7 +50,7 @@ class Reach(Protocol):
 
 
 class PlainReach:
-    """Of one group that keeps everything."""
+    """Pages of one group that keeps everything."""
 
     least = LEAST_BLOCKS
 
@@ -73,7 +73,7 @@ class PlainReach:
 
 
 class GroupReach:
-    """Of any groups.
+    """Pages of any groups.
 
     What a window has slid over, or a state has left behind, serves those alone who start there. So its pages are worth
     a place where starts are likely: behind a prompt, behind an answer or what a preempted sequence has of it, where
