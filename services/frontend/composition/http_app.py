@@ -19,6 +19,7 @@ from quire.services.frontend.console import routes as console
 from quire.services.frontend.http.dialects import Dialects
 from quire.services.frontend.http.document import examples
 from quire.services.frontend.http.document.documented import document
+from quire.services.frontend.http.fields.validation_errors import worded
 from quire.services.frontend.http.headers import CALL, Headers
 from quire.services.frontend.http.middleware.call_scope import CallScope
 from quire.services.frontend.http.middleware.cors import Cors
@@ -33,7 +34,6 @@ from quire.services.frontend.http.near_paths import near_path
 from quire.services.frontend.http.router import Router, is_served, methods, paths
 from quire.services.frontend.http.server.protocol import Entrance
 from quire.services.frontend.http.server.server import Face
-from quire.services.frontend.http.validation_errors import worded
 from quire.services.frontend.offline import routes as offline
 from quire.services.frontend.offline.inner_calls import AsCaller
 from quire.shared.errors import Internal, QuireError

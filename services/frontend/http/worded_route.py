@@ -14,8 +14,8 @@ from starlette.responses import Response
 from quire.services.frontend.http.body import BodyBounds, JsonBytes, all_of_it
 from quire.services.frontend.http.dialect import ErrorFormat
 from quire.services.frontend.http.dialects import Dialects
+from quire.services.frontend.http.fields.validation_errors import worded
 from quire.services.frontend.http.headers import CALL, DIALECTS
-from quire.services.frontend.http.validation_errors import worded
 from quire.shared.errors import QuireError
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]

@@ -12,8 +12,8 @@ from pydantic import ValidationError
 from quire.services.frontend.bounds.bodies import json_body, json_scan
 from quire.services.frontend.bounds.room import Room
 from quire.services.frontend.http.fields.unknown_fields import STRICT
+from quire.services.frontend.http.fields.validation_errors import worded
 from quire.services.frontend.http.headers import CallHeaders
-from quire.services.frontend.http.validation_errors import worded
 from quire.services.frontend.kserve_edge import tensors
 from quire.services.frontend.openai_edge.body.bodies import CompletionBody
 from quire.services.frontend.openai_edge.body.requests import completion_request
