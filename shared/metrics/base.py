@@ -57,21 +57,21 @@ def add_process_collectors(registry: CollectorRegistry) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class CallBounds:
+class PageBounds:
     """What callers of a page of metrics may take."""
 
     longest_call_s: float = LONGEST_CALL_S
     most_calls: int = MOST_CALLS
 
 
-BOUNDS = CallBounds()
+BOUNDS = PageBounds()
 
 
 class _Server(ThreadingHTTPServer):
     """A caller that breaks off, or whose certificate is no use, is no news. Callers who take too long are closed, and
     one too many at once: threads and descriptors are for the service."""
 
-    def __init__(self, address: tuple[str, int], answer: type[BaseHTTPRequestHandler], bounds: CallBounds) -> None:
+    def __init__(self, address: tuple[str, int], answer: type[BaseHTTPRequestHandler], bounds: PageBounds) -> None:
         super().__init__(address, answer, bind_and_activate=False)
         self._bounds = bounds
         self._calls: dict[socket.socket, float] = {}  # that are under way, and when they are over
@@ -132,7 +132,7 @@ class MetricsPage:
         tls: Tls = NO_TLS,
         *,
         share: bool = False,
-        bounds: CallBounds = BOUNDS,
+        bounds: PageBounds = BOUNDS,
     ) -> None:
         """`share`: with the launcher, which holds the port (SO_REUSEPORT)."""
 

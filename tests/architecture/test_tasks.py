@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from pathlib import Path
 
 import pytest
@@ -34,19 +35,25 @@ THREADS = {  # each with what sees its end
 }
 
 
+TASKS = ("create_task", "ensure_future", "run_coroutine_threadsafe")
+STARTERS = (*TASKS, "Thread")
+
+
+@functools.cache
 def calls() -> list[tuple[str, str]]:
-    """(file, name that is called) in all of the services."""
+    """(file, name that is called) in all files of the services that name one of STARTERS."""
     found = []
     for place in PLACES:
         for path in (ROOT / place).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text())):
+            text = path.read_text()
+            for node in ast.walk(ast.parse(text)) if any(name in text for name in STARTERS) else ():
                 if isinstance(node, ast.Call):
                     name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
                     found.append((path.relative_to(ROOT).as_posix(), name))
     return found
 
 
-@pytest.mark.parametrize("name", ["create_task", "ensure_future", "run_coroutine_threadsafe"])
+@pytest.mark.parametrize("name", TASKS)
 def test_tasks_are_started_by_those_who_look_at_their_end(name: str) -> None:
     starters = {file for file, called in calls() if called == name}
     assert starters <= OWNERS | GROUPS, f"use quire.shared.process.supervision.Tasks instead of {name}"

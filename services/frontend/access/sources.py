@@ -106,13 +106,13 @@ class RedisKeys:
     async def run(self) -> None:
         """Until cancelled."""
         while True:
-            await self._read()
+            await self.read()
             await pause(RELOAD_S)
 
     async def close(self) -> None:
         await self._redis.aclose()
 
-    async def _read(self) -> None:
+    async def read(self) -> None:
         try:
             found = await self._redis.hgetall(self._name)
         except (redis_error(), OSError) as error:

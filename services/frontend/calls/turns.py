@@ -19,7 +19,7 @@ class Turns:
     """One for each turn of the event loop, first come, first served."""
 
     def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
-        self._clock = clock
+        self.clock = clock
         self.waiting: deque[asyncio.Future[None]] = deque()
         self._is_taken = False  # that of this turn of the loop
         self._has_refused = False  # in this turn of the loop
@@ -61,7 +61,7 @@ class Turns:
         if not self._has_refused:
             return False
         self._has_refused = False
-        now = self._clock()
+        now = self.clock()
         if now - self._window_s > WINDOW_S:
             self._window_s = now
         return now - self._window_s < REFUSALS_FIRST_S

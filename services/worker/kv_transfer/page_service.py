@@ -83,7 +83,7 @@ class PageService(kv_transfer_pb2_grpc.KVTransferServiceServicer):
     """A bounded number of pages is in memory, and on their way, at a time."""
 
     def __init__(self, door: ServiceDoor, metrics: WorkerMetrics, bounds: ServingBounds = BOUNDS) -> None:
-        self._bounds = bounds
+        self.bounds = bounds
         self._door, self._metrics = door, metrics
         self._reader: PageReader | None = None
         self._num_blocks = 0
@@ -96,7 +96,7 @@ class PageService(kv_transfer_pb2_grpc.KVTransferServiceServicer):
     async def Fetch(self, _requests: object, context: Context) -> None:
         try:
             await self._door.admit(context, pb.FetchResponse, SERVICE_NAME)
-            message = await _said(context, self._bounds.request_s, "no request came")
+            message = await _said(context, self.bounds.request_s, "no request came")
             reader = self._reader
             if reader is None:
                 raise Unavailable("this worker has no pages for others")
@@ -135,7 +135,7 @@ class PageService(kv_transfer_pb2_grpc.KVTransferServiceServicer):
         async with self._turns:
             await reader.fill_pages(request.epoch, request.after_step, columns.u32(request.block_ids))
             await context.write(pb.FetchResponse(shared=own.to_proto()))
-            message = await _said(context, self._bounds.taken_s, "no word came that the shared pages were taken")
+            message = await _said(context, self.bounds.taken_s, "no word came that the shared pages were taken")
             if message is grpc.aio.EOF or message.WhichOneof("message") != "taken":
                 raise FailedPrecondition("after shared pages comes word that they were taken")
             reader.check(request.epoch)
@@ -155,7 +155,7 @@ class PageService(kv_transfer_pb2_grpc.KVTransferServiceServicer):
             ended = end // page_bytes
             part = pb.PagePart(data=data[start:end].tobytes(), checksums=told[num_told:ended].tobytes())
             num_told = ended
-            await _write(context, pb.FetchResponse(part=part), self._bounds.taken_s)
+            await _write(context, pb.FetchResponse(part=part), self.bounds.taken_s)
         self._metrics.kv_sent.inc(len(data))
 
 

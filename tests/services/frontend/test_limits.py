@@ -17,7 +17,6 @@ from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
 
-from quire.services.frontend.calls import turns
 from quire.services.frontend.calls.calls import Calls
 from quire.services.frontend.input_processor.processor import InputProcessor
 from quire.shared.pb.admin.v1 import admin_pb2
@@ -266,11 +265,11 @@ async def test_who_finds_no_place_hears_of_it_before_those_who_have_one_are_serv
         happened.append("refused")
         refuse(*args)
 
-    monkeypatch.setattr(turns, "perf_counter", lambda: 100.0)  # refusals come first for a bounded time
     monkeypatch.setattr(InputProcessor, "prepare", watched_prepare)
     monkeypatch.setattr(Calls, "refused", watched_refuse)
     script = ScriptedScheduler()
     async with scheduler(script), running(folder, script.address, max_inflight_requests=16) as frontend:
+        frontend.frontend.door.calls.turns.clock = lambda: 100.0  # refusals come first for a bounded time
         host, _, port = frontend.frontend.http_address.rpartition(":")
         sent = burst.message(480, 16)
         callers = [socket.create_connection((host, int(port))) for _ in range(100)]  # nobody is let in meanwhile

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
+from tests.waiting import eventually
 
 NUM_CLIENTS = 30
 BODY = {"prompt": "x", "max_tokens": 1800, "stream": True, "logprobs": 5, "ignore_eos": True}
@@ -34,8 +35,7 @@ async def test_streams_that_nobody_reads_hold_up_nobody(folder: Path) -> None:
     async with scheduler(script), running(folder, script.address) as frontend:
         sockets = [await unread(frontend, folder.name) for _ in range(NUM_CLIENTS)]
         async with asyncio.timeout(60):
-            while len(script.submissions) < NUM_CLIENTS:
-                await asyncio.sleep(0.005)
+            await eventually(lambda: len(script.submissions) >= NUM_CLIENTS)
             answer = await frontend.http.post(
                 "/v1/completions", json={"model": folder.name, "prompt": "y", "max_tokens": 20, "ignore_eos": True}
             )

@@ -66,7 +66,7 @@ class Desk:
         self.cluster.terms.agree_on_model(MODEL, "a test")
         self.ended: list[tuple[int, int]] = []
         self._soon: list[Callable[[], None]] = []
-        self.cluster.join(OWNER, self._take)
+        self.cluster.join(OWNER, self.take)
         self.replica: Replica | None = None
         self._metrics = metrics
         if has_worker:
@@ -140,7 +140,7 @@ class Desk:
 def test_a_fault_anywhere_in_taking_in_a_submission(way: str, has_worker: bool) -> None:
     folder = Path(quire.services.scheduler.__file__).parent
     undone = {"WorkerCluster._fail", "LiveSequences.forget", "Assignments.drop"}
-    gives_back = frozenset({*undone, "WaitingSequences.undo_enter", "WaitingSequences.leave_prerequisites"})
+    gives_back = frozenset({*undone, "WaitingSequences.undo_enqueue", "WaitingSequences.leave_prerequisites"})
     elsewhere = ("/batches.py",)  # what tells the frontend
     faults = Faults((folder,), not_in=gives_back, not_under=elsewhere)
     with faults.at(0):

@@ -46,7 +46,7 @@ async def redis(server: RedisServer) -> AsyncIterator[Any]:
 
 
 async def read(keys: RedisKeys) -> set[bytes]:
-    await keys._read()
+    await keys.read()
     return set(keys.keys())
 
 

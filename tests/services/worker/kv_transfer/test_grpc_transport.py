@@ -322,10 +322,8 @@ async def test_workers_beyond_the_most_that_are_remembered_end_nobodys_fetch() -
         await transport.close()
 
 
-async def test_a_caller_that_reads_nothing_gives_its_turn_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_caller_that_reads_nothing_gives_its_turn_to_the_next() -> None:
     """As one whose device hangs: its process lives, and so does its connection."""
-    monkeypatch.setattr(page_service, "MOST_SERVED", 1)
-    monkeypatch.setattr(page_service, "TAKEN_S", 0.2)
 
     class Patient(Memory):
         """With whoever reads block 9; others get more than what is on its way takes."""
@@ -334,11 +332,12 @@ async def test_a_caller_that_reads_nothing_gives_its_turn_to_the_next(monkeypatc
             pages = await super().read_pages(epoch, after_step, blocks)
             if blocks.tolist() != [9]:
                 return torch.zeros((len(blocks), 8 << 20), dtype=torch.uint8)
-            monkeypatch.setattr(page_service, "TAKEN_S", 60.0)
+            serviced.bounds = ServingBounds(most_served=1, taken_s=60.0)
             return pages
 
     memory = Patient()
-    async with serving(service(memory)) as address, channel.connect(address) as idle:
+    serviced = service(memory, bounds=ServingBounds(most_served=1, taken_s=0.2))
+    async with serving(serviced) as address, channel.connect(address) as idle:
         order = wanted(address)
         call = kv_transfer_pb2_grpc.KVTransferServiceStub(idle).Fetch()
         ids, hashes = columns.u32_bytes(order.blocks.tolist()), b"".join(order.hashes)
