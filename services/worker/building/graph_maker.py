@@ -76,7 +76,7 @@ class GraphMaker:
             from quire.kernels.triton.pdl import HAS_PDL
 
             pdl = HAS_PDL.of(torch.cuda.get_device_capability())
-            self._single_row = SingleRowProgram(model, place.shard, pdl=pdl)
+            self._single_row = SingleRowProgram(model, pdl=pdl)
 
     def record(
         self, runner: ModelRunner, limits: WorkerLimits, block_table: npt.NDArray[np.int32], most: int = 0

@@ -82,7 +82,7 @@ class CausalLM(ABC):
     ) -> None:
         """`num_positions`: longest sequence that will be run."""
         self.config, self._logit_cap = config, config.scales.logit_cap
-        self.stage = place.stage
+        self.stage, self.shard = place.stage, place.shard
         self._edges: tuple[Loadable, ...] = ()
         if self.stage.is_first:
             self.embedding = Embedding(

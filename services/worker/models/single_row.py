@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from quire.services.worker.layers.norm.rms_norm import RMSNorm
-from quire.services.worker.layers.sharding import WHOLE, Shard
+from quire.services.worker.layers.sharding import Shard
 from quire.services.worker.models.causal_lm import CausalLM
 from quire.services.worker.models.config.decoder_config import DecoderConfig
 from quire.services.worker.models.config.experts_config import ExpertsConfig
@@ -216,11 +216,12 @@ class RowLayer(Protocol):
 class SingleRowProgram:
     """Runs the weights of a model that offers it (CausalLM.single_row); made after they are loaded."""
 
-    def __init__(self, model: CausalLM, shard: Shard = WHOLE, *, pdl: bool) -> None:
+    def __init__(self, model: CausalLM, *, pdl: bool) -> None:
+        """`pdl`: the device has programmatic dependent launch."""
         self._model = model
         self._layers = [layer for layer in model.layers if isinstance(layer, RowLayer)]
         assert len(self._layers) == len(model.layers), "a family that offers the chain has such layers"
-        self._kernels = RowKernels(model.cos_sin, shard, pdl=pdl)
+        self._kernels = RowKernels(model.cos_sin, model.shard, pdl=pdl)
 
     def layers(self, residual: Tensor, batch: ForwardBatch, caches: list[LayerCache]) -> Tensor:
         """The residual stream behind the layers that are here, changed in place."""

@@ -138,7 +138,7 @@ def test_ranks_add_up_between_the_links_of_the_chain(tmp_path: Path, monkeypatch
     monkeypatch.setitem(kernels.PACKAGES, "cpu", ("quire.kernels.reference",))
     with ranked(made.folder) as rig:
         model = current_model_of(rig.replica)
-        chain = single_row.SingleRowProgram(model, model.head._shard, pdl=False)
+        chain = single_row.SingleRowProgram(model, pdl=False)
         for each in (whole, rig):
             each.step([New(0, PROMPT)], {0: len(PROMPT)})
         model.forward = chain.logits
