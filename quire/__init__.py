@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from quire.client import Client
     from quire.engine import LLMEngine
     from quire.llm import LLM
-    from quire.lora import LoRARequest
+    from quire.offline.lora import LoRARequest
     from quire.outputs import CompletionOutput, Delta, RequestOutput, ToolCall
     from quire.params import BeamSearch, RepetitionDetection, SamplingParams, StructuredOutput
     from quire.shared.security.tls_files import Tls
@@ -26,7 +26,7 @@ _HOMES = {
     "LLM": "quire.llm",
     "AsyncLLM": "quire.async_llm",
     "LLMEngine": "quire.engine",
-    "LoRARequest": "quire.lora",
+    "LoRARequest": "quire.offline.lora",
     "Client": "quire.client",
     "AsyncClient": "quire.async_client",
     "BeamSearch": "quire.params",

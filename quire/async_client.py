@@ -7,11 +7,11 @@ from typing import TypeVar, Unpack
 
 import grpc
 
-from quire import calls
-from quire.api_key import showing_key
-from quire.batches import AsyncBatches, AsyncFiles
-from quire.calls import InferenceCall
 from quire.client import DEFAULT_ADDRESS
+from quire.clients import calls
+from quire.clients.api_key import showing_key
+from quire.clients.batches import AsyncBatches, AsyncFiles
+from quire.clients.calls import InferenceCall
 from quire.outputs import Classification, Delta, Message, Ranked, RequestOutput, collect
 from quire.params import SamplingParams
 from quire.requests import ChatExtras, ChatMessages, EmbedExtras, Prompt, RequestOptions, from_rpc, plain

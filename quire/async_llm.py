@@ -9,9 +9,9 @@ from functools import partial
 from typing import Any, Unpack
 
 from quire.async_client import AsyncClient
-from quire.embedded import Embedded
-from quire.generating import Generating
-from quire.lora import LoRARequest
+from quire.offline.embedded import Embedded
+from quire.offline.generating import Generating
+from quire.offline.lora import LoRARequest
 from quire.outputs import Classification, Ranked, RequestOutput
 from quire.params import SamplingParams
 from quire.requests import ChatExtras, ChatMessages, EmbedExtras, Prompt, RequestOptions

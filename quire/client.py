@@ -7,11 +7,11 @@ from contextlib import closing
 from types import TracebackType
 from typing import Any, TypeVar, Unpack
 
-from quire import calls
-from quire.admin import AdminClient, admin_of
-from quire.api_key import showing_key
-from quire.batches import Batches, Files
-from quire.calls import InferenceCall
+from quire.clients import calls
+from quire.clients.admin import AdminClient, admin_of
+from quire.clients.api_key import showing_key
+from quire.clients.batches import Batches, Files
+from quire.clients.calls import InferenceCall
 from quire.outputs import Classification, Delta, Message, Ranked, RequestOutput, collect
 from quire.params import SamplingParams
 from quire.requests import (

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from quire import bundled
-from quire.embedded import by_service
-from quire.lora import LoadedAdapters, LoRARequest, LoRARequests
+from quire.offline.embedded import by_service
+from quire.offline.lora import LoadedAdapters, LoRARequest, LoRARequests
 from quire.outputs import Gathered, RequestOutput
 from quire.params import SamplingParams
 from quire.requests import Params, Prompt, RequestOptions, for_each, generate_request, is_one, options_for_each, plain

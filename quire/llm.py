@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, Unpack
 
-from quire.embedded import Embedded
-from quire.lora import LoRARequest, LoRARequests
+from quire.offline.embedded import Embedded
+from quire.offline.lora import LoRARequest, LoRARequests
+from quire.offline.progress import bar
 from quire.outputs import Classification, Ranked, RequestOutput
-from quire.progress import bar
 from quire.requests import ChatExtras, ChatMessages, EmbedExtras, Params, Prompt, RequestOptions, is_one
 from quire.shared.errors import InvalidArgument
 from quire.shared.weights_heads import DEFAULT_GROUP

@@ -9,10 +9,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from quire import weights_stream
 from quire.shared.errors import InvalidArgument
 from quire.shared.pb.admin.v1 import admin_pb2 as pb
 from quire.shared.weights_heads import DEFAULT_GROUP
+from quire.weights import stream as weights_stream
 
 if TYPE_CHECKING:
     from quire.client import Client

@@ -11,7 +11,8 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from quire import interrupts, standard_streams
+from quire import interrupts
+from quire.cli import standard_streams
 
 if TYPE_CHECKING:
     from argparse import Namespace

@@ -13,7 +13,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from quire.merge_adapter import merge  # and torch with it
+    from quire.checkpoints.merge_adapter import merge  # and torch with it
 
     folder, adapter = arguments.folder.expanduser().resolve(), arguments.adapter.expanduser().resolve()
     report = merge(folder, adapter, arguments.out.expanduser())

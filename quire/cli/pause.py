@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from quire.admin import PAUSE_MODES
 from quire.cli.connection import add_admin, client_of
+from quire.clients.admin import PAUSE_MODES
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

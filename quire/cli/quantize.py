@@ -16,7 +16,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from quire.quantize import quantize  # and torch with it
+    from quire.checkpoints.quantize import quantize  # and torch with it
 
     folder: Path = arguments.folder.expanduser().resolve()
     out = arguments.out.expanduser() if arguments.out else folder.with_name(f"{folder.name}-{arguments.to}")

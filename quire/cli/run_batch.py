@@ -15,7 +15,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from quire.batch_calls import BatchCalls
+from quire.cli.batch_calls import BatchCalls
 from quire.flags.setting_flags import human_int
 from quire.shared import batch_lines
 from quire.shared.batch_lines import BatchLine

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from quire.admin import admin_of
 from quire.client import Client
+from quire.clients.admin import admin_of
 from quire.doctor.finding import Finding, error, ok, warning
 from quire.shared.errors import QuireError
 from quire.shared.pb.admin.v1 import admin_pb2 as pb

@@ -12,9 +12,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from quire.bench.measuring.machine import GIB
 from quire.doctor.finding import Finding, error, ok, warning
 
+GIB = 1 << 30
 OLDEST_PYTHON = (3, 11)
 FLAGS = ("avx2", "f16c", "avx512f", "avx512_bf16", "avx512_vnni", "avx_vnni", "amx_bf16")  # that the kernels look for
 ENOUGH_DESCRIPTORS = 4096  # a connection a client, and those between services

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from quire import bundled
-from quire.bench.measuring.machine import GIB
 from quire.doctor.finding import Finding, error, ok, told, warning
-from quire.doctor.machine import available_memory
+from quire.doctor.machine import GIB, available_memory
 from quire.shared.models import model_hub, model_identity
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "*.gguf")
@@ -22,7 +21,10 @@ def look(model: str, revision: str, device: str) -> Iterator[Finding]:
         advice = "`quire up` downloads it, which needs HF_ENDPOINT to answer and room in HF_HOME"
         yield warning("model", f"{model} is not on this machine yet", advice)
         return
-    yield from told("model", lambda: _architecture(folder), "see the README for the architectures that are served")
+    advice = "see the README for the architectures that are served"
+    if not folder.exists():
+        advice = "name a folder, a GGUF file, or ORG/NAME of a hub"
+    yield from told("model", lambda: _architecture(folder), advice)
     if folder.is_dir():
         yield _tokenizer(folder)
         advice = "correct the template, or name another one with --chat-template"

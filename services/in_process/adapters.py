@@ -148,7 +148,7 @@ class EngineAdapters:
             loaded = pb.AdapterLoaded(order_id=asked.order_id, error=to_proto(outcome))
         else:
             loaded = pb.AdapterLoaded(order_id=asked.order_id, digest=outcome)
-        self._worker.adapters.take_loaded(loaded)
+        self._worker.adapters.receive_loaded(loaded)
 
     def _read(self, asked: pb.LoadAdapter) -> bytes | QuireError:
         """Puts it in its place. Returns its digest, or why that cannot be done."""

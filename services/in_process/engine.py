@@ -2,7 +2,7 @@
 processes, no threads but those that tokenize and compile grammars.
 
 The same code as in services: what a request means is the frontend's, who runs is the scheduler's core's, what is
-computed the worker's. Between them are the messages that would else be sent.
+computed the worker's. A submission is the message that would else be sent; steps pass as plain values (steps.py).
 """
 
 from __future__ import annotations

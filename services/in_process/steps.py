@@ -16,7 +16,7 @@ from quire.services.scheduler.values.payload import Payload
 from quire.services.worker.step.beam_moves import BeamMoves
 from quire.services.worker.step.block_copies import BlockCopies
 from quire.services.worker.step.plan import NO_CHANGES, Admission, PlanChanges, StepPlan
-from quire.services.worker.step.result import LogprobColumns, PooledColumns, StepResult
+from quire.services.worker.step.result import LogprobEntries, PooledColumns, StepResult
 from quire.shared.errors import QuireError
 from quire.shared.pb.common.v1 import finish_pb2
 
@@ -98,7 +98,7 @@ def _admission(admission: CoreAdmission) -> Admission:
     )
 
 
-def _logprobs(columns: LogprobColumns) -> Logprobs:
+def _logprobs(columns: LogprobEntries) -> Logprobs:
     return Logprobs(columns.entry_counts, columns.token_ids, columns.logprobs, columns.ranks)
 
 

@@ -22,7 +22,7 @@ DISK_FAILURES = ("full", "error", "wrong", "late", "busy")
 GRAMMAR_OUTCOMES = ("compiled", "cached", "failed")
 
 
-class DeviceTimings(Protocol):
+class StepTimings(Protocol):
     """What a step took on the device."""
 
     @property
@@ -35,7 +35,7 @@ class DeviceTimings(Protocol):
     def sample_us(self) -> int: ...
 
 
-class FinishedStep(Protocol):
+class StepOutcome(Protocol):
     """What came of a step."""
 
     @property
@@ -43,7 +43,7 @@ class FinishedStep(Protocol):
         """From the arrival of its plan to its launch."""
 
     @property
-    def timings(self) -> DeviceTimings: ...
+    def timings(self) -> StepTimings: ...
 
     @property
     def token_ids(self) -> Sized: ...
@@ -233,7 +233,7 @@ class WorkerMetrics:
     def masks_awaited(self, seconds: float) -> None:
         self.mask_wait.observe(seconds)
 
-    def step_done(self, result: FinishedStep, num_tokens: int, cost: StepCost) -> None:
+    def step_done(self, result: StepOutcome, num_tokens: int, cost: StepCost) -> None:
         timings = result.timings
         forward_us, sample_us = timings.forward_us, timings.sample_us
         wait, prepare, forward, sample = self._observe_phases

@@ -21,7 +21,7 @@ ENTRY_BYTES = 32
 NO_MESSAGE = "the call ended without its request: exactly one message is expected"
 
 
-class CallBounds(grpc.aio.ServerInterceptor):
+class BoundedCalls(grpc.aio.ServerInterceptor):
     """The outermost interceptor: it changes all handlers into such as read their requests themselves."""
 
     def __init__(self, patience_s: float, resets: ConnectionResets) -> None:

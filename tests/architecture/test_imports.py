@@ -37,7 +37,7 @@ for module in {modules!r}:
             "quire.client",
             "quire.llm",
             "quire.async_llm",
-            "quire.merge_adapter",
+            "quire.checkpoints.merge_adapter",
             "quire.cli.main",
             "quire.cli.up",
             "quire.cli.status",

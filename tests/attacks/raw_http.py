@@ -39,7 +39,6 @@ class RawHttp:
             async with asyncio.timeout(LONGEST_S):
                 if not self.reads:
                     await sending
-                    await asyncio.sleep(QUIET_S)
                     return "left"
                 return await self._statuses(reader, sending)
         except TimeoutError:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from quire.services.scheduler.core.limits import TierLimits
-from quire.services.worker.kv.held_blocks import HeldReport
+from quire.services.worker.replica.held_report import HeldReport
 from quire.services.worker.replica.replica import Replica
 from quire.shared.kv.block_hash import page_of
 from tests.kv_groups.models import confirmed

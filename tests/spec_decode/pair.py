@@ -26,8 +26,8 @@ from quire.services.scheduler.replicas.codec import decode_result, encode_plan, 
 from quire.services.scheduler.values.payload import Payload
 from quire.services.worker.building.build import build_replica, open_grammars
 from quire.services.worker.codec.step_codec import decode_plan, encode_result
-from quire.services.worker.kv.held_blocks import HeldReport
 from quire.services.worker.ranks.seat import ALONE, Seat
+from quire.services.worker.replica.held_report import HeldReport
 from quire.services.worker.replica.replica import Replica
 from quire.services.worker.structured.compile_pool import CompilePool, Prepared
 from quire.shared import columns, prompt_logprobs

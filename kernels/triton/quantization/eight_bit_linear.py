@@ -154,7 +154,7 @@ class EightBitTuning:
     """How products are cut up, and from where on the libraries compute them."""
 
     grouped: Mapping[int, EightBitTile]  # by tokens, at most, of weights with scales by GROUP; smallest first
-    by_row: Mapping[int, EightBitTile]  # of those with one for a row. Their `splits` are of no sum that is long
+    by_row: Mapping[int, EightBitTile]  # the same, of weights with one scale for a row; sums are split by shape_for()
     grouped_part: int  # columns of a part of a sum that is split
     by_row_part: int
     most_splits: int

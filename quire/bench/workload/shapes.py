@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from quire import bundled
-from quire.quantize import quantization_config
+from quire.checkpoints.quantize import quantization_config
 from quire.shared.errors import InvalidArgument
 
 TINY = "tiny"

@@ -10,8 +10,8 @@ from quire.services.frontend.http.dialect import EVENTS, Dialect, WorkPath
 from quire.services.frontend.http.document.schemas import ANYTHING, COUNT, TEXT, list_of, object_of
 from quire.services.frontend.http.router import Router
 from quire.services.frontend.http.serving_context import ServingContext
+from quire.services.frontend.http.text_errors import ERRORS
 from quire.services.frontend.kserve_edge.routes import ONE, ONES_VERSION, PREFIX, ROOT, OpenInferenceRoutes
-from quire.services.frontend.ollama_edge.errors import ERRORS  # they look the same
 
 TENSORS = object_of(
     model_name=TEXT,

@@ -9,11 +9,11 @@ from starlette.responses import Response
 
 from quire.services.frontend.generation.generation import Generation
 from quire.services.frontend.generation.generator import Generator
+from quire.services.frontend.http import text_errors
 from quire.services.frontend.http.answer import Answer
 from quire.services.frontend.kserve_edge import binary, tensors
 from quire.services.frontend.kserve_edge.asked import AskedInference
 from quire.services.frontend.kserve_edge.format import Answers
-from quire.services.frontend.ollama_edge import errors  # whose errors look the same
 from quire.services.frontend.openai_edge.answers.chunks import event
 from quire.services.frontend.openai_edge.answers.logprobs import TokenTexts
 from quire.services.frontend.output_processor.delta import SampleDelta
@@ -58,10 +58,10 @@ class InferFormat:
         return b""
 
     def error_events(self, error: QuireError) -> bytes:
-        return event(errors.as_object(error))
+        return event(text_errors.as_object(error))
 
     def refusal(self, error: QuireError) -> Response:
-        return errors.as_response(error)
+        return text_errors.as_response(error)
 
 
 class BinaryAnswer(Answer):

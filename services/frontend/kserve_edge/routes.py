@@ -13,6 +13,7 @@ from quire.services.frontend.http.answer import Answer
 from quire.services.frontend.http.body import behind_json
 from quire.services.frontend.http.router import Router
 from quire.services.frontend.http.serving_context import ServingContext
+from quire.services.frontend.http.text_errors import ERRORS
 from quire.services.frontend.http.worded_route import worded_route
 from quire.services.frontend.kserve_edge import binary, tensors
 from quire.services.frontend.kserve_edge.asked import AskedInference, Infer, asked, check_version, to_request
@@ -20,7 +21,6 @@ from quire.services.frontend.kserve_edge.binary import Behind
 from quire.services.frontend.kserve_edge.bodies import InferBody, TritonGenerateBody
 from quire.services.frontend.kserve_edge.json_format import BinaryAnswer, InferFormat, KserveGenerateFormat
 from quire.services.frontend.kserve_edge.service import EXTENSIONS
-from quire.services.frontend.ollama_edge.errors import ERRORS  # they look the same
 from quire.services.frontend.openai_edge.answers.logprobs import TokenTexts
 from quire.services.frontend.request.request import Request as Asking
 from quire.shared.errors import InvalidArgument, NotFound, Unavailable

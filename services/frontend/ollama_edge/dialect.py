@@ -9,8 +9,8 @@ from quire.services.frontend.http.dialect import Dialect, WorkPath
 from quire.services.frontend.http.document.schemas import BOOLEAN, COUNT, NUMBER, TEXT, list_of, object_of
 from quire.services.frontend.http.router import Router
 from quire.services.frontend.http.serving_context import ServingContext
+from quire.services.frontend.http.text_errors import ERRORS
 from quire.services.frontend.ollama_edge.bodies import OPTION_NAMES
-from quire.services.frontend.ollama_edge.errors import ERRORS
 from quire.services.frontend.ollama_edge.format import LINES
 from quire.services.frontend.ollama_edge.routes import PREFIX, OllamaRoutes
 

@@ -9,7 +9,7 @@ from typing import Any
 from starlette.responses import Response
 
 from quire.services.frontend.generation.generation import Generation
-from quire.services.frontend.ollama_edge import errors
+from quire.services.frontend.http import text_errors
 from quire.services.frontend.openai_edge.answers.pooling_formats import VectorFormat
 from quire.services.frontend.output_processor.delta import SampleDelta
 from quire.shared.errors import QuireError
@@ -40,4 +40,4 @@ class EmbedFormat(VectorFormat):
         }
 
     def refusal(self, error: QuireError) -> Response:
-        return errors.as_response(error)
+        return text_errors.as_response(error)

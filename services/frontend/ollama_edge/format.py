@@ -11,7 +11,7 @@ import orjson
 from starlette.responses import Response
 
 from quire.services.frontend.generation.generation import Generation
-from quire.services.frontend.ollama_edge import errors
+from quire.services.frontend.http import text_errors
 from quire.services.frontend.openai_edge.answers.logprobs import TokenTexts, chat_logprobs
 from quire.services.frontend.output_processor.answer_parser import CallPiece, Part
 from quire.services.frontend.output_processor.delta import SampleDelta
@@ -133,10 +133,10 @@ class LineFormat(ABC):
         }
 
     def error_events(self, error: QuireError) -> bytes:
-        return orjson.dumps(errors.as_object(error)) + b"\n"
+        return orjson.dumps(text_errors.as_object(error)) + b"\n"
 
     def refusal(self, error: QuireError) -> Response:
-        return errors.as_response(error)
+        return text_errors.as_response(error)
 
 
 class OllamaChatFormat(LineFormat):

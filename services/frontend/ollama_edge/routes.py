@@ -10,12 +10,11 @@ from fastapi import Request
 from starlette.responses import Response
 
 from quire.services.frontend.generation.catalogue import CatalogueEntry
-from quire.services.frontend.http import headers
+from quire.services.frontend.http import headers, text_errors
 from quire.services.frontend.http.answer import Answer
 from quire.services.frontend.http.router import Router
 from quire.services.frontend.http.serving_context import ServingContext
 from quire.services.frontend.http.worded_route import worded_route
-from quire.services.frontend.ollama_edge import errors
 from quire.services.frontend.ollama_edge.bodies import (
     AnswerBody,
     EmbedBody,
@@ -46,7 +45,7 @@ class OllamaRoutes:
         self._facts = context.facts
         self._unknown = context.bounds.unknown_fields
         # Whoever calls by `curl -d`, as Ollama's own pages show it, says that the body is a form.
-        route = worded_route(context.bounds, errors.ERRORS, any_type=True)
+        route = worded_route(context.bounds, text_errors.ERRORS, any_type=True)
         self.router = Router(tags=["ollama"], route_class=route, prefix=PREFIX.rstrip("/"))
         self.router.add_api_route("/chat", self.chat, methods=["POST"], response_class=Response)
         self.router.add_api_route("/generate", self.generate, methods=["POST"], response_class=Response)

@@ -54,7 +54,7 @@ class Assignments:
 
     # Sequences.
 
-    def take_in(self, sequence: Sequence, *, parking: bool) -> None:
+    def assign(self, sequence: Sequence, *, parking: bool) -> None:
         """`parking`: it came while what comes was parked."""
         if parking and self.parking and not sequence.has_begun:  # parking may have ended meanwhile
             self.unassigned.add(sequence)

@@ -100,7 +100,7 @@ class WorkerCluster:
                     num_ids = len(sequence.outputs) or 1
                     self.traces.taken_in(sequence, submission.traceparent)
                     self._live.add(sequence)
-                    self.assignments.take_in(sequence, parking=parking)
+                    self.assignments.assign(sequence, parking=parking)
                     next_id += num_ids
                     yield
                 return

@@ -53,7 +53,7 @@ class WantedWeights:
         if self._is_said or tags == ALL:
             self.say(self.asleep - tags, self.sleep_level)
 
-    def learn(self, weights: model_pb2.WeightsIdentity, replicas: Iterable[Replica]) -> None:
+    def announce(self, weights: model_pb2.WeightsIdentity, replicas: Iterable[Replica]) -> None:
         """Another scheduler has them: this one has missed the decision. Nothing happens for what is older, or makes no
         sense."""
         sizes = len(weights.version), len(weights.path)

@@ -109,7 +109,7 @@ class Core:
         """The worker has a grammar, or, if there is a `failure`, cannot have it."""
         for sequence in self.grammars.done(grammar_id, failed=failure is not None):
             if failure is None:
-                self.state.queue.enter(sequence, after=self.grammars)
+                self.state.queue.enqueue(sequence, after=self.grammars)
             else:
                 self.state.end(sequence, Reason.ERROR, failure=failure)
 
@@ -154,7 +154,7 @@ class Core:
         assert flight.step_id == result.step_id, f"step {flight.step_id} is due, not {result.step_id}"
         self.state.last_applied = flight.step_id
         self.kv.pass_fence(flight.step_id)
-        self._results.take_in(flight, result)
+        self._results.apply(flight, result)
         if self.host_blocks is not None and not self.flights:
             self.host_blocks.store_filled()  # of those who have ended: there may be no step for a while
 
@@ -306,7 +306,7 @@ class Core:
             self._beams.carry_out(builder)
         self._admitter.admit(builder, now)
         if searches:
-            self._beams.hold(builder)
+            self._beams.skip_waiting(builder)
         return builder
 
     def _begun(self, oldest: Flight) -> float:

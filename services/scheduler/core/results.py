@@ -37,7 +37,7 @@ class ResultProcessor:
         self._beams = beams
         self._drafts = drafts
 
-    def take_in(self, flight: Flight, result: StepResult) -> None:
+    def apply(self, flight: Flight, result: StepResult) -> None:
         """Applies what a step returned to the sequences that it was planned for; `flight` is the plan's memory of them.
 
         The rows of `flight` and of `result` are the step's sampling slots, ascending: a token for each, or with drafts
@@ -45,51 +45,51 @@ class ResultProcessor:
         are, and those of sequences that have ended are dropped. Lengths have been checked (replicas/result_checks.py).
         """
         if result.prompts is not None:
-            self._take_prompts(flight, result.prompts)
+            self._apply_prompts(flight, result.prompts)
         if result.failures:
-            flight = self._take_failures(flight, result.failures)
+            flight = self._apply_failures(flight, result.failures)
         if flight.ended:
-            self._take_pooled(flight.ended, result.pooled)
+            self._apply_pooled(flight.ended, result.pooled)
         rows = DraftedRows.of(flight, result)
         current = self._running.keys[flight.slots] == flight.keys
         all_current = np.count_nonzero(current) == len(current)
         if all_current and rows is None and not self._state.searches:  # the usual case
-            self._take_current(flight.slots, result.token_ids, result.logprobs, flight.asked)
+            self._apply_current(flight.slots, result.token_ids, result.logprobs, flight.asked)
             return
         beams = flight.keys <= FIRST_KEY
         if beams.any():
             rows = rows or DraftedRows.single(flight, result)
-            self._beams.take(flight.keys[beams], rows.select(beams))
+            self._beams.apply(flight.keys[beams], rows.select(beams))
             flight, rows, current = flight.select(~beams), rows.select(~beams), current[~beams]
         if rows is not None:
             self._drafts.add(rows)
-            self._running.settle(flight.slots[current], rows.refused[current], rows.assumed[current])
+            self._running.resolve_drafts(flight.slots[current], rows.refused[current], rows.assumed[current])
         if current.all() and rows is None:
-            self._take_current(flight.slots, result.token_ids, result.logprobs, flight.asked)
+            self._apply_current(flight.slots, result.token_ids, result.logprobs, flight.asked)
             return
         rows = rows or DraftedRows.single(flight, result)
         if current.all():
-            self._take_rows(flight.slots, rows)
+            self._apply_rows(flight.slots, rows)
             return
-        self._take_rows(flight.slots[current], rows.select(current))
+        self._apply_rows(flight.slots[current], rows.select(current))
         for row in np.flatnonzero(~current).tolist():
-            self._take_late(rows.select(np.arange(len(current)) == row), int(flight.keys[row]))
+            self._apply_late(rows.select(np.arange(len(current)) == row), int(flight.keys[row]))
 
-    def _take_rows(self, slots: Slots, rows: DraftedRows) -> None:
+    def _apply_rows(self, slots: Slots, rows: DraftedRows) -> None:
         """Of sequences that still hold the slot they held when the step was planned."""
         if rows.all_single:
-            self._take_current(slots, rows.token_ids, rows.logprobs, rows.asked)
+            self._apply_current(slots, rows.token_ids, rows.logprobs, rows.asked)
         elif len(slots):
-            self._take_several(slots, rows)
+            self._apply_several(slots, rows)
 
-    def _take_failures(self, flight: Flight, failures: list[tuple[int, Failure]]) -> Flight:
+    def _apply_failures(self, flight: Flight, failures: list[tuple[int, Failure]]) -> Flight:
         """Queries first: their documents fail with them. Returns what is left to take in."""
         for slot, failure in sorted(failures, key=lambda failed: not flight.late.get(failed[0], False)):
             flight = replace(flight, asked=flight.asked & (flight.slots != slot))  # it has no log-probabilities
             self._fail(flight, slot, failure)
         return flight
 
-    def _take_prompts(self, flight: Flight, prompts: PromptLogprobs) -> None:
+    def _apply_prompts(self, flight: Flight, prompts: PromptLogprobs) -> None:
         """Also of sequences that were preempted meanwhile: they go on behind these positions."""
         parts = prompts.entries.split(prompts.position_counts.tolist())
         for slot, entries in zip(prompts.slots.tolist(), parts, strict=True):
@@ -98,7 +98,7 @@ class ResultProcessor:
                 sequence.prompt_logprobs_from += len(entries.ranks)
                 self._state.events.prompts.append(PromptPart(sequence, entries))
 
-    def _take_pooled(self, ended: Mapping[int, int], pooled: Mapping[int, bytes]) -> None:
+    def _apply_pooled(self, ended: Mapping[int, int], pooled: Mapping[int, bytes]) -> None:
         """Also of sequences that were preempted meanwhile: they have nothing left to compute."""
         for slot, key in ended.items():
             sequence = self._state.sequences.get(key)
@@ -108,7 +108,9 @@ class ResultProcessor:
                 self._state.events.pooled.append(Pooled(sequence, pooled[slot]))
                 self._state.end(sequence, Reason.STOP)
 
-    def _take_current(self, slots: Slots, tokens: I32, logprobs: Logprobs | None, asked: npt.NDArray[np.bool_]) -> None:
+    def _apply_current(
+        self, slots: Slots, tokens: I32, logprobs: Logprobs | None, asked: npt.NDArray[np.bool_]
+    ) -> None:
         """One token for each of `slots`."""
         if len(slots) == 0:
             return
@@ -122,7 +124,7 @@ class ResultProcessor:
         for _, sequence, ending in self._endings(slots, tokens):
             self._end(sequence, ending)
 
-    def _take_several(self, slots: Slots, rows: DraftedRows) -> None:
+    def _apply_several(self, slots: Slots, rows: DraftedRows) -> None:
         """Several tokens for each of `slots`, or none: one after the other, up to the one that ends the sequence."""
         running = self._running
         ends: dict[int, tuple[Sequence, Ending]] = {}  # by row
@@ -161,7 +163,7 @@ class ResultProcessor:
         if self._state.suspects:
             self._state.suspects.difference_update(slots.tolist())
 
-    def _take_late(self, rows: DraftedRows, key: int) -> None:
+    def _apply_late(self, rows: DraftedRows, key: int) -> None:
         """Tokens of a sequence that lost its slot meanwhile: kept if preempted, dropped if ended."""
         sequence = self._state.sequences.get(key)
         if sequence is None or sequence.status is not SequenceStatus.PREEMPTED:

@@ -53,7 +53,7 @@ class CoreState:
         try:
             self.submit(sequence)
         except Exception:
-            self.queue.undo_enter(sequence)
+            self.queue.undo_enqueue(sequence)
             self.sequences.pop(sequence.key, None)
             raise
 
@@ -62,14 +62,14 @@ class CoreState:
         self.sequences[sequence.key] = sequence
         if sequence.order < 0:
             sequence.order = next(self._orders)
-        self.queue.enter(sequence)
+        self.queue.enqueue(sequence)
 
     def withdraw(self, sequence: Sequence) -> None:
         """Takes back a sequence that prerequisites have submitted, wherever it is, if it is anywhere."""
         if sequence.status is SequenceStatus.RUNNING:
             self.forget(sequence, Reason.CANCELLED)
         else:
-            self.queue.undo_enter(sequence)
+            self.queue.undo_enqueue(sequence)
             self.sequences.pop(sequence.key, None)
 
     # Prerequisites.
@@ -98,7 +98,7 @@ class CoreState:
         fence = self.flights[-1].step_id if self.flights else None
         for prerequisite in self.queue.noting_slots:
             prerequisite.release_slot(sequence)
-        slot = self.tables.leave(sequence, fence)
+        slot = self.tables.release(sequence, fence)
         self.suspects.discard(slot)
         self._released.append(slot)
         return fence
@@ -160,7 +160,7 @@ class CoreState:
             progressed = self.running.has_progressed(sequence)
             for prerequisite in self.queue.noting_slots:
                 prerequisite.release_slot(sequence)
-            self.running.leave(slot)
+            self.running.release(slot)
             if loss is not None:
                 sequence.losses = (loss,) if progressed else (*sequence.losses, loss)
             if sequence.is_query:
@@ -212,4 +212,4 @@ class CoreState:
 
     def _release_search(self, root: Sequence) -> int:
         """Frees all slots of a search; returns the step to wait for before it may run again, 0 if there is none."""
-        return max(self.release_slot(beam.sequence) or 0 for beam in self.searches.leave(root))
+        return max(self.release_slot(beam.sequence) or 0 for beam in self.searches.remove(root))

@@ -40,13 +40,13 @@ class Tables:
 
     # Slots and blocks.
 
-    def enter(
+    def admit(
         self, builder: PlanBuilder, sequence: Sequence, shared: list[int], num_cached: int, num_computed: int
     ) -> int:
         """`sequence` gets a slot, and starts with `shared` blocks, of which those that `num_cached` tokens fill are on
         record. `num_computed`: its tokens that need not be computed. Returns the slot."""
         token_ids = bytes(sequence.tokens)
-        slot = self.running.enter(sequence, num_computed, builder.micro_batch)
+        slot = self.running.admit(sequence, num_computed, builder.micro_batch)
         self.kv.admit(slot, shared, num_cached // self.limits.block_size)
         if self._has_windows:
             self.kv.expect(slot, sequence.ends)
@@ -54,10 +54,10 @@ class Tables:
         self.give_blocks(builder, slot, shared)
         return slot
 
-    def leave(self, sequence: Sequence, fence: int | None) -> int:
+    def release(self, sequence: Sequence, fence: int | None) -> int:
         """It gives up slot and blocks, which are free once the step `fence` has returned. Returns the slot."""
         slot = sequence.slot
-        self.running.leave(slot)
+        self.running.release(slot)
         self.kv.release(slot, fence)
         return slot
 
@@ -67,14 +67,14 @@ class Tables:
         self.kv.rebase(slot, shared)
         self.running.fork(parent, slot)
         self.running.capacity[slot] = 0
-        self.give_blocks(builder, slot, shared, told=False)
+        self.give_blocks(builder, slot, shared, in_plan=False)
 
-    def give_blocks(self, builder: PlanBuilder, slot: int, blocks: list[int], *, told: bool = True) -> None:
-        """They are in the slot's table: it has room for more. `told`: the plan names them, and not something else."""
+    def give_blocks(self, builder: PlanBuilder, slot: int, blocks: list[int], *, in_plan: bool = True) -> None:
+        """Notes that blocks in the slot's table have room for more tokens. `in_plan`: the plan names them as new."""
         if not blocks:
             return
         self.running.capacity[slot] += len(blocks) // self.kv.num_groups * self.limits.block_size
-        if told:
+        if in_plan:
             builder.gain(slot, blocks)
 
     def grow(self, builder: PlanBuilder, slot: int, num_tokens: int) -> list[int]:
@@ -84,10 +84,10 @@ class Tables:
         self.give_blocks(builder, slot, blocks)
         return blocks
 
-    def append(self, builder: PlanBuilder, slot: int, count: int = 1, *, told: bool = True) -> list[int]:
+    def append(self, builder: PlanBuilder, slot: int, count: int = 1, *, in_plan: bool = True) -> list[int]:
         """`count` more block positions for `slot`; there are enough blocks."""
         blocks = self.kv.append(slot, count)
-        self.give_blocks(builder, slot, blocks, told=told)
+        self.give_blocks(builder, slot, blocks, in_plan=in_plan)
         return blocks
 
     def append_each(self, builder: PlanBuilder, slots: Slots) -> None:
@@ -105,7 +105,7 @@ class Tables:
 
     # Tokens.
 
-    def book(self, builder: PlanBuilder, slot: int, num_tokens: int) -> None:
+    def schedule_tokens(self, builder: PlanBuilder, slot: int, num_tokens: int) -> None:
         """The step computes `num_tokens` of `slot`, whose blocks are there."""
         running = self.running
         total, before = int(running.num_tokens[slot]), int(running.num_computed[slot])

@@ -34,7 +34,7 @@ class WaitingSequences:
     def blocked(self) -> list[Sequence]:
         return [sequence for prerequisite in self.prerequisites for sequence in prerequisite.blocked()]
 
-    def enter(self, sequence: Sequence, after: Prerequisite | None = None) -> None:
+    def enqueue(self, sequence: Sequence, after: Prerequisite | None = None) -> None:
         """Joins the prerequisites, or those after `after`, which is ready: queues `sequence`, or blocks it."""
         self._count(sequence, sequence.num_tokens)
         for prerequisite in self._first if after is None else self._first[self._first.index(after) + 1 :]:
@@ -89,7 +89,7 @@ class WaitingSequences:
         self._count(sequence, 0)
         self.leave_prerequisites(sequence)
 
-    def undo_enter(self, sequence: Sequence) -> None:
+    def undo_enqueue(self, sequence: Sequence) -> None:
         """Removes a sequence however far it came, if it came at all."""
         self._count(sequence, 0)
         if any(waiting is sequence for waiting in self.policy):

@@ -263,7 +263,7 @@ class KVCacheManager:
         self.pool.share(blocks)
         self._held[transfer_id] = [*self._held.get(transfer_id, ()), *blocks]
 
-    def take(self, transfer_id: int, count: int) -> list[int]:
+    def allocate_for(self, transfer_id: int, count: int) -> list[int]:
         """Blocks for what comes with a transfer, which holds them; there are enough."""
         blocks = self.pool.allocate(count)
         self._held[transfer_id] = [*self._held.get(transfer_id, ()), *blocks]

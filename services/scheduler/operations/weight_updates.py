@@ -82,7 +82,7 @@ class WeightUpdates:
                 await (update.stage() if pieces is None else update.stage_stream(self.streams, pieces))
                 yield update
             finally:
-                update.leave()
+                update.close()
 
 
 class StagedUpdate:
@@ -212,7 +212,7 @@ class StagedUpdate:
         else:
             replica.weights = self._identity
 
-    def leave(self) -> None:
+    def close(self) -> None:
         for replica in self._staged:
             replica.orders.tell(worker_pb2.DeviceOrder(drop_weights=worker_pb2.DropWeights()))
         if self._is_held:

@@ -73,7 +73,7 @@ class PrefixDirectory:
                 await pause(await self._round())
         finally:
             if is_asked_to_end():
-                await self._leave()
+                await self._deregister()
 
     async def _round(self) -> float:
         """Publishes what there is; returns when to come again."""
@@ -109,10 +109,10 @@ class PrefixDirectory:
         for index in self._workers.values():
             index.forget_published()
 
-    async def _leave(self) -> None:
+    async def _deregister(self) -> None:
         try:
             async with asyncio.timeout(1):
-                await self._registry.leave()
+                await self._registry.deregister()
                 for index in [*self._gone, *self._workers.values()]:
                     await index.withdraw(self._redis)
                 await self._redis.aclose()

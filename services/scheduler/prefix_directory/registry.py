@@ -36,7 +36,7 @@ class Registry:
         await pipeline.execute()
         self.peers = [entry for entry in await self._reader.schedulers() if entry.id != mine.id]
 
-    async def leave(self) -> None:
+    async def deregister(self) -> None:
         mine = self._entry()
         # Not a pipeline: that of Redis Cluster takes no UNLINK.
         await self._redis.unlink(self._keys.scheduler(mine.id))

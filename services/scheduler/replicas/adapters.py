@@ -66,7 +66,7 @@ class ReplicaAdapters:
     def is_loading(self, name: str) -> bool:
         return any(name == ordered for ordered, _ in self._orders.values())
 
-    def take_loaded(self, wire: pb.AdapterLoaded) -> None:
+    def receive_loaded(self, wire: pb.AdapterLoaded) -> None:
         """Raises FailedPrecondition for what was not ordered."""
         if wire.order_id not in self._orders:
             raise FailedPrecondition(f"order_id: the scheduler awaits no adapter {wire.order_id}")

@@ -47,7 +47,7 @@ class ReplicaOrders:
         self._send(pb.AttachResponse(device_order=order))
         return answer
 
-    def take_done(self, wire: pb.DeviceOrderDone) -> None:
+    def receive_done(self, wire: pb.DeviceOrderDone) -> None:
         """Raises FailedPrecondition for what was not ordered."""
         answer = self._waiting.pop(wire.order_id, None)
         if answer is None:

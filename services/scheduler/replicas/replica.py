@@ -186,7 +186,7 @@ class Replica:
         self._next_at = -math.inf
         self.pump()
 
-    def take(self, wire: pb.StepResult) -> None:
+    def apply_result(self, wire: pb.StepResult) -> None:
         """The result of the oldest step under way."""
         self._check(wire)
         now = self._clock()
@@ -214,7 +214,7 @@ class Replica:
                 sequence.moved_at = None
                 self._moved.discard(key)
 
-    def take_prepared(self, wire: pb.GrammarPrepared) -> None:
+    def receive_prepared(self, wire: pb.GrammarPrepared) -> None:
         """The worker has a grammar that was ordered, or says why not."""
         if not self.core.grammars.awaits(wire.grammar_id):
             raise FailedPrecondition(f"grammar_id: the scheduler awaits no grammar {wire.grammar_id.hex()}")
@@ -222,7 +222,7 @@ class Replica:
         self.core.grammar_prepared(wire.grammar_id, failure)
         self.wake()
 
-    def take_transferred(self, wire: pb.Transferred) -> None:
+    def receive_transferred(self, wire: pb.Transferred) -> None:
         """The worker has moved blocks, or says why not."""
         transfers = self.core.host_blocks
         if transfers is None or not transfers.awaits(wire.transfer_id):
@@ -234,7 +234,7 @@ class Replica:
         self._metrics.transfer.observe(wire.transfer_us / 1e6)
         self.wake()
 
-    def take_fetched(self, wire: pb.BlocksFetched) -> None:
+    def receive_fetched(self, wire: pb.BlocksFetched) -> None:
         """The worker has blocks of another one, or says why not."""
         fetches = self.core.peer_blocks
         if fetches is None or not fetches.awaits(wire.fetch_id):

@@ -132,7 +132,7 @@ class FrontendService:
             if kind == "submission":
                 await self._submit(owner, (message.submission, *message.further_submissions), portion)
             elif kind == "weights":
-                self._cluster.wanted.learn(message.weights, self._cluster.replicas.values())
+                self._cluster.wanted.announce(message.weights, self._cluster.replicas.values())
             elif kind == "cancellation":
                 cancellation = message.cancellation
                 reason = FROM_WIRE.get(cancellation.reason, Reason.CANCELLED)

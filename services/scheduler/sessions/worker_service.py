@@ -286,18 +286,18 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             kind = message.WhichOneof("message")
             if kind == "result":
                 self._cluster.traces.step(replica, message.result)
-                replica.take(message.result)
+                replica.apply_result(message.result)
             elif kind == "grammar_prepared":
-                replica.take_prepared(message.grammar_prepared)
+                replica.receive_prepared(message.grammar_prepared)
             elif kind == "transferred":
-                replica.take_transferred(message.transferred)
+                replica.receive_transferred(message.transferred)
             elif kind == "fetched":
-                replica.take_fetched(message.fetched)
+                replica.receive_fetched(message.fetched)
             elif kind == "adapter_loaded":
-                replica.adapters.take_loaded(message.adapter_loaded)
+                replica.adapters.receive_loaded(message.adapter_loaded)
                 self._on_change()
             elif kind == "device_order_done":
-                replica.orders.take_done(message.device_order_done)
+                replica.orders.receive_done(message.device_order_done)
             elif kind == "leaving":
                 log.info("worker leaves", worker=replica.id)
                 wants_to_go = True

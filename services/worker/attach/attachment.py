@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from quire.services.worker.codec.step_codec import decode_plan, encode_result
-from quire.services.worker.kv.held_blocks import HeldReport
+from quire.services.worker.replica.held_report import HeldReport
 from quire.services.worker.step.plan import StepPlan
 from quire.services.worker.step.result import StepResult
 from quire.shared import columns

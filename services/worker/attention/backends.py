@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from importlib import metadata
-from typing import TYPE_CHECKING
-
 from quire.kernels.capability import SM90
 from quire.services.worker.attention.by_phase import ByPhase
-from quire.services.worker.attention.flash_attn import HEAD_DIMS, PACKAGE
 from quire.services.worker.attention.port import AttentionBackend, AttentionSpec, LatentBackend, TreeBackend
 from quire.shared import plugins
 from quire.shared.errors import FailedPrecondition, InvalidArgument
 from quire.shared.logs import logger
-
-if TYPE_CHECKING:
-    from quire.services.worker.models.config.decoder_config import DecoderConfig
-    from quire.shared.settings import WorkerSettings
 
 log = logger("worker.attention")
 
@@ -74,23 +66,6 @@ def _best(spec: AttentionSpec) -> AttentionBackend:
     chunks = _first_that_can(for_chunks, spec, usable, refusals)
     log.info("attention backends", decodes=decodes, chunks=chunks, refused=refusals or "none")
     return usable[decodes] if decodes == chunks else ByPhase(usable[decodes], usable[chunks])
-
-
-def block_size_for(settings: WorkerSettings, config: DecoderConfig, *, has_trees: bool = False) -> int:
-    """What block_size 0 stands for; 0: the device's default. No device is open yet. `has_trees`: AttentionSpec."""
-    name = settings.attention_backend
-    if name == AUTO and not has_trees and _flash_attn_may_compute_prompts(settings, config):
-        name = "flash_attn"
-    return BLOCK_SIZES.get(name, 0)
-
-
-def _flash_attn_may_compute_prompts(settings: WorkerSettings, config: DecoderConfig) -> bool:
-    if settings.device != "cuda" or settings.batch_invariant or settings.kv_cache_dtype != "auto":
-        return False
-    plain = config.latent is None and config.recurrent is None and not config.attention.softcap
-    if not plain or config.attention.has_sinks or config.attention.chunked_windows or config.head_dim not in HEAD_DIMS:
-        return False
-    return any(True for _ in metadata.distributions(name=PACKAGE))
 
 
 def _candidates(spec: AttentionSpec) -> tuple[tuple[str, ...], tuple[str, ...]]:

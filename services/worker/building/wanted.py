@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from quire.services.worker.attention.backends import block_size_for
 from quire.services.worker.building.checks import stages
 from quire.services.worker.limits import worker_limits
 from quire.services.worker.limits.kv_layout import KVLayout
 from quire.services.worker.limits.worker_limits import WorkerLimits
+from quire.services.worker.models.attention_spec import block_size_for
 from quire.services.worker.models.causal_lm import CausalLM
 from quire.services.worker.models.config.decoder_config import DecoderConfig
 from quire.services.worker.models.loading.loader import Loader

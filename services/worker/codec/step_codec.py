@@ -11,7 +11,7 @@ import numpy as np
 from quire.services.worker.step.beam_moves import BeamMoves
 from quire.services.worker.step.block_copies import BlockCopies
 from quire.services.worker.step.plan import NO_CHANGES, NO_IDS, Admission, PlanChanges, StepPlan
-from quire.services.worker.step.result import NO_TIMINGS, LogprobColumns, StepResult
+from quire.services.worker.step.result import NO_TIMINGS, LogprobEntries, StepResult
 from quire.shared.columns import f32_bytes, i32, i32_bytes, u32, u32_bytes
 from quire.shared.errors import to_proto
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
@@ -144,7 +144,7 @@ def encode_result(result: StepResult) -> pb.StepResult:
     return wire
 
 
-def _encode_logprobs(columns: LogprobColumns) -> pb.LogprobColumns:
+def _encode_logprobs(columns: LogprobEntries) -> pb.LogprobColumns:
     return pb.LogprobColumns(
         entry_counts=u32_bytes(columns.entry_counts),
         token_ids=i32_bytes(columns.token_ids),

@@ -8,7 +8,6 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
 
-from quire.services.worker.kv.held_blocks import HeldReport
 from quire.services.worker.kv.host_memory import Moving
 from quire.services.worker.kv_transfer.orders import (
     BegunPages,
@@ -21,6 +20,7 @@ from quire.services.worker.kv_transfer.orders import (
 from quire.services.worker.lora.peft.peft_folder import PeftFolder
 from quire.services.worker.ranks.group import RankFailure, RankGroup
 from quire.services.worker.replica.flight import StepInFlight
+from quire.services.worker.replica.held_report import HeldReport
 from quire.services.worker.replica.orders import REPEATABLE, undoing
 from quire.services.worker.replica.replica import Replica
 from quire.services.worker.runner.output import RunnerOutput

@@ -34,13 +34,13 @@ from quire.services.worker.engine.device_work import (
 from quire.services.worker.engine.outcomes import Outcomes
 from quire.services.worker.engine.replies import Replies, as_failure, set_exception
 from quire.services.worker.host.background import Background
-from quire.services.worker.kv.held_blocks import HeldReport
 from quire.services.worker.kv_transfer.fetcher import Fetcher
 from quire.services.worker.kv_transfer.orders import PageOrder
 from quire.services.worker.lora.peft.folders import AdapterFolders
 from quire.services.worker.lora.peft.peft_folder import PeftFolder
 from quire.services.worker.lora.peft.reader import AdapterReader
 from quire.services.worker.ranks.group import OneRank, RankFailure, RankGroup
+from quire.services.worker.replica.held_report import HeldReport
 from quire.services.worker.replica.orders import BESIDE_STEPS
 from quire.services.worker.replica.replica import Occupancy, Replica
 from quire.services.worker.runner.expert_load import LoadByLayer

@@ -22,9 +22,9 @@ from quire.services.worker.engine.device_work import (
 )
 from quire.services.worker.engine.replies import Replies
 from quire.services.worker.engine.waiter import Waiter
-from quire.services.worker.kv.held_blocks import HeldReport
 from quire.services.worker.kv_transfer.orders import BegunPages, PageOrder
 from quire.services.worker.ranks.group import RankFailure, RankGroup
+from quire.services.worker.replica.held_report import HeldReport
 from quire.services.worker.step.result import StepResult
 from quire.services.worker.step.step_inputs import StepInputs
 from quire.shared.errors import Internal

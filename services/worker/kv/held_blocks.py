@@ -7,19 +7,14 @@ which life of it (a block that is handed out anew starts another life).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from quire.shared.columns import I32
 from quire.shared.kv.block_hash import block_hash, page_of
-from quire.shared.models.adapter_contents import AdapterId
-
-if TYPE_CHECKING:  # this module is also read where there is no torch
-    from quire.services.worker.models.loading.weights import WeightsId
 
 Blocks = npt.NDArray[Any]  # block ids, any integer type
 
@@ -27,18 +22,12 @@ NO_PARENT = 0  # the null block precedes the first block of every sequence
 
 
 @dataclass(frozen=True, slots=True)
-class HeldReport:
+class KnownBlocks:
     """Blocks of known content."""
 
     block_ids: list[int]
     hashes: bytes  # 32 bytes each, same order
-    groups: list[int] = field(default_factory=list)  # KV group of each, same order; none: all of the first
-    in_host_memory: dict[int, bytes] = field(default_factory=dict)  # names (shared/kv/block_hash.py), by place
-    on_disk: dict[int, bytes] = field(default_factory=dict)  # the same, the least recently written first
-    adapters: Sequence[tuple[AdapterId, str]] = ()  # and where they were read, of one name the newest last
-    asleep: Sequence[str] = ()
-    sleep_level: int = 0
-    weights: WeightsId | None = None  # that the next step is computed with; None where they cannot be changed
+    groups: list[int]  # KV group of each, same order
 
 
 class HeldBlocks:
@@ -122,7 +111,7 @@ class HeldBlocks:
         full[NO_PARENT] = False
         return full
 
-    def report(self) -> HeldReport:
+    def report(self) -> KnownBlocks:
         """Of the blocks whose whole chain is known."""
         hashes: dict[int, bytes | None] = {}
         complete = self.complete()
@@ -130,7 +119,7 @@ class HeldBlocks:
             self._resolve(block, complete, hashes)
         found = [(block, digest) for block, digest in hashes.items() if digest is not None]
         ids = [block for block, _ in found]
-        return HeldReport(ids, b"".join(digest for _, digest in found), self._group[ids].tolist())
+        return KnownBlocks(ids, b"".join(digest for _, digest in found), self._group[ids].tolist())
 
     def _bequeath(self, blocks: Blocks) -> None:
         """Whoever comes behind one of these remembers its hash: what a window has slid over is taken first."""

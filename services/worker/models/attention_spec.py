@@ -1,12 +1,17 @@
-"""What a rank's part of a model asks of attention."""
+"""What a rank's part of a model asks of attention, and the block size that suits the backend it will get."""
 
 from __future__ import annotations
 
+from importlib import metadata
+
 import torch
 
+from quire.services.worker.attention.backends import AUTO, BLOCK_SIZES
+from quire.services.worker.attention.flash_attn import HEAD_DIMS, PACKAGE
 from quire.services.worker.attention.port import AttentionSpec
 from quire.services.worker.layers.placement import LayerPlacement
 from quire.services.worker.models.config.decoder_config import DecoderConfig
+from quire.shared.settings import WorkerSettings
 
 
 def attention_spec(
@@ -36,6 +41,24 @@ def attention_spec(
         batch_invariant=place.batch_invariant,
         has_trees=has_trees,
     )
+
+
+def block_size_for(settings: WorkerSettings, config: DecoderConfig, *, has_trees: bool = False) -> int:
+    """Returns what block_size 0 stands for; 0: the device's default. No device is open yet. `has_trees`: see
+    AttentionSpec."""
+    name = settings.attention_backend
+    if name == AUTO and not has_trees and _flash_attn_may_compute_prompts(settings, config):
+        name = "flash_attn"
+    return BLOCK_SIZES.get(name, 0)
+
+
+def _flash_attn_may_compute_prompts(settings: WorkerSettings, config: DecoderConfig) -> bool:
+    if settings.device != "cuda" or settings.batch_invariant or settings.kv_cache_dtype != "auto":
+        return False
+    plain = config.latent is None and config.recurrent is None and not config.attention.softcap
+    if not plain or config.attention.has_sinks or config.attention.chunked_windows or config.head_dim not in HEAD_DIMS:
+        return False
+    return any(True for _ in metadata.distributions(name=PACKAGE))
 
 
 def _name(dtype: torch.dtype) -> str:

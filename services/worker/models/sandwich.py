@@ -45,9 +45,15 @@ class SandwichLayer(DecoderLayer):
         self._before_attention, self._after_attention = norm(names.before_attention), norm(names.after_attention)
         self._before_mlp, self._after_mlp = norm(names.before_mlp), norm(names.after_mlp)
         self._attention = Attention(f"{name}.self_attn", config, config.sliding_windows[index], backend, place)
-        size, of = config.intermediate_size, config.feed_forward
+        size, dense = config.intermediate_size, config.feed_forward
         self.mlp = MLP(
-            f"{name}.mlp", config.hidden_size, size, of.bias, place, activation=of.activation, fused=of.fused
+            f"{name}.mlp",
+            config.hidden_size,
+            size,
+            dense.bias,
+            place,
+            activation=dense.activation,
+            fused=dense.fused,
         )
         norms = (self._before_attention, self._after_attention, self._before_mlp, self._after_mlp)
         self._parts = (self._attention, self.mlp, *norms)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from quire.services.worker.kv.held_blocks import NO_PARENT, HeldBlocks, HeldReport
+from quire.services.worker.kv.held_blocks import NO_PARENT, HeldBlocks
 from quire.services.worker.limits.worker_limits import WorkerLimits
 from quire.services.worker.replica.flight import UNCHANGED, Changes
+from quire.services.worker.replica.held_report import HeldReport
 from quire.services.worker.runner.output import RunnerOutput
 from quire.services.worker.step.block_copies import BlockCopies
 from quire.services.worker.step.slots import NewBlocks, SlotTable
@@ -71,7 +72,8 @@ class BlockRecord:
         self._last_tokens[inputs.sampled_slots] = output.last_tokens
 
     def report(self) -> HeldReport:
-        return self.held.report()
+        known = self.held.report()
+        return HeldReport(known.block_ids, known.hashes, known.groups)
 
     def count_blocks(self) -> tuple[int, int]:
         """Returns how many blocks live slots own, and how many others hold known content."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from quire.services.worker.kv.held_blocks import HeldBlocks, HeldReport
+from quire.services.worker.kv.held_blocks import HeldBlocks
 from quire.services.worker.kv.host_memory import BlockMove, Moving
 from quire.services.worker.kv_transfer.pages import WRITTEN, NoPages, Pages, ReadPages
 from quire.services.worker.kv_transfer.peer_pages import PeerBlocks
@@ -13,6 +13,7 @@ from quire.services.worker.limits.worker_limits import WorkerLimits
 from quire.services.worker.offload.disk_moves import Answer, DiskMove
 from quire.services.worker.offload.tiers import Tiers
 from quire.services.worker.replica.component import ReplicaComponent
+from quire.services.worker.replica.held_report import HeldReport
 from quire.services.worker.replica.orders import NoOrders, Orders
 from quire.shared.columns import U32
 from quire.shared.errors import FailedPrecondition

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from quire.services.worker.kv.held_blocks import HeldReport
+from quire.services.worker.replica.held_report import HeldReport
 from quire.services.worker.step.plan import StepPlan
 
 Gate = Callable[[StepPlan], None]  # called before anything of the plan is done; raises PlanViolation

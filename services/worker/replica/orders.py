@@ -9,11 +9,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from quire.services.worker.kv.held_blocks import HeldReport
 from quire.services.worker.models.loading.broadcast.weights_groups import DTYPES, WeightsGroups
 from quire.services.worker.models.loading.weight_folders import WeightFolders
 from quire.services.worker.models.loading.weights import NewWeights, Weights, WeightsId
 from quire.services.worker.replica.component import ReplicaComponent
+from quire.services.worker.replica.held_report import HeldReport
 from quire.services.worker.sleep.sleeper import Sleeper
 from quire.services.worker.step.plan import StepPlan
 from quire.services.worker.step.plan_violation import PlanViolation

@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from quire.services.worker.kv.held_blocks import HeldReport
 from quire.services.worker.limits.worker_limits import WorkerLimits
 from quire.services.worker.replica.block_record import BlockRecord
 from quire.services.worker.replica.block_transfers import BlockTransfers
 from quire.services.worker.replica.component import Gate, ReplicaComponent
 from quire.services.worker.replica.flight import NONE_REFUSED, UNCHANGED, Runner, StepInFlight
+from quire.services.worker.replica.held_report import HeldReport
 from quire.services.worker.replica.mixture_experts import MixtureExperts
 from quire.services.worker.replica.orders import NoOrders, Orders
 from quire.services.worker.replica.slot_states import SlotStates

@@ -16,7 +16,7 @@ from quire.services.worker.heads.port import HeadAnswer, HeadLaunch
 from quire.services.worker.sampling.sampler import Sampled
 from quire.services.worker.step.drafts.drafts import REFUSED, DraftRows
 from quire.services.worker.step.drafts.tree_rows import Moved
-from quire.services.worker.step.result import LogprobColumns
+from quire.services.worker.step.result import LogprobEntries
 from quire.services.worker.step.slots import Rows
 from quire.shared.columns import I32
 from quire.shared.errors import QuireError
@@ -29,7 +29,7 @@ class RunnerOutput(NamedTuple):
 
     token_ids: I32  # those of each slot that sampled, slot after slot; -1 where nothing could be chosen
     token_counts: I32  # [num_slots]
-    logprobs: LogprobColumns | None
+    logprobs: LogprobEntries | None
     timings: Timings
     faults: Mapping[int, QuireError] = NO_FAULTS  # sequences that cannot go on, by slot
     # Samples behind wrong drafts, as indices into all samples, once what is `moved` is in its place; None: no drafts.

@@ -13,7 +13,7 @@ from quire.services.worker.sampling.features.component import check_token_ids
 from quire.services.worker.sampling.logprobs_mode import LogprobsMode
 from quire.services.worker.sampling.vocabulary.port import Vocabulary
 from quire.services.worker.step.admission import SlotAdmission
-from quire.services.worker.step.result import LogprobColumns
+from quire.services.worker.step.result import LogprobEntries
 from quire.services.worker.step.slots import Rows
 from quire.shared import columns
 from quire.shared.columns import F32, I32, U32
@@ -92,7 +92,7 @@ class RowLogprobs:
     logprobs: Tensor  # float32, same shape
     ranks: Tensor  # int32 [num_asked] of the sampled token, from 1
 
-    def columns(self, token_ids: I32, logprobs: F32, ranks: U32) -> LogprobColumns:
+    def columns(self, token_ids: I32, logprobs: F32, ranks: U32) -> LogprobEntries:
         """The arguments are the tensors' values, on the host. Rows that gave no token have no entries either."""
         entry_counts = self.num_wanted + 1
         gave = token_ids[:, 0] >= 0
@@ -101,7 +101,7 @@ class RowLogprobs:
             logprobs, ranks = logprobs[gave], ranks[gave]
         wanted = np.arange(token_ids.shape[1]) < entry_counts[:, None]
         counts, ranks = entry_counts.astype(np.uint32), ranks.astype(np.uint32)
-        return LogprobColumns(counts, token_ids[wanted], logprobs[wanted], ranks)
+        return LogprobEntries(counts, token_ids[wanted], logprobs[wanted], ranks)
 
 
 class BoundLogprobs:

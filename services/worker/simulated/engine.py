@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.services.worker.attach.attachment import Attachment
-from quire.services.worker.kv.held_blocks import HeldReport
 from quire.services.worker.limits.worker_limits import WorkerLimits
+from quire.services.worker.replica.held_report import HeldReport
 from quire.services.worker.simulated.timing import Timing
 from quire.services.worker.step.admission import SlotAdmission
 from quire.services.worker.step.plan import StepPlan

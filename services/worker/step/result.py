@@ -10,7 +10,7 @@ from quire.shared.errors import QuireError
 
 
 @dataclass(frozen=True, slots=True)
-class LogprobColumns:
+class LogprobEntries:
     """Log-probabilities, position after position: the entries of each, its own token's first."""
 
     entry_counts: U32  # [num_positions]
@@ -25,7 +25,7 @@ class PromptLogprobColumns:
 
     slots: U32
     position_counts: U32  # of each slot
-    entries: LogprobColumns
+    entries: LogprobEntries
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,6 @@ class StepResult(NamedTuple):
     failures: list[tuple[int, QuireError]]  # by slot
     wait_us: int  # from a plan's arrival to its launch
     timings: DeviceTimings = NO_TIMINGS
-    logprobs: LogprobColumns | None = None
+    logprobs: LogprobEntries | None = None
     prompt_logprobs: PromptLogprobColumns | None = None
     pooled: PooledColumns | None = None

@@ -191,7 +191,7 @@ def segments(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[Path]]:
     """Those that this process has shown and that are there, whatever else shows its weights on this machine."""
     mark = secrets.token_hex(8)
     marked = SimpleNamespace(token_hex=lambda size: mark + secrets.token_hex(size - 8))
-    monkeypatch.setattr("quire.weights_memory.secrets", marked)
+    monkeypatch.setattr("quire.weights.memory.secrets", marked)
     return lambda: [*weights_memory.SEGMENTS.glob(f"{weights_memory.PREFIX}{mark}*")]
 
 
@@ -222,7 +222,7 @@ def test_a_trainers_tensors_are_read_where_they_lie(
 TRAINER = """
 import os, sys, torch
 from safetensors.torch import load_file
-from quire import weights_memory
+from quire.weights import memory as weights_memory
 from quire.client import Client
 from quire.shared.pb.admin.v1 import admin_pb2
 from quire.shared.pb.common.v1.weights_stream_pb2 import WeightsPiece

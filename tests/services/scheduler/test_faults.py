@@ -140,7 +140,7 @@ class Desk:
 def test_a_fault_anywhere_in_taking_in_a_submission(way: str, has_worker: bool) -> None:
     folder = Path(quire.services.scheduler.__file__).parent
     undone = {"WorkerCluster._fail", "LiveSequences.forget", "Assignments.drop"}
-    gives_back = frozenset({*undone, "WaitingSequences.undo_enter", "WaitingSequences.leave_prerequisites"})
+    gives_back = frozenset({*undone, "WaitingSequences.undo_enqueue", "WaitingSequences.leave_prerequisites"})
     elsewhere = ("/batches.py",)  # what tells the frontend
     faults = Faults((folder,), not_in=gives_back, not_under=elsewhere)
     with faults.at(0):

@@ -123,7 +123,6 @@ async def test_other_clients_are_answered_while_one_resets_thousands_of_calls(pa
         while not attack.done() or num_answered < 20:
             assert await check(ANY)
             num_answered += 1
-            await asyncio.sleep(0.005)
         ended = await attack
         assert ended == "closed" or int(ended.split()[0]) > 10_000  # gRPC itself refuses most of them
 

@@ -1,4 +1,5 @@
-"""Kimi K3: <|open|>think<|sep|>…<|close|>think<|sep|><|open|>response<|sep|>…<|close|>response<|sep|>
+"""Kimi K3: <|open|>think<|sep|>…<|close|>think<|sep|><|open|>response<|sep|>…<|close|>response<|sep|>, the calls, and
+<|close|>message<|sep|>
 
 The prompt ends with the first tag of the two elements that comes."""
 
@@ -12,7 +13,9 @@ FORMAT = replace(
     delimited(
         f"{OPEN}think{SEPARATOR}",
         f"{CLOSE}think{SEPARATOR}",
-        frame=ReasoningFrame((RESPONSE,), f"{CLOSE}response{SEPARATOR}", may_be_open=True),
+        frame=ReasoningFrame(
+            (RESPONSE,), f"{CLOSE}response{SEPARATOR}", may_be_open=True, after=f"{CLOSE}message{SEPARATOR}"
+        ),
     ),
     tokens=(OPEN, CLOSE, SEPARATOR),
     content_start=RESPONSE,

@@ -1,7 +1,7 @@
 """Kimi K3:
 
 <|open|>tools<|sep|><|open|>call tool="add" index="1"<|sep|><|open|>argument key="a" type="number"<|sep|>1
-<|close|>argument<|sep|><|close|>call<|sep|><|close|>tools<|sep|>
+<|close|>argument<|sep|><|close|>call<|sep|><|close|>tools<|sep|><|close|>message<|sep|>
 
 without the line break, or <|open|>json type="object"<|sep|>{"a": 1}<|close|>json<|sep|> in place of the arguments.
 """
@@ -24,8 +24,8 @@ from quire.services.frontend.output_processor.parsing.writer import EventWriter
 from quire.services.frontend.request.request import Tool
 
 OPEN, CLOSE, SEPARATOR = "<|open|>", "<|close|>", "<|sep|>"
-BLOCK, CALL, ARGUMENT, OBJECT, RESPONSE = "tools", "call", "argument", "json", "response"
-NAMES = (BLOCK, CALL, ARGUMENT, OBJECT, RESPONSE, "think")
+BLOCK, CALL, ARGUMENT, OBJECT, RESPONSE, MESSAGE = "tools", "call", "argument", "json", "response", "message"
+NAMES = (BLOCK, CALL, ARGUMENT, OBJECT, RESPONSE, MESSAGE, "think")
 TAGS = TagMarks({OPEN: False, CLOSE: True}, closing=SEPARATOR, names=NAMES)
 
 
@@ -43,7 +43,7 @@ class _Reading:
     def _element(self, tag: Tag) -> Steps[bool]:
         if tag.name == CALL and not tag.is_end:
             yield from self._call(tag.attributes.get("tool", ""))
-        return tag.name in (BLOCK, CALL, RESPONSE)
+        return tag.name in (BLOCK, CALL, RESPONSE, MESSAGE)
 
     def _call(self, name: str) -> Steps[None]:
         """Up to the end of the call, or in front of a tag that belongs to no call."""
@@ -54,7 +54,7 @@ class _Reading:
             yield from self._scan.skip_space()
             begin = self._scan.at
             tag = yield from TAGS.next_tag(self._scan)
-            if tag.name in (BLOCK, CALL, RESPONSE):
+            if tag.name in (BLOCK, CALL, RESPONSE, MESSAGE):
                 self._scan.at = self._scan.at if tag.is_end and tag.name == CALL else begin
                 break
             if not tag.is_end:

@@ -48,6 +48,9 @@ class _Reading:
         while True:
             yield from self._scan.skip_space()
             begin = self._scan.at
+            if not (yield from self._scan.comes(MARK)):
+                yield from self._without_start(arguments, name)
+                continue
             tag = yield from TAGS.next_tag(self._scan)
             if tag.name in (BLOCK, CALL):
                 self._scan.at = self._scan.at if tag.is_end and tag.name == CALL else begin
@@ -64,6 +67,17 @@ class _Reading:
             self._scan.at -= len(mark)
         else:
             arguments.add(name, (yield from self._value(part, name, 0)))
+
+    def _without_start(self, arguments: TypedArguments, function: str) -> Steps[None]:
+        """A parameter whose start tag the model has left out; its end tag says which."""
+        texts: list[str] = []
+        mark = yield from self._scan.until(TAGS.in_values, texts.append)
+        if not mark:
+            raise Malformed
+        tag = yield from TAGS.tag(self._scan, mark)
+        if not tag.is_end or not arguments.may_begin(tag.name):
+            raise Malformed
+        arguments.add(tag.name, _leaf("".join(texts), self._schemas.part(function, tag.name)))
 
     def _value(self, part: SchemaPart, name: str, depth: int) -> Steps[str]:
         """Returns a value as JSON, from behind its tag up to the end of its element."""

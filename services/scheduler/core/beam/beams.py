@@ -143,7 +143,7 @@ class Beams:
         else:
             state.end(group.root, Reason.ERROR, failure=TOO_FEW_BLOCKS)
 
-    def hold(self, builder: PlanBuilder) -> None:
+    def skip_waiting(self, builder: PlanBuilder) -> None:
         """Beams that do nothing in this step, though they have one token to go."""
         running = self._state.running
         for group in self._groups:
@@ -151,9 +151,9 @@ class Beams:
                 if running.num_computed[beam.slot] == running.num_tokens[beam.slot] - 1 and not builder.computes(
                     beam.slot
                 ):
-                    builder.sit_out(beam.slot)
+                    builder.skip(beam.slot)
 
-    def take(self, keys: Keys, rows: DraftedRows) -> None:
+    def apply(self, keys: Keys, rows: DraftedRows) -> None:
         """A step returned `rows` for beams with these keys. Searches whose candidates are all there decide."""
         if rows.logprobs is None:
             return

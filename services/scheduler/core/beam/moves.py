@@ -65,17 +65,17 @@ class BeamMover:
         """In a new slot, with its next token already among those it knows."""
         num_computed = int(self._tables.running.num_computed[parent])
         shared, last = self._split(parent)
-        slot = self._tables.enter(builder, sequence, shared, num_computed, num_computed)
+        slot = self._tables.admit(builder, sequence, shared, num_computed, num_computed)
         blocks = self._tables.append(builder, slot)
         if not fresh:
             builder.copy(last, blocks)
-        self._tables.book(builder, slot, 1)
+        self._tables.schedule_tokens(builder, slot, 1)
 
     def _rebase(self, builder: PlanBuilder, parent: int, slot: int, token: int, fresh: bool) -> None:
         """In the slot of a beam that ended: its blocks go, its parent's come."""
         shared, last = self._split(parent)
         self._tables.rebase(builder, slot, parent, shared)
-        blocks = self._tables.append(builder, slot, told=fresh)
+        blocks = self._tables.append(builder, slot, in_plan=fresh)
         if not fresh:
             builder.copy(last, blocks)
         builder.move(BeamMove(slot, parent, token, (0,) * len(blocks) if fresh else tuple(blocks)))
@@ -93,4 +93,4 @@ class BeamMover:
             if fresh:
                 self._tables.append(builder, slot)
         self._tables.extend(np.array([slot]), np.array([token], dtype=np.int32))
-        self._tables.book(builder, slot, 1)
+        self._tables.schedule_tokens(builder, slot, 1)

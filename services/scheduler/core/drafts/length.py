@@ -181,9 +181,9 @@ class DraftLength:
             regime.evidence[attempt.length] = found
             self._give_up(regime, attempt, 2 if count >= SAMPLES else 4)
         else:
-            self._settle(regime, attempt)
+            self._adopt(regime, attempt)
 
-    def _settle(self, regime: Regime, attempt: Try) -> None:
+    def _adopt(self, regime: Regime, attempt: Try) -> None:
         """What was tried stays."""
         regime.length, regime.patience = attempt.length, max(FIRST_TRY, regime.patience // 4)
         regime.rest, regime.rest_s = max(FIRST_REST, regime.rest // 4), 0.0

@@ -103,7 +103,7 @@ class HostBlocks(BlockSource):
 
     def release_slot(self, sequence: Sequence) -> None:
         """Offers the pages at the end of `sequence`: another one may go on from there."""
-        self._offer(self._reach.end(sequence.block_hashes, int(self._kv.num_named[sequence.slot])))
+        self._offer(self._reach.pages_at_end(sequence.block_hashes, int(self._kv.num_named[sequence.slot])))
 
     def _offer(self, names: Iterable[bytes]) -> None:
         """They are worth storing, if the device has them."""
@@ -188,7 +188,7 @@ class HostBlocks(BlockSource):
         """Those that are on the device must still be there when the others come."""
         transfer_id, names = next(self._ids), pages.names
         self._kv.hold(transfer_id, pages.kept)
-        blocks = self._kv.take(transfer_id, len(names))
+        blocks = self._kv.allocate_for(transfer_id, len(names))
         self._order(TransferOrder(transfer_id, False, blocks, self.tier.begin_read(names), names))
         self._coming.update(dict.fromkeys(names, transfer_id))
         self._counts.fetched_blocks += len(names)

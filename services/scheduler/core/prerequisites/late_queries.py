@@ -30,7 +30,7 @@ class QueryVectors(Prerequisite):
         """`hashed_block_size`: tokens of a block of the prefix cache; 0: there is none."""
         super().__init__()
         limits = CacheLimits(max_idle=MOST_IDLE, capacity=max_vectors)
-        self._cache = WorkerCache(limits, self._blocked, prepare=self._compute, evict=self._drop)
+        self._cache = WorkerCache(limits, self._blocked, prepare=self._compute, evict=self._evict)
         self._hashed_block_size, self._counts = hashed_block_size, counts
         self._internal, self._requeue = internal, requeue
         self._computing: dict[bytes, Sequence] = {}  # by query, until the result is here
@@ -143,7 +143,7 @@ class QueryVectors(Prerequisite):
         self._computing[entry.entry_id] = sequence
         self._internal.submit(sequence)
 
-    def _drop(self, name: bytes) -> None:
+    def _evict(self, name: bytes) -> None:
         self._computing.pop(name, None)
         self._dropped.append(name)
 

@@ -185,7 +185,7 @@ class PeerFetches(BlockSource):
         """There is room for them. `found`: what must still be there when they come; `holder`: keeps them then."""
         fetch_id = next(self._fetch_ids)
         self._kv.hold(fetch_id, found)
-        order = FetchOrder(fetch_id, borrowed, self._kv.take(fetch_id, len(hashes)), hashes)
+        order = FetchOrder(fetch_id, borrowed, self._kv.allocate_for(fetch_id, len(hashes)), hashes)
         self._orders.append(order)
         self._under_way[fetch_id] = _UnderWay(order, holder)
         self._coming.update(dict.fromkeys(hashes, fetch_id))

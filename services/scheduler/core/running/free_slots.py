@@ -18,12 +18,12 @@ class FreeSlots:
     def count(self, micro_batch: int) -> int:
         return len(self._heaps[micro_batch])
 
-    def take(self, micro_batch: int) -> int:
+    def allocate(self, micro_batch: int) -> int:
         """The lowest of a micro-batch; where it has none, of another that has most."""
         heap = self._heaps[micro_batch] or max(self._heaps, key=len)
         self._num_free -= 1
         return heapq.heappop(heap)
 
-    def give(self, slot: int) -> None:
+    def free(self, slot: int) -> None:
         heapq.heappush(self._heaps[slot % len(self._heaps)], slot)
         self._num_free += 1

@@ -73,10 +73,10 @@ class Running:
         total = -(-(self.num_slots - micro_batch) // self.num_micro_batches)
         return total - self.free_slots.count(micro_batch)
 
-    def enter(self, sequence: Sequence, num_computed: int, micro_batch: int = 0) -> int:
+    def admit(self, sequence: Sequence, num_computed: int, micro_batch: int = 0) -> int:
         """Gives `sequence` the lowest free slot, of this micro-batch if it has one."""
-        slot = self.free_slots.take(micro_batch)
-        num_tokens = self._token_rows.enter(slot, sequence.tokens)
+        slot = self.free_slots.allocate(micro_batch)
+        num_tokens = self._token_rows.admit(slot, sequence.tokens)
         self.sequences[slot] = sequence
         sequence.slot = slot
         self.live[slot] = True
@@ -114,10 +114,10 @@ class Running:
         target.tokens.become(source.tokens)
         target.block_hashes[:] = source.block_hashes
 
-    def leave(self, slot: int) -> Sequence:
+    def release(self, slot: int) -> Sequence:
         """Frees the slot and returns its sequence."""
         sequence = self.sequence(slot)
-        sequence.tokens.leave()
+        sequence.tokens.unbind()
         self.most_blocks -= self.most_blocks_of(sequence)
         self.sequences[slot] = None
         if sequence.asks_more:
@@ -127,7 +127,7 @@ class Running:
         self.order[slot] = -1
         self.prefilling.discard(slot)
         self.silent.discard(slot)
-        self.free_slots.give(slot)
+        self.free_slots.free(slot)
         sequence.slot = -1
         return sequence
 
@@ -160,7 +160,7 @@ class Running:
         self.num_tokens[slots] += num_drafts
         self.num_drafts_in_flight[slots] += num_drafts
 
-    def settle(self, slots: Slots, refused: I32, drafted: I32) -> None:
+    def resolve_drafts(self, slots: Slots, refused: I32, drafted: I32) -> None:
         """A step returned: of the `drafted` tokens of each slot so many were `refused`."""
         self.num_tokens[slots] -= refused
         self.num_computed[slots] -= refused

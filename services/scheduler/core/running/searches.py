@@ -88,7 +88,7 @@ class Searches:
     def slots_of(self, root: Sequence) -> list[int]:
         return [beam.slot for beam in self._groups[root.key].beams]
 
-    def leave(self, root: Sequence) -> list[Beam]:
+    def remove(self, root: Sequence) -> list[Beam]:
         """It is over or preempted: the beams whose slots are to be taken."""
         beams = self._groups.pop(root.key).beams
         for beam in beams:

@@ -19,10 +19,10 @@ class TokenRows:
         self._bytes = self._blocks.reshape(-1).view(np.uint8).data  # the same, row after row
         self._row_bytes = block_size * TOKEN_BYTES
 
-    def enter(self, slot: int, tokens: SequenceTokens) -> int:
+    def admit(self, slot: int, tokens: SequenceTokens) -> int:
         """Takes the last, partial block of a sequence that gets a slot; returns how many tokens it has."""
         num_bytes, size = len(tokens.kept), self._row_bytes
-        last = tokens.enter(self, slot, num_bytes - num_bytes % size)
+        last = tokens.bind(self, slot, num_bytes - num_bytes % size)
         begin = slot * size
         self._bytes[begin : begin + len(last)] = last
         self.num_known[slot] = num_tokens = num_bytes // TOKEN_BYTES

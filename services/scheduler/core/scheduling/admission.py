@@ -81,7 +81,7 @@ class Admitter:
                 for source in self._observers:
                     source.admitted(sequence, len(start.whole) // state.kv.num_groups)
             self._entry.count(sequence, start.num_cached, now)
-            self._entry.give_slot(builder, sequence, start)
+            self._entry.start_sequence(builder, sequence, start)
             if sequence.is_query and builder.ends(sequence.slot):
                 state.prompts_scheduled([sequence])  # its documents find it in the same step
 

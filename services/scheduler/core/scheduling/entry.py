@@ -144,13 +144,13 @@ class Entry:
         """A slot for a beam of a search that fits."""
         start = self.start(beam)
         beam.num_cached_tokens = start.num_cached
-        self.give_slot(builder, beam, start)
+        self.start_sequence(builder, beam, start)
 
-    def give_slot(self, builder: PlanBuilder, sequence: Sequence, start: Start) -> None:
+    def start_sequence(self, builder: PlanBuilder, sequence: Sequence, start: Start) -> None:
         """There is one, and there are blocks for all that `sequence` has."""
         state, tables, kv, num_tokens = self._state, self._state.tables, self._state.kv, sequence.num_tokens
         num_computed = min(start.num_cached, num_tokens - 1)  # the last token's logits are always needed
-        slot = tables.enter(builder, sequence, start.shared, start.num_cached, num_computed)
+        slot = tables.admit(builder, sequence, start.shared, start.num_cached, num_computed)
         if sequence.suspect:
             state.suspects.add(slot)
         for block in start.copied:
@@ -162,7 +162,7 @@ class Entry:
         blocks = tables.grow(builder, slot, num_computed + chunk)
         if start.copied:
             builder.copy(start.copied, blocks[: kv.num_groups])
-        tables.book(builder, slot, chunk)
+        tables.schedule_tokens(builder, slot, chunk)
         if state.limits.caches_prefixes and not self._has_states:  # the next one to come in may start with the same
             tables.cache_blocks(slot, min(num_tokens, num_computed + chunk) // kv.block_size)
 

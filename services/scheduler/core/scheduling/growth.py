@@ -34,7 +34,7 @@ class Grower:
         done &= ready
         if np.count_nonzero(done):
             for slot in done.nonzero()[0].tolist():
-                builder.sit_out(slot)  # its last token is under way
+                builder.skip(slot)  # its last token is under way
             ready &= ~done
         slots = ready.nonzero()[0]
         if self.drafts_wanted:
@@ -73,7 +73,7 @@ class Grower:
             return
         wanted = chunk_size(self._state, builder, min(int(running.num_tokens[slot]) - computed, room))
         self._tables.grow(builder, slot, computed + wanted)
-        self._tables.book(builder, slot, wanted)
+        self._tables.schedule_tokens(builder, slot, wanted)
 
     def _grow(self, builder: PlanBuilder, slots: Slots) -> Slots:
         """Gives a block to each of `slots` that needs one for its next token; returns those that can advance."""
@@ -117,5 +117,5 @@ class Grower:
                 self._tables.append(builder, slot)
             elif running.live[slot]:
                 waits.add(slot)
-                builder.sit_out(slot)
+                builder.skip(slot)
         return np.array([s for s in slots.tolist() if running.live[s] and s not in waits], dtype=np.intp)

@@ -14,4 +14,4 @@ def make_room(state: CoreState, builder: PlanBuilder) -> None:
     victim = state.waiting.victim(state.running)
     if not builder.moves(victim):  # beams that have just moved must stay
         for slot in state.preempt(victim):
-            builder.drop(slot)
+            builder.preempted(slot)

@@ -62,14 +62,14 @@ class SequenceTokens:
         assert self._rows is None, "a step extends the rows of all slots at once"
         self.kept += int(token).to_bytes(TOKEN_BYTES, "little", signed=True)
 
-    def enter(self, rows: LastBlocks, slot: int, num_kept: int) -> bytearray:
+    def bind(self, rows: LastBlocks, slot: int, num_kept: int) -> bytearray:
         """Goes on in a row: returns what is to be put there, all behind the first `num_kept` bytes."""
         last = self.kept[num_kept:]
         del self.kept[num_kept:]
         self._rows, self._slot = rows, slot
         return last
 
-    def leave(self) -> None:
+    def unbind(self) -> None:
         """Takes the last block back from the row."""
         assert self._rows is not None, "it was put there"
         self.kept += self._rows.after(self._slot, len(self.kept))

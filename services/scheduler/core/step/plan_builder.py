@@ -16,7 +16,7 @@ from quire.services.scheduler.core.step.budget import TokenBudget
 from quire.shared.step_value import step_value
 
 NO_SLOTS: Slots = np.zeros(0, dtype=np.intp)
-NOBODY: Mapping[int, int] = MappingProxyType({})
+NO_SEQUENCES: Mapping[int, int] = MappingProxyType({})
 
 
 @step_value
@@ -68,7 +68,7 @@ class PlanBuilder:
         self.num_tokens += num_tokens
         self.budget.left -= num_tokens
 
-    def sit_out(self, slot: int) -> None:
+    def skip(self, slot: int) -> None:
         """`slot` would advance by itself, but does not in this step."""
         self._counted[slot] = 0
 
@@ -99,7 +99,7 @@ class PlanBuilder:
     def admit(self, admission: Admission) -> None:
         self._admitted.append(admission)
 
-    def drop(self, slot: int) -> None:
+    def preempted(self, slot: int) -> None:
         """`slot` was preempted: nothing of it is left in this step."""
         taken = self._chunks.pop(slot, 0)
         if slot in self.ready:
@@ -152,7 +152,7 @@ class PlanBuilder:
             sum(self._chunks.values()),
             now,
             self._drafts_of(slots),
-            {slot: int(running.keys[slot]) for slot in self._ending} if self._ending else NOBODY,
+            {slot: int(running.keys[slot]) for slot in self._ending} if self._ending else NO_SEQUENCES,
             self._late(running) if self._ending else {},
         )
 

@@ -45,7 +45,7 @@ class Reach(Protocol):
         Which pages of its prompt are worth a place below the device, and those of them that were not before: where it
         starts."""
 
-    def end(self, hashes: Blocks[bytes], num_blocks: int) -> Iterable[bytes]:
+    def pages_at_end(self, hashes: Blocks[bytes], num_blocks: int) -> Iterable[bytes]:
         """Pages that were not worth a place before somebody stopped behind the first `num_blocks` blocks."""
 
 
@@ -68,7 +68,7 @@ class PlainReach:
     def sight(self, sequence: Sequence, num_found: int, fork: int) -> tuple[list[bytes], list[bytes]]:
         return sequence.block_hashes, []
 
-    def end(self, hashes: Blocks[bytes], num_blocks: int) -> Iterable[bytes]:
+    def pages_at_end(self, hashes: Blocks[bytes], num_blocks: int) -> Iterable[bytes]:
         return ()
 
 
@@ -118,9 +118,9 @@ class GroupReach:
             for group, kept in enumerate(worth)
             if block in kept
         ]
-        return names, [*self.end(hashes, min(num_found, len(hashes)))]
+        return names, [*self.pages_at_end(hashes, min(num_found, len(hashes)))]
 
-    def end(self, hashes: Blocks[bytes], num_blocks: int) -> Iterable[bytes]:
+    def pages_at_end(self, hashes: Blocks[bytes], num_blocks: int) -> Iterable[bytes]:
         windows, retentions = self._groups.windows, self._groups.retentions
         firsts = [kept.first_needed(num_blocks) if kept in windows else num_blocks for kept in retentions]
         return self._names(hashes, num_blocks, firsts)

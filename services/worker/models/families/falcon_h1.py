@@ -12,11 +12,10 @@ from quire.services.worker.layers.config_file import ConfigFile, refusal
 from quire.services.worker.layers.feed_forward.mlp import MLP
 from quire.services.worker.layers.linear import by_rows
 from quire.services.worker.layers.norm.rms_norm import RMSNorm
-from quire.services.worker.layers.recurrent.state_space import SpaceConfig, StateSpace
+from quire.services.worker.layers.recurrent.state_space import SpaceConfig, SpaceScales, StateSpace
 from quire.services.worker.models.causal_lm import CausalLM
 from quire.services.worker.models.config.block_config import AttentionConfig, ScaleConfig
 from quire.services.worker.models.config.decoder_config import DecoderConfig, read_decoder
-from quire.services.worker.models.config.multipliers import Multipliers, read_multiplier, read_multipliers
 from quire.services.worker.models.config.space_config import read_space
 from quire.services.worker.models.decoder_layer import DecoderLayer, normed
 
@@ -29,6 +28,20 @@ if TYPE_CHECKING:
     from quire.services.worker.layers.placement import LayerPlacement
 
 DEFAULT_VALUES = 1024  # elements of all heads of the state space, where the file does not say
+OF_FEED_FORWARD, OF_SPACE = 2, 5  # how many multipliers these have
+
+
+@dataclass(frozen=True, slots=True)
+class Multipliers:
+    """Constants that parts of layers are multiplied by, which the model was trained with outside its weights (arXiv
+    2203.03466); here they become part of the weights."""
+
+    attention_input: float
+    keys: float
+    attention_output: float
+    space: SpaceScales
+    gates: float
+    feed_forward: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,13 +139,13 @@ class FalconH1ForCausalLM(CausalLM):
             attention=AttentionConfig(qkv_bias=bias, o_bias=bias),
             feed_forward=replace(decoder.feed_forward, bias=config.flag("mlp_bias")),
             scales=ScaleConfig(
-                embedding=read_multiplier(config, "embedding_multiplier"),
-                logit=read_multiplier(config, "lm_head_multiplier"),
+                embedding=_read_multiplier(config, "embedding_multiplier"),
+                logit=_read_multiplier(config, "lm_head_multiplier"),
             ),
             recurrent=_read_recurrent(config, decoder),
         )
         known = {item.name: getattr(decoder, item.name) for item in fields(decoder)}
-        return FalconH1Config(**known, multipliers=read_multipliers(config))
+        return FalconH1Config(**known, multipliers=_read_multipliers(config))
 
     @staticmethod
     def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement) -> FalconH1Layer:
@@ -160,3 +173,37 @@ def _read_recurrent(config: ConfigFile, decoder: DecoderConfig) -> SpaceConfig:
         has_norm=config.flag("mamba_rms_norm"),
         norm_before_gate=config.flag("mamba_norm_before_gate", True),
     )
+
+
+def _read_multipliers(config: ConfigFile) -> Multipliers:
+    gates, feed_forward = _read_list(config, "mlp_multipliers", OF_FEED_FORWARD)
+    return Multipliers(
+        attention_input=_read_multiplier(config, "attention_in_multiplier"),
+        keys=_read_multiplier(config, "key_multiplier"),
+        attention_output=_read_multiplier(config, "attention_out_multiplier"),
+        space=SpaceScales(
+            input=_read_multiplier(config, "ssm_in_multiplier"),
+            parts=_read_list(config, "ssm_multipliers", OF_SPACE),
+            output=_read_multiplier(config, "ssm_out_multiplier"),
+        ),
+        gates=gates,
+        feed_forward=feed_forward,
+    )
+
+
+def _read_multiplier(config: ConfigFile, name: str) -> float:
+    factor = config.number(name, 1.0)
+    if not _is_usable(factor):
+        raise refusal(name, factor, "a finite number other than 0 is needed")
+    return factor
+
+
+def _read_list(config: ConfigFile, name: str, length: int) -> tuple[float, ...]:
+    factors = config.numbers(name) if config.has(name) else (1.0,) * length
+    if len(factors) != length or not all(map(_is_usable, factors)):
+        raise refusal(name, list(factors), f"{length} finite numbers other than 0 are needed")
+    return factors
+
+
+def _is_usable(factor: float) -> bool:
+    return math.isfinite(factor) and factor != 0

@@ -23,40 +23,24 @@ from quire.services.worker.models.loading.copies import Copies, threads_for
 from quire.services.worker.models.loading.layer_storage import LayerStorage
 from quire.services.worker.models.loading.progress import Progress
 from quire.services.worker.models.loading.stored import StoredTensor, stored_tensors
+from quire.services.worker.models.loading.tensor_names import (
+    BESIDE_TEXT,
+    DERIVED_SUFFIXES,
+    EMBEDDING,
+    HEAD,
+    model_name,
+)
 from quire.shared.errors import InvalidArgument
 
 INDEX = "model.safetensors.index.json"
 OLDER_INDEX = "pytorch_model.bin.index.json"
-# The better first; the last is what Medusa's authors call their heads.
 WHOLE = ("model.safetensors", "pytorch_model.bin")  # a model in one file, whatever lies beside it
 SECOND_COPY = "consolidated"  # how Mistral's own files of the same weights begin
+# The better first; the last is what Medusa's authors call their heads.
 FILES = ("*.safetensors", "pytorch_model*.bin", "*.gguf", "medusa_lm_head.pt")
 LFS_POINTER = b"version https://git-lfs."
 NAMED_IN_ERRORS = 5
 MOST_INDEX_BYTES = 64 << 20
-
-# Tensors that old checkpoints carry although they follow from the configuration.
-DERIVED_SUFFIXES = (".rotary_emb.inv_freq", ".weight_shape", ".weight_format", ".g_idx")
-
-# What some converters call what others have under another name.
-OTHER_NAMES = {
-    ".weight_scale_inv": ".weight_scale",
-    ".activation_scale": ".input_scale",
-    ".gamma": ".weight",  # of norms, in the first BERTs
-    ".beta": ".bias",
-}
-
-BASES = ("model.", "transformer.", "model.decoder.", "bert.", "roberta.")  # what families call what is below their head
-
-# What models that also see or hear call what is beside their text part, and what they call that.
-BESIDE_TEXT = tuple(
-    base + name
-    for base in ("", "model.")
-    for name in ("vision_tower.", "vision_model.", "visual.", "multi_modal_projector.", "audio_tower.")
-)
-TEXT_PREFIXES = {"language_model.": "", "model.language_model.": "model."}
-WRAPPERS = ("_orig_mod.", "module.", "base_model.model.")  # of torch.compile, data parallel training and PEFT
-HEAD, EMBEDDING = "lm_head.weight", ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight")
 
 DUMMY_PERIOD = 1_048_573  # prime, so that repeating it does not repeat a weight's rows
 
@@ -156,7 +140,7 @@ def _place(
     beginnings = (*BESIDE_TEXT, *(name for name in passed_over if name.endswith(".")))
     known = {*missing, *alternatives, *passed_over}
     for written, source in sources:
-        name = _full(_usual(written), known)
+        name = model_name(written, known)
         destination = missing.pop(name, None)
         if destination is not None:
             take(name, source, destination, (name,))
@@ -166,7 +150,7 @@ def _place(
             for other in covered:
                 missing.pop(other, None)
         elif name == HEAD and name in passed_over:
-            head = replace(source, read=partial(_whole, source.parts))  # its file will be closed
+            head = source.outliving_its_file()
         elif (
             not name.endswith(DERIVED_SUFFIXES)
             and name not in passed_over
@@ -179,21 +163,6 @@ def _place(
             take(name, head, missing.pop(name), (name,))
     _complain(given, "lacks tensors that the model needs", list(missing))
     _complain(given, "holds tensors that the model does not have", unexpected)
-
-
-def _whole(parts: Slices | Tensor) -> Tensor:
-    return parts[(slice(None),)]
-
-
-def _full(name: str, known: Collection[str]) -> str:
-    """Checkpoints of GPT-2 and of many embedding models hold the decoder alone: names begin inside of it. Those of
-    models that also see hold it among others, and what was trained is often saved with what was put around it."""
-    while wrapper := next((wrapper for wrapper in WRAPPERS if name.startswith(wrapper)), ""):
-        name = name.removeprefix(wrapper)
-    for prefix, instead in TEXT_PREFIXES.items():
-        if name.startswith(prefix):
-            name = instead + name.removeprefix(prefix)
-    return name if name in known else next((base + name for base in BASES if base + name in known), name)
 
 
 def fill_dummy(model: LoadableModel, seed: int) -> None:
@@ -223,11 +192,6 @@ def _repeat(noise: Tensor, destination: Tensor, scale: float) -> None:
     flat[whole:].copy_(noise[: flat.numel() - whole])
 
 
-def _usual(name: str) -> str:
-    stem, dot, last = name.rpartition(".")
-    return stem + OTHER_NAMES.get(dot + last, dot + last)
-
-
 class Slices(Protocol):
     """A tensor of which only those parts are read that are asked for."""
 
@@ -244,6 +208,10 @@ class TensorSource:
     read: Callable[[], Tensor]
     parts: Slices | Tensor
     stored: StoredTensor | None = None  # None: it lies in no file as it is
+
+    def outliving_its_file(self) -> TensorSource:
+        parts = self.parts
+        return replace(self, read=lambda: parts[(slice(None),)])
 
 
 def _copy(name: str, source: TensorSource, destination: Destination, copies: Copies) -> None:

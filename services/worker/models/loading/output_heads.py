@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 
 from quire.services.worker.models.config.decoder_config import DecoderConfig
-from quire.services.worker.models.loading.loader import EMBEDDING, HEAD, TensorSource, named_tensors
+from quire.services.worker.models.loading.loader import TensorSource, named_tensors
+from quire.services.worker.models.loading.tensor_names import EMBEDDING, HEAD
 from quire.services.worker.models.of_transformers.transformers_config import TransformersConfig
 from quire.shared.errors import InvalidArgument
 from quire.shared.logs import logger

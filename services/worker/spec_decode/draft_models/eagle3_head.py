@@ -107,8 +107,8 @@ class Eagle3Head:
         wide = replace(decoder, hidden_size=2 * size)
         self._attention = WideAttention(f"{layer}.self_attn", wide, 0, backend, place)
         self._middle_norm = RMSNorm(f"{layer}.post_attention_layernorm", size, eps, place)
-        of = decoder.feed_forward
-        self._mlp = MLP(f"{layer}.mlp", size, decoder.intermediate_size, of.bias, place, activation=of.activation)
+        dense = decoder.feed_forward
+        self._mlp = MLP(f"{layer}.mlp", size, decoder.intermediate_size, dense.bias, place, activation=dense.activation)
         self._norm = RMSNorm("norm", size, eps, place)
         self._fc: Tensor = place.empty(size, NUM_STATES * target.hidden_size)
         self._output: Tensor = place.empty(config.vocab_size, size)

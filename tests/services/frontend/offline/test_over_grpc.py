@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from quire import AsyncClient, Client, batches
-from quire.refused_streams import answered
+from quire import AsyncClient, Client
+from quire.clients import batches
+from quire.clients.refused_streams import answered
 from quire.services.frontend.grpc_edge.services import file_service
 from quire.shared.errors import (
     DeadlineExceeded,

@@ -114,6 +114,27 @@ async def test_a_required_call_may_be_one_of_a_custom_tool(talking_model: Path) 
     assert (call.type, call.input) == ("custom_tool_call", PATCH)
 
 
+@pytest.mark.parametrize(
+    "definition", ["start: /.+/s", "start: /(?s).+/"]
+)  # workbuddy2api-intl PR 12, foundry-local#1080
+async def test_grammars_that_people_send(talking_model: Path, definition: str) -> None:
+    tool: dict[str, Any] = {
+        "type": "custom",
+        "custom": {
+            "name": "freeform_tool",
+            "description": "Accepts freeform input.",
+            "format": {"type": "grammar", "grammar": {"type": "grammar", "syntax": "lark", "definition": definition}},
+        },
+    }
+    said = "<tool_call>\n<function=freeform_tool>\n<parameter=input>\na\nb\n</parameter>\n</function>\n</tool_call>"
+    async with talking(talking_model, said, tool_call_parser="qwen3_coder") as (_, client, script):
+        asked: Any = {"model": "talking", "messages": ASK, "tools": [tool, CLOCK]}
+        (call,) = (await client.chat.completions.create(**asked)).choices[0].message.tool_calls
+        constraint = script.submissions[0].sampling.structured_output.structural_tag
+    assert (call.type, call.custom.input) == ("custom", "a\nb")
+    assert json.dumps(definition) in constraint
+
+
 async def test_custom_tools_of_a_namespace(talking_model: Path) -> None:
     space = {"type": "namespace", "name": "fs", "tools": [{"type": "custom", "name": "patch"}]}
     async with talking(talking_model, written({"input": "x"}, "fs__patch")) as (_, client, _script):
@@ -143,7 +164,7 @@ async def test_a_form_that_is_none_is_refused(talking_model: Path, format: Any, 
         ('{"input": "a\\n\\"b\\" \\ud83d\\ude42"}', 'a\n"b" 🙂'),
         ('{"note": {"input": 1}, "input": "x"}', "x"),
         ('{"input": "cut off', "cut off"),
-        ('{"patch": "under another name"}', "under another name"),
+        ('{"patch": "under another name"}', "under another name"),  # ds4#745, fabro#435
         ('{"a": "x", "b": "y"}', '{"a": "x", "b": "y"}'),
         ('{"input": ["x"]}', '{"input": ["x"]}'),
         ("{}", ""),

@@ -18,7 +18,7 @@ from quire.services.frontend.tokenizer.conversations.template_runner import Rend
 from quire.services.frontend.tokenizer.tokenizer import Tokenizer
 from quire.shared.errors import InvalidArgument
 from tests.services.frontend.tiny_folder import CHATML, write_folder
-from tests.waiting import loop_turns
+from tests.waiting import eventually, loop_turns
 
 LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 ENDLESS = {
@@ -131,24 +131,24 @@ async def test_a_process_that_is_killed_is_replaced_and_reaped(tmp_path: Path, m
 
 
 async def _one_that_computes(conversations: module.Conversations, killed: list[int]) -> int:
-    """Returns the process for short conversations once it has used two ticks of a processor for one."""
-    pid, first = None, 0
-    async with asyncio.timeout(60):
-        while True:
-            await asyncio.sleep(0.01)
-            found = conversations.pids[0]
-            used = _ticks(found)
-            if found in killed or found != pid:
-                pid, first = found, used
-            elif found is not None and used >= first + SEVERAL_TICKS:
-                return found
+    """Returns the process for short conversations, once it has used several ticks of a processor for one."""
+    first: dict[int, int] = {}
+
+    def computing() -> int:
+        pid = conversations.pids[0]
+        if pid is None or pid in killed:
+            return 0
+        used = _ticks(pid)
+        return pid if used >= first.setdefault(pid, used) + SEVERAL_TICKS else 0
+
+    return await eventually(computing)
 
 
 def _is_there(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
-def _ticks(pid: int | None) -> int:
+def _ticks(pid: int) -> int:
     """Returns the processor time that a process has used for itself; 0 for one that is gone."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11])

@@ -387,7 +387,7 @@ class Alone:
         self.sent.append(str(message.WhichOneof("message")))
 
     def loaded(self, order_id: int, digest: bytes = ONE) -> None:
-        self.adapters.take_loaded(worker_pb2.AdapterLoaded(order_id=order_id, digest=digest))
+        self.adapters.receive_loaded(worker_pb2.AdapterLoaded(order_id=order_id, digest=digest))
 
 
 @pytest.mark.parametrize("first", [ONE, OTHER])

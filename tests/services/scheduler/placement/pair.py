@@ -104,7 +104,7 @@ class Pair:
     def place(self, prompt: list[int], max_tokens: int = 2, **fields: Any) -> Sequence:
         """Where the cluster wants it."""
         sequence = make_sequence(next(self._keys), prompt, max_tokens, SIZE, **fields)
-        self.cluster.assignments.take_in(sequence, parking=False)
+        self.cluster.assignments.assign(sequence, parking=False)
         return sequence
 
     def where(self, sequence: Sequence) -> str:

@@ -160,7 +160,7 @@ def test_a_link_that_fails_is_left_alone_for_a_while(pair: Pair) -> None:
     blocked(pair)
     (order,) = pair.b.orders()
     failed = BlocksFetched(fetch_id=order.fetch_id, error=to_proto(Unavailable("no way there")))
-    pair.b.replica.take_fetched(failed)
+    pair.b.replica.receive_fetched(failed)
     pair.settle()
     others = [[number] * 40 for number in range(20, 24)]
     for other in others:

@@ -67,7 +67,7 @@ class Loop:
     def _return(self, step_id: int) -> None:
         flight = self.replica.core.flights[0]
         tokens = i32_bytes([5] * len(flight.slots))
-        self.replica.take(pb.StepResult(epoch=1, step_id=step_id, token_ids=tokens))
+        self.replica.apply_result(pb.StepResult(epoch=1, step_id=step_id, token_ids=tokens))
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.services.worker.attach.attachment import Attachment
-from quire.services.worker.kv.held_blocks import HeldReport
+from quire.services.worker.replica.held_report import HeldReport
 from quire.shared.pb.common.v1 import finish_pb2
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from quire.shared.process.lifecycle import Shutdown

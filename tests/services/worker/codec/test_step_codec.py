@@ -8,7 +8,7 @@ import pytest
 from quire.services.worker.codec.step_codec import decode_plan, encode_plan, encode_result
 from quire.services.worker.device.step_timer import Timings
 from quire.services.worker.step.plan import NO_CHANGES
-from quire.services.worker.step.result import LogprobColumns, PooledColumns, PromptLogprobColumns, StepResult
+from quire.services.worker.step.result import LogprobEntries, PooledColumns, PromptLogprobColumns, StepResult
 from quire.shared.columns import ColumnError, f32_bytes, i32_bytes, u32_bytes
 from quire.shared.errors import InvalidArgument, to_proto
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
@@ -76,7 +76,7 @@ def test_bytes_that_are_no_column_are_refused(field: str) -> None:
 
 
 def test_a_result_tells_all_that_was_found() -> None:
-    entries = LogprobColumns(
+    entries = LogprobEntries(
         np.array([2], np.uint32),
         np.array([5, 6], np.int32),
         np.array([-0.5, -1.5], np.float32),

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from quire.services.worker.engine.engine import MOST_STUCK_LOOKS, Engine
-from quire.services.worker.kv.held_blocks import HeldReport
 from quire.services.worker.ranks.group import OneRank, RankFailure, RankGroup
+from quire.services.worker.replica.held_report import HeldReport
 from quire.services.worker.replica.mixture_experts import MixtureExperts
 from quire.services.worker.replica.replica import Occupancy
 from quire.services.worker.runner.step_cost import NO_COST_MODEL

@@ -16,6 +16,7 @@ from quire.services.worker.kv import kv_memory
 from quire.services.worker.kv.kv_memory import GIB, BlockShape
 from quire.services.worker.limits import worker_limits
 from quire.services.worker.limits.worker_limits import WorkerLimits
+from quire.services.worker.models import attention_spec
 from quire.services.worker.models.registry import read_model_config
 from quire.shared.errors import FailedPrecondition, InvalidArgument
 from quire.shared.settings import WorkerSettings
@@ -49,7 +50,7 @@ LLAMA = {
 def block_size(changes: dict[str, Any], *, has_trees: bool = False, **settings: Any) -> int:
     given = WorkerSettings(model="somewhere", **{"device": "cuda", **settings})
     config = read_model_config({**LLAMA, **changes})
-    block_size = backends.block_size_for(given, config, has_trees=has_trees)
+    block_size = attention_spec.block_size_for(given, config, has_trees=has_trees)
     return worker_limits.from_settings(given, 4096, block_size).block_size
 
 
@@ -65,7 +66,9 @@ def test_blocks_are_a_tile_of_flash_attn_where_that_computes_prompts(
     monkeypatch: pytest.MonkeyPatch, installed: bool
 ) -> None:
     found = [object()] if installed else []
-    monkeypatch.setattr(backends.metadata, "distributions", lambda name: iter(found if name == "flash-attn-4" else []))
+    monkeypatch.setattr(
+        attention_spec.metadata, "distributions", lambda name: iter(found if name == "flash-attn-4" else [])
+    )
     assert block_size({}) == (128 if installed else 64)
     assert block_size({}, has_trees=True) == 64
     assert block_size({}, block_size=32) == 32

@@ -16,13 +16,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from quire import weights_memory as showing
 from quire.services.worker.models.loading import shared_content
 from quire.services.worker.models.loading.weight_spool import FILE, Spooling, WeightSpool
 from quire.shared import weights_memory
 from quire.shared.errors import FailedPrecondition, InvalidArgument, QuireError, ResourceExhausted
 from quire.shared.pb.admin.v1 import admin_pb2
 from quire.shared.pb.common.v1.weights_stream_pb2 import SharedContent, SharedRun, TensorHead, TensorHeads, WeightsPiece
+from quire.weights import memory as showing
 
 BEGIN = admin_pb2.UpdateWeightsRequest()
 NAME = weights_memory.PREFIX + "0" * 32
@@ -37,7 +37,7 @@ TENSORS = {
 TRAINER = """
 import pathlib, sys, torch
 import quire.shared.weights_memory
-from quire import weights_memory
+from quire.weights import memory as weights_memory
 quire.shared.weights_memory.SEGMENTS = pathlib.Path(sys.argv[1])
 from quire.shared.pb.admin.v1 import admin_pb2
 with weights_memory.messages(admin_pb2.UpdateWeightsRequest(), [("a", torch.arange(6.0))]) as messages:

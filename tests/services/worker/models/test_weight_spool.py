@@ -12,11 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from quire import weights_stream
 from quire.services.worker.models.loading.weight_spool import FILE, WeightSpool
 from quire.shared.errors import InvalidArgument, ResourceExhausted
 from quire.shared.pb.admin.v1 import admin_pb2
 from quire.shared.pb.common.v1.weights_stream_pb2 import BroadcastContent, TensorHead, TensorHeads, WeightsPiece
+from quire.weights import stream as weights_stream
 
 MIB = 1 << 20
 

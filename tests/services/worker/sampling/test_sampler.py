@@ -13,7 +13,7 @@ from quire import kernels
 from quire.services.worker.sampling.features.component import Positions
 from quire.services.worker.sampling.sampler import Sampled, Sampler
 from quire.services.worker.step.admission import SlotAdmission
-from quire.services.worker.step.result import LogprobColumns
+from quire.services.worker.step.result import LogprobEntries
 from quire.shared import columns
 from quire.shared.errors import InvalidArgument
 from quire.shared.pb.common.v1 import sampling_pb2
@@ -233,7 +233,7 @@ def test_a_row_without_any_token_left_is_lost_alone() -> None:
     assert bench.tokens() == [-1, 1]
 
 
-def entries(sampled: Sampled) -> LogprobColumns:
+def entries(sampled: Sampled) -> LogprobEntries:
     found = sampled.logprobs
     assert found is not None
     return found.columns(found.token_ids.numpy(), found.logprobs.numpy(), found.ranks.numpy())

@@ -18,6 +18,7 @@ class ReasoningFrame:
     starts: tuple[str, ...]  # the one of them that comes
     end: str
     may_be_open: bool = False  # the end belongs to the markup without a start as well, which the prompt may hold
+    after: str = ""  # what may follow the end, and is no content either
     end_marker: Markers = field(init=False)
 
     def __post_init__(self) -> None:
@@ -67,6 +68,8 @@ def _framed(scan: Scanner, writer: EventWriter, frame: ReasoningFrame) -> Steps[
     writer.no_markup()
     yield from scan.until(frame.end_marker, writer.content)
     yield from _skip_and_settle(scan)
+    if frame.after and (yield from scan.try_text(frame.after)):
+        scan.settle()
 
 
 @lru_cache(64)

@@ -30,7 +30,7 @@ class TagMarks:
     """The texts around a tag's name."""
 
     marks: Mapping[str, bool]  # in front of a tag; whether it is one that ends an element
-    opening: str = ""  # behind the mark
+    opening: str = ""  # behind the mark; models sometimes leave it out
     closing: str = ">"
     ends_with_slash: bool = False  # tags that end an element begin with one
     names: tuple[str, ...] = ()  # of all tags; empty: any
@@ -42,7 +42,8 @@ class TagMarks:
         object.__setattr__(self, "before_text", Markers(*self.marks))
         object.__setattr__(self, "in_values", Markers(*self.marks, padding=no_padding))
         name = rf"(?:{'|'.join(self.names)})\b(?:{ATTRIBUTE.pattern})*" if self.names else TEXT.pattern
-        tag = f"(?:{re.escape(self.opening)}{name}(?:{re.escape(self.closing)})?)?"
+        opening = f"(?:{re.escape(self.opening)})?" if self.names else re.escape(self.opening)
+        tag = f"(?:{opening}{name}(?:{re.escape(self.closing)})?)?"
         scraps = re.compile("|".join(re.escape(mark) + tag for mark in self.marks))
         object.__setattr__(self, "markup", CallMarkup(tuple(self.marks), scraps=scraps))
 
@@ -57,7 +58,7 @@ class TagMarks:
     def tag(self, scan: Scanner, mark: str) -> Steps[Tag]:
         """Reads a tag from behind its mark on."""
         if self.opening:
-            yield from scan.expect(self.opening)
+            yield from scan.try_text(self.opening)
         text = yield from scan.whole(TEXT, LONGEST_TAG)
         yield from scan.expect(self.closing)
         is_end = self.marks[mark] or (self.ends_with_slash and text.startswith("/"))

@@ -210,7 +210,7 @@ def xtml(found: tuple[Call, ...]) -> str:
         return f'<|open|>call tool="{call.name}" index="{number}"<|sep|>{arguments}<|close|>call<|sep|>'
 
     calls = "".join(one(number, call) for number, call in enumerate(found, 1))
-    return f"<|open|>tools<|sep|>{calls}<|close|>tools<|sep|>"
+    return f"<|open|>tools<|sep|>{calls}<|close|>tools<|sep|><|close|>message<|sep|>"
 
 
 def elements(found: tuple[Call, ...]) -> str:

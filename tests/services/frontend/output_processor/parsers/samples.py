@@ -269,7 +269,8 @@ CALLS: tuple[tuple[str, str, list[Expected]], ...] = (
         "kimi_k3",
         'Hm.<|open|>tools<|sep|><|open|>call tool="add" index="1"<|sep|><|open|>argument key="a" type="number"<|sep|>1'
         '<|close|>argument<|sep|><|open|>argument key="b" type="string"<|sep|> 2\n<|close|>argument<|sep|>'
-        '<|close|>call<|sep|><|open|>call tool="now" index="2"<|sep|><|close|>call<|sep|><|close|>tools<|sep|>',
+        '<|close|>call<|sep|><|open|>call tool="now" index="2"<|sep|><|close|>call<|sep|><|close|>tools<|sep|>'
+        "<|close|>message<|sep|>",
         ["Hm.", ("add", {"a": 1, "b": " 2\n"}), ("now", {})],
     ),
     (
@@ -286,6 +287,18 @@ CALLS: tuple[tuple[str, str, list[Expected]], ...] = (
         ']<]minimax[>[</d>]<]minimax[>[</invoke>\n]<]minimax[>[<invoke name="now">]<]minimax[>[</invoke>\n'
         "]<]minimax[>[</tool_call>",
         ["I do.", ("add", {"a": 1, "b": "x < <b>y</b>", "d": [True, {"k": ["v", 2]}]}), ("now", {})],
+    ),
+    (  # vllm-gaudi PR 1724: the first bracket of a tag is missing
+        "minimax_m3",
+        ']<]minimax[>[<tool_call>\n]<]minimax[>[invoke name="add">]<]minimax[>[<a>1]<]minimax[>[</a>'
+        "]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>",
+        [("add", {"a": 1})],
+    ),
+    (  # vllm#51073: the first parameter has no start tag
+        "minimax_m3",
+        ']<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="add">C:\\x\\main.rs]<]minimax[>[</b>]<]minimax[>[<a>130'
+        "]<]minimax[>[</a>]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>",
+        [("add", {"b": "C:\\x\\main.rs", "a": 130})],
     ),
     *(
         (name, *rest)

@@ -50,6 +50,12 @@ ANSWERS: list[tuple[str, str, list[Event]]] = [
         [R("A"), C("Yes.<|open|>x")],
     ),
     ("kimi_k3", "Yes.<|close|>response<|sep|>", [C("Yes.")]),
+    (  # llama.cpp#26185, pwilkin/llama.cpp PR 20: the message has an end tag as well
+        "kimi_k3",
+        "<|open|>think<|sep|>A<|close|>think<|sep|><|open|>response<|sep|>Yes.<|close|>response<|sep|>"
+        "<|close|>message<|sep|>",
+        [R("A"), C("Yes.")],
+    ),
     (
         "solar_open",
         "<|think|>A<|end|><|begin|>assistant<|content|>Yes.<|end|>",

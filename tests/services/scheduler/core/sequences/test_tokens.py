@@ -24,11 +24,11 @@ def test_tokens_are_those_of_a_list_through_random_slots_and_steps(seed: int) ->
     for _ in range(300):
         number = rng.randrange(3)
         if number in slots and rng.random() < 0.2:
-            held[number].leave()
+            held[number].unbind()
             del slots[number]
         elif number not in slots and rng.random() < 0.5:
             slots[number] = slot = rng.choice(sorted({0, 1, 2} - set(slots.values())))
-            assert rows.enter(slot, held[number]) == len(prompts[number])
+            assert rows.admit(slot, held[number]) == len(prompts[number])
         elif number not in slots:
             prompts[number].append(rng.randrange(99))
             held[number].append(prompts[number][-1])
@@ -49,7 +49,7 @@ def test_a_beam_becomes_another_one_of_the_same_length() -> None:
     rows = TokenRows(2, BLOCK)
     parent, child = SequenceTokens(i32_bytes([1, 2, 3, 4, 5])), SequenceTokens(i32_bytes([1, 2, 3, 4, 6]))
     for slot, tokens in enumerate((parent, child)):
-        rows.enter(slot, tokens)
+        rows.admit(slot, tokens)
     child.become(parent)
     rows.append(np.array([1]), np.array([9], dtype=np.int32))
     assert (parent.ids(), child.ids()) == ([1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 9])

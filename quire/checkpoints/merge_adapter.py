@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quire import checkpoint_folder
-from quire.checkpoint_folder import OTHER_WAY_ROUND, WrittenFolder
+from quire.checkpoints import folder as checkpoint_folder
+from quire.checkpoints.folder import OTHER_WAY_ROUND, WrittenFolder
 
 
 @dataclass

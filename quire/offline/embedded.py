@@ -7,8 +7,8 @@ from typing import IO, Any
 
 from quire.client import Client
 from quire.cluster import Cluster, ClusterOptions
-from quire.lora import LoadedAdapters
 from quire.metrics import Metric, parse
+from quire.offline.lora import LoadedAdapters
 from quire.shared.errors import FailedPrecondition, InvalidArgument
 from quire.shared.settings import SERVICES
 

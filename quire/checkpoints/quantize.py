@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quire import checkpoint_folder
-from quire.checkpoint_folder import OTHER_WAY_ROUND, WrittenFolder
+from quire.checkpoints import folder as checkpoint_folder
+from quire.checkpoints.folder import OTHER_WAY_ROUND, WrittenFolder
 from quire.shared.errors import InvalidArgument
 
 if TYPE_CHECKING:

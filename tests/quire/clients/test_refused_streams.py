@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from quire.refused_streams import answered
+from quire.clients.refused_streams import answered
 from quire.shared.errors import ResourceExhausted
 
 NUM_CALLS = 400  # of which gRPC alone gets about ten wrong

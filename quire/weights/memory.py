@@ -10,11 +10,11 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO
 
-from quire import weights_stream
 from quire.shared import weights_memory
 from quire.shared.errors import FailedPrecondition, ResourceExhausted
 from quire.shared.pb.admin.v1 import admin_pb2 as pb
 from quire.shared.pb.common.v1.weights_stream_pb2 import SharedContent, SharedRun, WeightsPiece
+from quire.weights import stream as weights_stream
 
 RUNS_IN_A_PIECE = 512
 

@@ -1,4 +1,4 @@
-"""Every error as Ollama's object: {"error": message}."""
+"""Errors as an object that holds their text alone, {"error": message}: of Ollama and of the open inference protocol."""
 
 from __future__ import annotations
 

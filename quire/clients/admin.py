@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from quire import weights_memory, weights_stream
 from quire.requests import translated_errors
 from quire.shared.errors import InvalidArgument, Unavailable
 from quire.shared.pb.admin.v1 import admin_pb2 as pb
@@ -18,6 +17,8 @@ from quire.shared.rpc.admin_pass import AdminPass
 from quire.shared.rpc.channel import connect_blocking
 from quire.shared.security.tls_files import NO_TLS, Tls
 from quire.shared.settings.base import LOOPBACK
+from quire.weights import memory as weights_memory
+from quire.weights import stream as weights_stream
 
 RESET_TIMEOUT_S = 60.0
 PAUSE_TIMEOUT_S = 65.0  # a frontend waits a minute for its schedulers

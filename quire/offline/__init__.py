@@ -1,0 +1,1 @@
+"""What `LLM`, `AsyncLLM` and `LLMEngine` share: clusters of their own, adapters, progress."""
