@@ -25,6 +25,7 @@ from tests.priorities import has_stepped_back
 from tests.services.frontend.talking import talking_folder
 from tests.services.frontend.tiny_folder import CHATML, END, write_folder
 from tests.services.frontend.tokenizer.template_families import source
+from tests.waiting import eventually, has_ended
 
 TEMPLATE = (
     "{% if messages[0].content == 'odd' %}{{ raise_exception('it is odd') }}{% endif %}"
@@ -88,7 +89,7 @@ async def test_a_process_that_is_killed_is_started_again(conversations: Conversa
         first = conversations.pids[place]
         assert first is not None
         os.kill(first, signal.SIGKILL)
-        await asyncio.to_thread(os.waitid, os.P_PID, first, os.WEXITED | os.WNOWAIT)
+        await eventually(lambda first=first: has_ended(first))
         assert await conversations.sections(prompt) == rendering().sections(prompt)
         assert conversations.pids[place] not in (None, first)
     assert await conversations.sections(said(FILLING)) == expected
