@@ -40,7 +40,7 @@ Task = Callable[[], None]
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
-class Places(Protocol):
+class HostPlaces(Protocol):
     """Host memory."""
 
     @property
@@ -82,7 +82,7 @@ class DiskStore:
         folder: BlockFolder,
         identity: bytes,
         about: Mapping[str, object],
-        memory: Places,
+        memory: HostPlaces,
         num_places: int,
         *,
         observer: DiskObserver,
