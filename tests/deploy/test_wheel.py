@@ -63,12 +63,10 @@ def test_a_wheel_has_protocols_and_kernels_and_nothing_is_compiled_at_the_start(
 def test_questions_and_training_stay_in_the_checkout(installed: Path, tmp_path: Path) -> None:
     assert not {"evals", "training", "tests", "tools"} & {path.name for path in installed.iterdir()}
     assert not [*installed.rglob("h200-*.json")], "results of measurements"
-    packages = os.pathsep.join([str(installed), *dict.fromkeys(map(sysconfig.get_path, ("purelib", "platlib")))])
-    # -S: the checkout may be installed in this environment, as editable
-    bench = ("-S", "-m", "quire", "bench", "throughput", "tiny", "--work")
-    helped = run(installed, tmp_path, *bench, "single", "--help", PYTHONPATH=packages)
+    bench = ("-m", "quire", "bench", "throughput", "tiny", "--work")
+    helped = run(installed, tmp_path, *bench, "single", "--help")
     assert helped.returncode == 0, helped.stderr
-    refused = run(installed, tmp_path, *bench, "tiny_recall", PYTHONPATH=packages)
+    refused = run(installed, tmp_path, *bench, "tiny_recall")
     assert refused.stderr.startswith("quire: work: 'tiny_recall' is none of mixed, single,")
 
 
