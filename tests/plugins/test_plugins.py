@@ -60,7 +60,7 @@ def test_a_family_with_logits_of_its_own_goes_through_no_chain_of_kernels(
         path.write_text(json.dumps({**config, "architectures": [architecture]}))
         model = whole_model_of(Rig(made.folder).replica)
         assert isinstance(model, LlamaForCausalLM)
-        reasons.append(model_reject_reason(model, model.layers[0]._attention._place))
+        reasons.append(model_reject_reason(model, model.layers[0].attention._place))
     assert reasons == [None, "this family computes what is around its layers in a way of its own"]
 
 

@@ -61,7 +61,7 @@ class FeatureDrafter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """HostPlaces of slots that a head is to see, `counts` of each from `starts` on, and the tokens that go with them."""
+    """Positions of slots that a head is to see, `counts` of each from `starts` on, and the tokens that go with them."""
 
     slots: Rows
     starts: I32

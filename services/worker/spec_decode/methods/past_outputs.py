@@ -14,7 +14,7 @@ MOST_MATCHES = 256  # of a pair of tokens that are looked at; the most recent on
 BOUNDARY = -1  # between outputs
 NONE = -1
 INDEXED_AT_ONCE = 4096  # tokens: 1.5 ms
-HostPlaces = npt.NDArray[np.intp]
+Places = npt.NDArray[np.intp]
 
 
 class PastOutputs:
@@ -38,7 +38,7 @@ class PastOutputs:
         for generation in self._generations:
             left -= generation.index(left)
 
-    def places(self, tokens: I32) -> Iterator[tuple[I32, HostPlaces]]:
+    def places(self, tokens: I32) -> Iterator[tuple[I32, Places]]:
         """Texts, and where the last of `tokens` stands in them behind the last but one."""
         if len(tokens) >= 2:
             for generation in self._generations:
@@ -61,7 +61,7 @@ class IndexedOutputs:
     def text(self) -> I32:
         return self._tokens[: self._length]
 
-    def places(self, first: int, second: int) -> HostPlaces:
+    def places(self, first: int, second: int) -> Places:
         """Ascending."""
         found: list[int] = []
         place = self._last.get(_key(first, second), NONE)

@@ -20,7 +20,7 @@ from quire.services.worker.spec_decode.proposer import HostProposer, Wanted
 from quire.services.worker.step.drafts.drafts import Drafts
 from quire.shared.columns import I32
 
-HostPlaces = npt.NDArray[np.intp]
+Places = npt.NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +90,12 @@ class SuffixProposer(HostProposer):
             best = guess if guess.score > best.score else best
         return np.array(best.tokens, dtype=np.int32)
 
-    def _continue(self, tokens: I32, text: I32, ends: HostPlaces, most: int) -> Guess:
+    def _continue(self, tokens: I32, text: I32, ends: Places, most: int) -> Guess:
         ends, length = longest_matches(tokens, text, ends, self._rule.max_depth)
         return follow(text, ends, min(most, int(length * self._rule.max_spec_factor)), self._rule.min_token_prob)
 
 
-def longest_matches(tokens: I32, text: I32, ends: HostPlaces, most: int) -> tuple[HostPlaces, int]:
+def longest_matches(tokens: I32, text: I32, ends: Places, most: int) -> tuple[Places, int]:
     """Of `ends`, places in `text` where the last of `tokens` stands, those before which most of the rest stands too, up
     to `most` tokens in all; and how many tokens these are."""
     length = min(1, len(ends))
@@ -108,7 +108,7 @@ def longest_matches(tokens: I32, text: I32, ends: HostPlaces, most: int) -> tupl
     return ends, length
 
 
-def follow(text: I32, ends: HostPlaces, most: int, min_token_prob: float) -> Guess:
+def follow(text: I32, ends: Places, most: int, min_token_prob: float) -> Guess:
     """Goes on as most of the matches that `ends` ends do, while that is likely enough."""
     guess: list[int] = []
     probability, score = 1.0, 0.0
