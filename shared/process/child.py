@@ -71,10 +71,11 @@ class Child:
         raise ChildEnded(status)
 
     def close(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.communicate()
-            self._process = None
+        """Ends the process. Its owner may call this while another thread asks: each process is ended once."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.communicate()
 
     def __del__(self) -> None:
         """Ends the process of an owner that was never closed."""

@@ -22,7 +22,7 @@ def test_an_adapter_is_small_and_of_all_of_attention(name: str) -> None:
     assert len(modules) == 8 * 4
 
 
-@pytest.mark.parametrize("page", ["README.md", "quire/tiny/adapters/README.md"])
+@pytest.mark.parametrize("page", ["docs/models/lora.md", "quire/tiny/adapters/README.md"])
 def test_the_folders_of_a_page_are_there_without_a_checkout(page: str, tmp_path: Path) -> None:
     """The line that names them is run elsewhere."""
     root = FOLDER.parents[2]

@@ -155,7 +155,7 @@ async def test_registry_and_index_work_over(kind: Kind, tmp_path: Path) -> None:
         assert [(match.worker.id, match.num_blocks) for match in found] == [("w0", 3)]
 
         for registry in registries:
-            await registry.leave()
+            await registry.deregister()
         await client.aclose()
 
 
