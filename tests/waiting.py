@@ -98,6 +98,11 @@ def has_ended(pid: int) -> bool:
     return state == "Z"
 
 
+def is_reaped(pid: int) -> bool:
+    """Returns whether nothing is left of a process whose parent waits for it: no thread, no open file."""
+    return not Path(f"/proc/{pid}").exists()
+
+
 def services(client: Client, *names: str) -> dict[str, admin_pb2.ServiceStatus]:
     """All that there are, by id, once these are among them: one whose session a standstill has ended is back soon."""
     found: dict[str, admin_pb2.ServiceStatus] = {}

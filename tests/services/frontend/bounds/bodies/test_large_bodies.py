@@ -26,7 +26,7 @@ from quire.shared.pb.dialects import open_inference_pb2
 from quire.shared.pb.inference.v1 import inference_pb2 as pb
 from quire.shared.settings.request_limits import RequestLimits
 from tests.priorities import has_stepped_back
-from tests.waiting import eventually, has_ended
+from tests.waiting import eventually, is_reaped
 
 LIMITS = RequestLimits()
 ROOM = Room(4096, 16)
@@ -194,7 +194,7 @@ async def test_a_process_that_was_killed_is_replaced_and_one_that_ends_leaves_th
         first = large.pid
         assert first is not None
         os.kill(first, signal.SIGKILL)
-        await eventually(lambda: has_ended(first))
+        await eventually(lambda: is_reaped(first))
         assert await large.check(spool)
         second = large.pid
         assert second not in (None, first)

@@ -20,7 +20,7 @@ from quire.shared.errors import InvalidArgument
 from quire.shared.pb.common.v1 import sampling_pb2 as pb
 from quire.shared.structured_output.literals import Specials
 from tests.priorities import has_stepped_back
-from tests.waiting import eventually, has_ended, loop_turns
+from tests.waiting import eventually, is_reaped, loop_turns
 
 FINE = pb.StructuredOutput(json_schema='{"type": "object", "properties": {"a": {"type": "integer"}}}')
 PRIMES = (101, 103, 107, 109, 113)
@@ -183,7 +183,7 @@ async def test_a_probe_that_was_killed_is_replaced(validator: GrammarValidator) 
     assert validator.pids
     for pid in validator.pids:
         os.kill(pid, signal.SIGKILL)
-        await eventually(functools.partial(has_ended, pid))
+        await eventually(functools.partial(is_reaped, pid))
     await validator.check(pb.StructuredOutput(regex="after"))
 
 
