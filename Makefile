@@ -66,10 +66,10 @@ lint-rest: setup
 
 # Broken links, pages that the navigation lacks and images without a description fail.
 docs: setup
-	$(BIN)/python -m mkdocs build --quiet --config-file tools/docs/mkdocs.yml
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --config-file tools/docs/mkdocs.yml
 
 docs-serve: setup
-	$(BIN)/python -m mkdocs serve --config-file tools/docs/mkdocs.yml
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve --config-file tools/docs/mkdocs.yml
 
 bench: setup
 	$(BIN)/quire bench $(ARGS)
