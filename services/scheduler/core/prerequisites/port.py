@@ -7,6 +7,7 @@ elsewhere.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence as Seq
 from typing import Protocol
 
@@ -58,7 +59,7 @@ class Prerequisite:
         self._blocked.check_invariant()
 
 
-class BlockSource(Prerequisite):
+class BlockSource(Prerequisite, ABC):
     """A place outside the device that KV blocks come from. A sequence joins it when it is the next to run."""
 
     @property
@@ -66,10 +67,10 @@ class BlockSource(Prerequisite):
         """Whether blocks may come from there at all."""
         return True
 
+    @abstractmethod
     def fetch(self, sequence: Sequence, found: Seq[int], most: int) -> bool:
         """Orders what follows the blocks `found` on the device, at most `most` block positions. Returns whether
         `sequence` is blocked until that is here."""
-        raise NotImplementedError
 
     def admitted(self, sequence: Sequence, num_found: int) -> None:
         """Notes that `sequence` is admitted for the first time, after `num_found` block positions on the device."""
