@@ -27,6 +27,8 @@ COLUMNS = {
     "of_free": "Share of unconstrained speed",
     "out_tok_s": "Output tokens/s",
     "prompt_tok_s": "Prompt tokens/s",
+    "upper_bound_tok_s": "Upper bound, tokens/s",
+    "total_s": "All requests, s",
     "inputs_s": "Inputs/s",
     "tokens_s": "Tokens/s",
     "ttft_p50_ms": "First token p50, ms",
