@@ -1,0 +1,71 @@
+"""Commands and code in the README and the pages are understood by the programs that they name."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+
+import pytest
+
+from quire.cli.main import COMMANDS, _parse, main
+from tests.tools.docs.blocks import ROOT, Block, Words, blocks, commands, inline_commands
+
+TYPED, NAMED = commands(), inline_commands()
+TARGETS = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+OURS = ("quire", "tests", "tools")
+NUMBERS = {"N": "2", "M": "2", "K": "1", "P": "29500", "S": "5", "GIB": "1"}  # placeholders where a number is parsed
+OUTPUT = {("quire", "ready")}  # lines that begin like a command
+
+
+def of(found: dict[Words, str], *programs: str) -> list[object]:
+    return [
+        pytest.param(words, id=f"{place}: {' '.join(words)}")
+        for words, place in found.items()
+        if words[0] in programs and words[:2] not in OUTPUT
+    ]
+
+
+@pytest.mark.parametrize("words", of(TYPED, "quire"))
+def test_quire_parses_the_command(words: Words) -> None:
+    try:
+        _parse([NUMBERS.get(word, word) for word in words[1:]])
+    except SystemExit as end:
+        assert end.code in (0, None), "the message is on stderr"
+
+
+@pytest.mark.parametrize("words", of(NAMED, "quire"))
+def test_quire_has_the_command_and_its_flags(words: Words, capsys: pytest.CaptureFixture[str]) -> None:
+    command = words[1]
+    if command == "COMMAND" or words[-1] == "...":
+        return
+    assert command in COMMANDS or command.startswith("--")
+    flags = {word.partition("=")[0] for word in words if word.startswith("--")}
+    for text in ("--help-all", "--help"):
+        with pytest.raises(SystemExit):
+            main([*words[1:2], *([words[2]] if command == "bench" and len(words) > 2 else ()), text])
+    known = set(re.findall(r"--[a-z][\w-]*", capsys.readouterr().out))
+    assert flags - known - {"--help", "--help-all", "--version"} == set()
+
+
+@pytest.mark.parametrize("words", [*of(TYPED, "make"), *of(NAMED, "make")])
+def test_make_has_the_target(words: Words) -> None:
+    assert next(word for word in words[1:] if "=" not in word) in TARGETS
+
+
+@pytest.mark.parametrize("words", [*of(TYPED, "python", "python3"), *of(NAMED, "python", "python3")])
+def test_the_program_exists(words: Words) -> None:
+    if words[2].partition(".")[0] in OURS:
+        assert importlib.util.find_spec(words[2]) is not None
+
+
+@pytest.mark.parametrize("block", blocks("python"), ids=lambda block: block.name)
+def test_python_blocks_compile(block: Block) -> None:
+    ast.parse(block.text)
+
+
+def test_there_is_something_to_check() -> None:
+    assert len(of(TYPED, "quire")) > 40
+    assert len(of(NAMED, "quire")) > 40
+    assert len(of(TYPED, "make")) > 8
+    assert len(blocks("bash")) > 8
