@@ -19,7 +19,7 @@ ELSEWHERE: Mapping[str, tuple[str, Sequence[str]]] = {
         [f"{SCHEDULER}/replicas/test_sanity.py::test_a_hello_beyond_all_measure_is_refused_by_field_value_and_limit"],
     ),
     "a worker that reports wrong results": (
-        "its session ends by name; its sequences go on elsewhere with the right text",
+        "its session ends by name; its sequences continue elsewhere with the right text",
         [
             f"{SCHEDULER}/replicas/test_sanity.py::test_a_result_that_cannot_be_ends_the_session_by_name_and_others_go_on"
         ],
@@ -33,11 +33,11 @@ ELSEWHERE: Mapping[str, tuple[str, Sequence[str]]] = {
         [f"{SCHEDULER}/test_trust.py"],
     ),
     "entries of the registry and the prefix index that cannot be read": (
-        "skipped and counted; the others are read on",
+        "skipped and counted; the others are still read",
         ["tests/shared/prefix_index/test_malformed.py::test_a_worker_that_cannot_be_read_is_skipped"],
     ),
     "values of streams in Redis that no frontend has written, also of other types": (
-        "that stream is lost; frontends and other streams go on",
+        "that stream is lost; frontends and other streams continue",
         [
             f"{FRONTEND}/streams/test_foreign_values.py::test_the_stream_is_lost_and_no_other",
             f"{FRONTEND}/streams/test_foreign_values.py::test_a_reader_of_another_stream_at_the_same_look_reads_on",

@@ -14,7 +14,7 @@ from quire.cli.main import _parse
 ROOT = Path(__file__).parents[3]
 OPERATIONS = ROOT / "docs" / "operations"
 PAGES = tuple(OPERATIONS / name for name in ("walkthrough.md", "runbooks.md", "security.md"))
-ENDS = ("|", "&", "&&", ";", ">", ">>", ")", "#")
+ENDS = ("|", "||", "&", "&&", ";", ">", ">>", ")", "#")
 
 
 def commands(text: str) -> Iterator[tuple[str, ...]]:

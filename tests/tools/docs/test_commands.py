@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
+from contextlib import nullcontext, suppress
 
 import pytest
 
@@ -28,10 +29,9 @@ def of(found: dict[Words, str], *programs: str) -> list[object]:
 
 @pytest.mark.parametrize("words", of(TYPED, "quire"))
 def test_quire_parses_the_command(words: Words) -> None:
-    try:
+    shows_text = any(word.startswith("--help") or word == "--version" for word in words)
+    with suppress(SystemExit) if shows_text else nullcontext():
         _parse([NUMBERS.get(word, word) for word in words[1:]])
-    except SystemExit as end:
-        assert end.code in (0, None), "the message is on stderr"
 
 
 @pytest.mark.parametrize("words", of(NAMED, "quire"))
