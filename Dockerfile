@@ -40,6 +40,9 @@ COPY protos protos
 COPY shared shared
 COPY quire quire
 RUN /opt/build/bin/python -m quire.protos.generate
+# For `quire --version`; empty: unknown.
+ARG QUIRE_COMMIT=
+RUN printf '%s' "${QUIRE_COMMIT}" > shared/commit.txt
 
 # The worker's code, with the CPU kernels (for GPUs, too: the host looks for n-grams).
 FROM tools AS worker-wheel
@@ -57,7 +60,8 @@ COPY quire quire
 COPY services/worker services/worker
 # x86-64-v3 (AVX2 and FMA) runs on every server CPU of the last ten years; x86-64-v4 adds AVX-512.
 ARG CPU_ARCH=x86-64-v3
-RUN KERNELS_ARCH="${CPU_ARCH}" /opt/build/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /wheel .
+ARG QUIRE_COMMIT=
+RUN QUIRE_COMMIT="${QUIRE_COMMIT}" KERNELS_ARCH="${CPU_ARCH}" /opt/build/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /wheel .
 
 # What runs a service without a GPU: its user, its settings file, no code yet.
 FROM ${RUNTIME} AS runtime

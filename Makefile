@@ -1,12 +1,16 @@
-# make setup | demo | docs | docs-serve | test | test-slow | test-all | lint | up | bench | wheel | images | test-images | push-images | protos | clean
+# Run `make help` for the targets.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup protos docs docs-serve demo up test test-slow test-all lint lint-types lint-rest bench wheel images test-images push-images clean
+.PHONY: help setup protos docs docs-serve demo up test test-slow test-all lint lint-types lint-rest bench wheel images test-images push-images clean
 
-setup: $(READY)
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | awk -F '\t' '{ printf "  make %-14s %s\n", $$1, $$2 }'
+	@echo "  ARGS='...' reaches the command: make test ARGS='tests/shared -k settings'"
+
+setup: $(READY) ## install Quire and what its development needs into .venv
 
 # With an older Python pip would speak of packages that it does not find, before it says what is wrong.
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11) and "make: Quire needs Python 3.11 or newer, and \
@@ -19,13 +23,13 @@ $(READY): pyproject.toml setup.py $(shell find protos kernels/cpu -name '*.proto
 	$(BIN)/python -m pip install --disable-pip-version-check --editable '.[dev]'
 	touch $@
 
-protos: setup
+protos: setup ## generate the modules of the protocols again
 	$(BIN)/python -m quire.protos.generate
 
-demo: setup
+demo: setup ## start a cluster, chat with it, stop it
 	$(BIN)/quire demo
 
-up: setup
+up: setup ## start a cluster and stay in the foreground
 	$(BIN)/quire up $(ARGS)
 
 # Tests start hundreds of processes, which must not compile every module anew where the environment says so.
@@ -36,19 +40,19 @@ export PYTHONDONTWRITEBYTECODE :=
 PROCESSES := $(shell $(PYTHON) -c 'import os; print(min(8, 2 * os.cpu_count()))')
 PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadscope --no-loadscope-reorder --max-worker-restart 0
 
-test: setup
+test: setup ## all tests that need no GPU
 	$(PYTEST) $(ARGS)
 
 # What each change has to pass besides: more faults, more surroundings, more random operations.
-test-slow: setup
+test-slow: setup ## more faults, more environments, more random operations
 	$(PYTEST) -m 'slow and not gpu and not sweep' $(ARGS)
 
 # Both, and every case of the sweeps (tests/sweeps.py).
-test-all: setup
+test-all: setup ## both, and every case of the sweeps
 	$(PYTEST) -m 'not gpu' $(ARGS)
 
 # Types take as long as all the rest.
-lint: setup
+lint: setup ## types, style, layers, protocols, deployment files
 	@$(MAKE) --no-print-directory --jobs 2 lint-types lint-rest
 
 lint-types: setup
@@ -65,34 +69,34 @@ lint-rest: setup
 	$(BIN)/python -m pytest --quiet tests/deploy tests/metrics
 
 # Broken links, pages that the navigation lacks and images without a description fail.
-docs: setup
+docs: setup ## build the documentation into build/docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --config-file tools/docs/mkdocs.yml
 
-docs-serve: setup
+docs-serve: setup ## serve the documentation, and build it again after each change
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve --config-file tools/docs/mkdocs.yml
 
-bench: setup
+bench: setup ## measure (ARGS='serve tiny')
 	$(BIN)/quire bench $(ARGS)
 
 # For this machine's CPU; KERNELS_ARCH=x86-64-v3 for others.
-wheel: setup
+wheel: setup ## build a wheel for this machine's CPU into dist
 	$(BIN)/python -m pip wheel --no-deps --no-build-isolation --wheel-dir dist .
 
 # The images from the Dockerfile without a Docker engine, and a cluster out of them that is talked to. Needs root for
 # the chroots, and `apt-get install buildah mmdebstrap`. IMAGES='frontend scheduler worker', which is the default, or
 # worker-cuda, with 25 GB of room. ARGS='--build-arg NAME=VALUE' reaches the Dockerfile.
 OF_IMAGES := $(if $(IMAGES),--images $(IMAGES))
-images: setup
+images: setup ## build the container images without a Docker engine
 	$(BIN)/python -m tests.deploy.images build $(OF_IMAGES) $(ARGS)
 
-test-images: images
+test-images: images ## start a cluster out of the images and talk to it
 	$(BIN)/python -m tests.deploy.images test $(OF_IMAGES)
 
 # What is built already. TO=docker://REGISTRY/PATH (buildah login REGISTRY comes first) or TO=oci-archive:/FOLDER
-push-images: setup
+push-images: setup ## push the images (TO=docker://REGISTRY/PATH)
 	$(BIN)/python -m tests.deploy.images push $(OF_IMAGES) --to $(TO)
 
-clean:
+clean: ## remove the virtual environment and everything built
 	rm -rf $(VENV) build dist kernels/cpu/build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	find shared/pb -mindepth 1 -maxdepth 1 -type d -exec rm -rf {} +

@@ -22,6 +22,7 @@ sys.path.insert(0, str(ROOT))
 
 from quire.kernels.cpu import build, built  # noqa: E402
 from quire.protos import generate  # noqa: E402
+from quire.shared import build_commit  # noqa: E402
 
 ARCH = os.environ.get("KERNELS_ARCH", "native")
 
@@ -37,7 +38,16 @@ class BuildPy(build_py):
         with tempfile.TemporaryDirectory() as scratch:
             generate.generate(Path(scratch))
             generate.publish(Path(scratch), root / "quire" / "shared" / "pb")
+        if not self.editable_mode:
+            write_commit(root / "quire" / "shared" / build_commit.FILE)
         compile_kernels(root / "quire" / "kernels" / "cpu" / "build")
+
+
+def write_commit(target: Path) -> None:
+    """Records the commit that the package is built from: QUIRE_COMMIT, or that of the checkout."""
+    commit = os.environ.get("QUIRE_COMMIT") or build_commit.of_checkout(ROOT)
+    if commit:
+        target.write_text(commit + "\n")
 
 
 class BdistWheel(bdist_wheel):

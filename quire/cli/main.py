@@ -25,6 +25,7 @@ COMMANDS = {
     "serve": ("quire.cli.up", "the same as up"),
     "demo": ("quire.cli.demo", "start a cluster, chat with it, show its status, stop it"),
     "doctor": ("quire.cli.doctor", "look for what would keep a cluster from serving, and say what to do"),
+    "size": ("quire.cli.size", "compute the memory that a model needs, and the sequences that fit into GPUs"),
     "top": ("quire.cli.top", "watch a cluster: workers, KV blocks, queues, tokens/s, the oldest requests"),
     "status": ("quire.cli.status", "show every service of a cluster"),
     "pause": ("quire.cli.pause", "stop all workers between two steps; requests wait"),
@@ -88,10 +89,10 @@ def _ended_by_interrupts() -> Iterator[None]:
 
 def _parse(arguments: Sequence[str]) -> Namespace:
     from quire.flags.parser import CommandParser
-    from quire.shared.version import VERSION
+    from quire.shared.version import version_text
 
     parser = CommandParser("quire", description="LLM inference as gRPC services.", allow_abbrev=False)
-    parser.add_argument("--version", action="version", version=VERSION)
+    parser.add_argument("--version", action="version", version=version_text())
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     wanted = next((word for word in arguments if not word.startswith("-")), "")
     chosen = parser

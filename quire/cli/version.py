@@ -1,10 +1,10 @@
-"""`quire version`."""
+"""`quire version`: the version and the commit that it was built from."""
 
 from __future__ import annotations
 
 import argparse
 
-from quire.shared.version import VERSION
+from quire.shared.version import version_text
 
 
 def configure(_parser: argparse.ArgumentParser) -> None:
@@ -12,5 +12,5 @@ def configure(_parser: argparse.ArgumentParser) -> None:
 
 
 def run(_arguments: argparse.Namespace) -> int:
-    print(VERSION)
+    print(version_text())
     return 0

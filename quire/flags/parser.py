@@ -25,6 +25,7 @@ class CommandParser(argparse.ArgumentParser):
         self.explain: Callable[[str], str] = lambda _flag: ""
         self._groups: Mapping[str, FlagGroup] = {}
         self._takes_config_file = False
+        self._deprecated: dict[str, str] = {}  # flags by their earlier names
         self._place = ""  # of what is parsed, if that is no command line
 
     def group_flags(self, groups: Mapping[str, FlagGroup]) -> None:
@@ -39,6 +40,10 @@ class CommandParser(argparse.ArgumentParser):
         )
         self._takes_config_file = True
 
+    def deprecate(self, old: str, new: str) -> None:
+        """Accepts `old`, an earlier name of the flag `new`, with a warning; help does not list it."""
+        self._deprecated[old] = new
+
     @property
     def flags(self) -> Mapping[str, argparse.Action]:
         return self._option_string_actions
@@ -46,7 +51,7 @@ class CommandParser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        words = list(sys.argv[1:] if args is None else args)
+        words = [self._current_name(word) for word in (sys.argv[1:] if args is None else args)]
         if self._groups:
             self._answer_help(words)
         if not self._takes_config_file:
@@ -61,6 +66,13 @@ class CommandParser(argparse.ArgumentParser):
     def parse_flag(self, words: Sequence[str], namespace: argparse.Namespace) -> None:
         """Parses one flag into `namespace`."""
         super().parse_known_args(words, namespace)
+
+    def _current_name(self, word: str) -> str:
+        flag, equals, value = word.partition("=")
+        if flag not in self._deprecated:
+            return word
+        print(f"{self.prog}: warning: {flag} is deprecated; use {self._deprecated[flag]}", file=sys.stderr)
+        return self._deprecated[flag] + equals + value
 
     def _merged(self, found: argparse.Namespace, namespace: argparse.Namespace | None) -> argparse.Namespace:
         if namespace is None:

@@ -5,14 +5,22 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, Protocol, get_args, get_origin, runtime_checkable
 
 from pydantic.fields import FieldInfo
 
 from quire.shared.settings import SERVICES, Settings
-from quire.shared.settings.base import is_mapping, is_secret
+from quire.shared.settings.base import earlier_names, is_mapping, is_secret
 
 UNITS = {"": 1, "k": 10**3, "K": 2**10, "m": 10**6, "M": 2**20, "g": 10**9, "G": 2**30}
+
+
+@runtime_checkable
+class Renaming(Protocol):
+    """A parser that accepts earlier names of flags."""
+
+    def deprecate(self, old: str, new: str) -> None:
+        """Accepts `old` in place of the flag `new`, with a warning."""
 
 
 def human_int(text: str) -> int:
@@ -40,6 +48,9 @@ def add_setting(
         "default": argparse.SUPPRESS,
         "help": (field.description or "").replace("%", "%%"),
     }
+    if isinstance(parser, Renaming):
+        for old in earlier_names(field):
+            parser.deprecate(f"--{old.replace('_', '-')}", f"--{name.replace('_', '-')}")
     annotation = field.annotation
     if is_secret(field):
         options |= {"action": RefusedSecret, "metavar": name.rsplit("_", 1)[-1].upper(), "help": argparse.SUPPRESS}

@@ -5,20 +5,24 @@ defaults < YAML file (section named after the service) < QUIRE_<SERVICE>_<FIELD>
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
 from quire.shared.errors import InvalidArgument
+from quire.shared.logs import logger
 from quire.shared.security.secret_file import SecretFile
 from quire.shared.security.tls_files import NO_TLS, Tls
+
+log = logger("settings")
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1", "[::1]"})
 CONFIG_VARIABLE = "QUIRE_CONFIG"
@@ -119,7 +123,7 @@ def load(
     service = next(name for name, candidate in known.items() if candidate is model)
     flags = dict(flags)
     given = configured(known, flags.pop("config", ""), environ)
-    return build(model, {**given[service], **flags}, service)
+    return build(model, {**given[service], **_current_names(model, flags, service)}, service)
 
 
 def configured(
@@ -163,9 +167,10 @@ def _from_file(path: Path, known: Mapping[str, type[Settings]]) -> dict[str, dic
                 f"config: {path}: unknown section {service!r}; there are {', '.join(known)}", field=str(service)
             )
         for key in section or {}:
-            if key not in known[service].model_fields:
-                raise InvalidArgument(f"config: {path}: unknown setting {service}.{key}", field=str(key))
-    return {service: section or {} for service, section in document.items()}
+            if key not in known[service].model_fields and key not in deprecated_names(known[service]):
+                near = did_you_mean(str(key), known[service].model_fields)
+                raise InvalidArgument(f"config: {path}: unknown setting {service}.{key}{near}", field=str(key))
+    return {service: _current_names(known[service], section or {}, service) for service, section in document.items()}
 
 
 def _from_environment(environ: Mapping[str, str], known: Mapping[str, type[Settings]]) -> dict[str, dict[str, Any]]:
@@ -173,17 +178,48 @@ def _from_environment(environ: Mapping[str, str], known: Mapping[str, type[Setti
     names = {
         f"QUIRE_{service}_{field}".upper(): (service, field)
         for service, model in known.items()
-        for field in model.model_fields
+        for field in (*model.model_fields, *deprecated_names(model))
     }
     found: dict[str, dict[str, Any]] = {service: {} for service in known}
+    given: dict[str, dict[str, str]] = {service: {} for service in known}
     for variable, text in environ.items():
         if not variable.startswith("QUIRE_") or variable in OTHER_VARIABLES:
             continue
         if variable not in names:
             shown = "..." if SECRET_NAME.search(variable) else repr(text)
-            raise InvalidArgument(f"unknown environment variable {variable}={shown}", field=variable)
-        service, field = names[variable]
-        found[service][field] = _parse(text, known[service].model_fields[field].annotation)
+            near = did_you_mean(variable, names)
+            raise InvalidArgument(f"unknown environment variable {variable}={shown}{near}", field=variable)
+        service, name = names[variable]
+        given[service][name] = text
+    for service, texts in given.items():
+        for field, text in _current_names(known[service], texts, "environment").items():
+            found[service][field] = _parse(text, known[service].model_fields[field].annotation)
+    return found
+
+
+def deprecated_names(model: type[Settings]) -> dict[str, str]:
+    """Returns the current name of each setting's earlier names, as its field lists them."""
+    return {old: name for name, field in model.model_fields.items() for old in earlier_names(field)}
+
+
+def earlier_names(field: FieldInfo) -> tuple[str, ...]:
+    """Returns the names that a setting had before, which are accepted with a warning for one minor version."""
+    extra = field.json_schema_extra
+    return cast("tuple[str, ...]", extra.get("deprecated_names", ())) if isinstance(extra, dict) else ()
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Returns "; did you mean X?" for the known name that is most like `name`; empty if none is."""
+    near = next(iter(difflib.get_close_matches(name, known, 1, 0.8)), "")
+    return f"; did you mean {near}?" if near else ""
+
+
+def _current_names(model: type[Settings], given: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Replaces deprecated names of settings with the current ones, and warns of each."""
+    renamed, found = deprecated_names(model), dict(given)
+    for old in renamed.keys() & given.keys():
+        log.warning("deprecated setting", source=source, name=old, use=renamed[old])
+        found.setdefault(renamed[old], found.pop(old))
     return found
 
 

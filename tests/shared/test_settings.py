@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from pydantic import ConfigDict, Field
 
+from quire.flags.parser import CommandParser
+from quire.flags.setting_flags import add_settings
 from quire.shared.errors import InvalidArgument
-from quire.shared.settings import SERVICES, FrontendSettings, SchedulerSettings, WorkerSettings, load
+from quire.shared.settings import SERVICES, FrontendSettings, SchedulerSettings, Settings, WorkerSettings, load
 
 
 def test_flags_beat_variables_beat_the_file(tmp_path: Path) -> None:
@@ -28,7 +31,7 @@ def test_lists_are_written_with_commas() -> None:
     ("document", "text"),
     [
         ("wrker: {}", "unknown section 'wrker'"),
-        ("worker: {num_block: 3}", "unknown setting worker.num_block"),
+        ("worker: {num_block: 3}", r"unknown setting worker.num_block; did you mean num_blocks\?"),
         ("[1]", "must map service names"),
         ("worker: {model: m, num_blocks: many}", r"worker.num_blocks: .*\(value: 'many'\)"),
         ("worker: {model: m, device: tpu}", r"worker.device: .*\(value: 'tpu'\)"),
@@ -55,7 +58,10 @@ def test_what_is_missing_is_named_and_a_secret_that_is_there_is_not_shown() -> N
 
 
 def test_an_unknown_variable_is_refused_for_every_service() -> None:
-    with pytest.raises(InvalidArgument, match="unknown environment variable QUIRE_WORKER_NUMBLOCKS='3'"):
+    with pytest.raises(
+        InvalidArgument,
+        match=r"unknown environment variable QUIRE_WORKER_NUMBLOCKS='3'; did you mean QUIRE_WORKER_NUM_BLOCKS\?",
+    ):
         load(SchedulerSettings, SERVICES, {}, {"QUIRE_WORKER_NUMBLOCKS": "3"})
 
 
@@ -69,3 +75,34 @@ def test_a_service_has_a_name_and_an_address_for_others() -> None:
     settings = SchedulerSettings(host="0.0.0.0", advertise="scheduler.local")
     assert settings.name.startswith("scheduler-")
     assert settings.reachable(50052) == "scheduler.local:50052"
+
+
+class RenamedSettings(Settings):
+    """A service one of whose settings had another name before."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    max_queue_length: int = Field(
+        5, description="requests that wait", json_schema_extra={"deprecated_names": ("max_queue",)}
+    )
+
+
+RENAMED = {"renamed": RenamedSettings}
+
+
+def test_a_deprecated_name_is_accepted_everywhere_with_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "quire.yaml"
+    path.write_text("renamed: {max_queue: 6}\n")
+    assert load(RenamedSettings, RENAMED, {"config": str(path)}, {}).max_queue_length == 6
+    assert load(RenamedSettings, RENAMED, {}, {"QUIRE_RENAMED_MAX_QUEUE": "7"}).max_queue_length == 7
+    parser = CommandParser("quire")
+    add_settings(parser, RenamedSettings)
+    assert vars(parser.parse_args(["--max-queue=8"])) == {"max_queue_length": 8}
+    assert "--max-queue is deprecated; use --max-queue-length" in capsys.readouterr().err
+
+
+def test_the_current_name_wins_over_a_deprecated_one() -> None:
+    environ = {"QUIRE_RENAMED_MAX_QUEUE": "7", "QUIRE_RENAMED_MAX_QUEUE_LENGTH": "9"}
+    for order in (environ, dict(reversed(environ.items()))):
+        assert load(RenamedSettings, RENAMED, {}, order).max_queue_length == 9

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from quire.shared.build_commit import commit
 from quire.shared.version import VERSION
 from tests.deploy.images import runtime_base
 from tests.deploy.paths import DOCKERFILE, ROOT
@@ -89,7 +90,7 @@ class Builder:
         words += ["--file", str(DOCKERFILE), "--tag", image.tag]
         words += ["--target", image.name]
         bases = {"BASE": BASE, "RUNTIME": arguments.get("BASE", RUNTIME)}  # whose Pythons have to be the same
-        for name, value in {**bases, **arguments}.items():
+        for name, value in {**bases, "QUIRE_COMMIT": commit(), **arguments}.items():
             words += ["--build-arg", f"{name}={value}"]
         self.buildah(*words, ".")
         return time.monotonic() - began

@@ -1,0 +1,193 @@
+"""`quire size MODEL`: memory of weights and KV, and how many sequences fit into GPUs, before anything is loaded."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from quire import bundled
+from quire.flags.setting_flags import add_setting, human_int
+from quire.shared.errors import FailedPrecondition, InvalidArgument
+from quire.shared.models import model_hub, model_identity
+from quire.shared.settings import SERVICES, WorkerSettings, load
+
+GIB = 1 << 30
+GPUS_GIB = (16, 24, 40, 48, 80, 96, 141, 180)  # memory of common GPUs
+MOST_RANKS = 16
+SETTINGS = (
+    "dtype",
+    "kv_cache_dtype",
+    "quantization",
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "block_size",
+    "gpu_memory_utilization",
+)
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "model", metavar="MODEL", help="a folder, a GGUF file, a config.json, ORG/NAME, or a shape of `quire bench`"
+    )
+    parser.add_argument(
+        "--gpu-memory", type=float, metavar="GIB", help="memory of a GPU; default: a row for each common size"
+    )
+    parser.add_argument(
+        "--length",
+        type=human_int,
+        metavar="TOKENS",
+        default=0,
+        help="prompt and answer together; default: max_model_len",
+    )
+    parser.add_argument(
+        "--tensor-parallel-size",
+        type=human_int,
+        metavar="GPUS",
+        help="GPUs of a replica; default: the fewest that hold the model",
+    )
+    for name in SETTINGS:
+        add_setting(parser, name, WorkerSettings.model_fields[name])
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    sizes = _Sizes(arguments)
+    memories = (arguments.gpu_memory,) if arguments.gpu_memory else GPUS_GIB
+    rows = [sizes.row(gib, arguments.tensor_parallel_size) for gib in memories]
+    print(json.dumps(sizes.as_dict(rows)) if arguments.json else sizes.as_text(rows))
+    return 0 if any(row.num_sequences for row in rows) else 1
+
+
+class ModelFootprint(Protocol):
+    """The worker's Footprint (services/worker/building/footprint.py), which is imported where it is installed."""
+
+    architecture: str
+    num_parameters: int
+    weight_bytes: int
+    activation_bytes: int
+    kv_bytes_per_token: float
+    limits: Any
+    dtype: str
+    kv_dtype: str
+
+    def num_blocks(self, gpu_bytes: int, utilization: float) -> int: ...
+
+    def num_sequences(self, num_blocks: int, num_tokens: int) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One kind of GPU. All figures are 0 if the model does not fit into `num_gpus` of them."""
+
+    gpu_gib: float
+    num_gpus: int
+    kv_tokens: int
+    num_sequences: int
+
+
+class _Sizes:
+    """Footprints of one model by the number of GPUs."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self._values = _config(arguments.model)
+        given = {name: getattr(arguments, name) for name in SETTINGS if hasattr(arguments, name)}
+        self._settings = load(WorkerSettings, SERVICES, {**given, "model": arguments.model, "device": "cuda"})
+        self._by_ranks: dict[int, ModelFootprint] = {}
+        self.whole = self._of(1)
+        self.length = arguments.length or self.whole.limits.max_model_len
+        if self.length > self.whole.limits.max_model_len:
+            text = f"--length: {self.length} is longer than max_model_len, {self.whole.limits.max_model_len}"
+            raise InvalidArgument(text, field="length")
+
+    def row(self, gpu_gib: float, num_gpus: int | None) -> Row:
+        """With `num_gpus` GPUs of this size; None: with the fewest that hold the model and one sequence."""
+        for ranks in (num_gpus,) if num_gpus else _powers(MOST_RANKS):
+            try:
+                found = self._of(ranks)
+            except InvalidArgument:
+                if num_gpus:
+                    raise
+                continue  # so many ranks do not divide its heads
+            blocks = found.num_blocks(int(gpu_gib * GIB), self._settings.gpu_memory_utilization)
+            sequences = found.num_sequences(blocks, self.length)
+            if sequences:
+                return Row(gpu_gib, ranks, sequences * self.length, sequences)
+        return Row(gpu_gib, num_gpus or 0, 0, 0)
+
+    def as_dict(self, rows: list[Row]) -> dict[str, Any]:
+        whole = self.whole
+        return {
+            "architecture": whole.architecture,
+            "num_parameters": whole.num_parameters,
+            "weight_bytes": whole.weight_bytes,
+            "dtype": whole.dtype,
+            "kv_bytes_per_token": whole.kv_bytes_per_token,
+            "kv_cache_dtype": whole.kv_dtype,
+            "block_size": whole.limits.block_size,
+            "max_model_len": whole.limits.max_model_len,
+            "length": self.length,
+            "gpu_memory_utilization": self._settings.gpu_memory_utilization,
+            "gpus": [{name: getattr(row, name) for name in Row.__slots__} for row in rows],
+        }
+
+    def as_text(self, rows: list[Row]) -> str:
+        whole = self.whole
+        lines = [
+            f"model     {whole.architecture}, {whole.num_parameters / 1e9:.2f} billion stored values",
+            f"weights   {whole.weight_bytes / GIB:.2f} GiB ({whole.dtype})",
+            f"KV cache  {whole.kv_bytes_per_token / 1024:.1f} KiB a token ({whole.kv_dtype}), "
+            f"blocks of {whole.limits.block_size}",
+            f"step      about {whole.activation_bytes / GIB:.1f} GiB for activations, logits and the device itself",
+            "",
+            f"{'GPU memory':>10}  {'GPUs':>5}  {'tokens in KV':>13}  sequences of {self.length:,} tokens",
+        ]
+        for row in rows:
+            gpus = f"{row.num_gpus:>5}" if row.num_sequences else f"{'-':>5}"
+            fits = f"{row.num_sequences:,}" if row.num_sequences else "does not fit"
+            lines.append(f"{row.gpu_gib:>6g} GiB  {gpus}  {row.kv_tokens or '-':>13}  {fits}")
+        if not any(row.num_sequences for row in rows):
+            lines += [
+                "",
+                "Shorter sequences (--max-model-len), --kv-cache-dtype fp8, --quantization fp8 or more GPUs need less.",
+            ]
+        return "\n".join(lines)
+
+    def _of(self, num_ranks: int) -> ModelFootprint:
+        if num_ranks not in self._by_ranks:
+            found = _module().footprint(self._settings, self._values, num_ranks=num_ranks)
+            self._by_ranks[num_ranks] = cast(ModelFootprint, found)
+        return self._by_ranks[num_ranks]
+
+
+def _module() -> Any:
+    try:
+        return importlib.import_module("quire.services.worker.building.footprint")
+    except ModuleNotFoundError as missing:
+        text = f"quire size needs the worker's code, and {missing.name} is not installed: pip install 'quire[worker]'"
+        raise FailedPrecondition(text) from None
+
+
+def _powers(most: int) -> list[int]:
+    return [1 << power for power in range(most.bit_length())]
+
+
+def _config(model: str) -> dict[str, Any]:
+    """config.json of a model. Raises InvalidArgument where there is none on this machine."""
+    shapes = importlib.import_module("quire.bench.workload.shapes").CONFIGS
+    if model in shapes:
+        return dict(shapes[model])
+    if model == "tiny":
+        return model_identity.read_config(bundled.FOLDER)
+    path = Path(model).expanduser()
+    if path.name == "config.json" and path.is_file():
+        return model_identity.read_config(path.parent)
+    folder = model_hub.downloaded(model)
+    if folder is None:
+        text = f"model: {model!r} is not on this machine; name a folder, a config.json, or one of {', '.join(shapes)}"
+        raise InvalidArgument(text, field="model")
+    return model_identity.read_config(folder)
