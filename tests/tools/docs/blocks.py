@@ -22,7 +22,11 @@ FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"(?:^|[;&(] ?|-- |^[A-Z_]+=\S+ )(?:\.venv/bin/)?(quire(?= )|make(?= )|python3? -m(?= ))")
 INLINE = re.compile(r"`((?:quire|make|python -m) [^`]+)`")
 ENDS = ("|", "||", "&", "&&", ";", ">", ">>", ")", "#")
-FRAGMENTS = {"docs/design/cpu-kernels.md", "docs/features/weights-and-sleep.md"}  # need a trainer, or are schematic
+FRAGMENTS = {  # schematic, or in need of a trainer
+    "docs/contributing/releases.md",
+    "docs/design/cpu-kernels.md",
+    "docs/features/weights-and-sleep.md",
+}
 Words = tuple[str, ...]
 
 

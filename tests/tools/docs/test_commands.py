@@ -10,12 +10,59 @@ from contextlib import nullcontext, suppress
 import pytest
 
 from quire.cli.main import COMMANDS, _parse, main
-from tests.tools.docs.blocks import ROOT, Block, Words, blocks, commands, inline_commands
+from tests.tools.docs.blocks import PAGES, ROOT, Block, Words, blocks, commands, inline_commands
 
 TYPED, NAMED = commands(), inline_commands()
 TARGETS = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 OURS = ("quire", "tests", "tools")
 NUMBERS = {"N": "2", "M": "2", "K": "1", "P": "29500", "S": "5", "GIB": "1"}  # placeholders where a number is parsed
+FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
+OTHERS = {  # of docker, kubectl, curl, prometheus, auditwheel, other engines, and programs of tests and tools
+    *(
+        [
+            "--arch",
+            "--build",
+            "--build-arg",
+            "--cacert",
+            "--cases",
+            "--clusters",
+            "--count",
+            "--data-urlencode",
+            "--edge",
+            "--examples",
+        ]
+    ),
+    *(
+        [
+            "--fixed",
+            "--kill-every-s",
+            "--minutes",
+            "--namespace",
+            "--pause-s",
+            "--profile",
+            "--programs",
+            "--replicas",
+            "--rounds",
+        ]
+    ),
+    *(
+        [
+            "--same-cores",
+            "--seconds",
+            "--storage",
+            "--streams",
+            "--target",
+            "--times",
+            "--wait",
+            "--web",
+            "--wheel-dir",
+            "--write",
+        ]
+    ),
+    *(["--api-key", "--disaggregation-mode", "--dp", "--enable-lora", "--lora-modules", "--max-batch-prefill-tokens"]),
+    *(["--max-concurrent-requests", "--max-total-tokens", "--mem-fraction-static", "--model-id", "--model-path"]),
+    *(["--num-shard", "--pp-size", "--quantize", "--schedule-policy", "--tp", "--trust-remote-code"]),
+}
 OUTPUT = {("quire", "ready")}  # lines that begin like a command
 
 
@@ -46,6 +93,18 @@ def test_quire_has_the_command_and_its_flags(words: Words, capsys: pytest.Captur
             main([*words[1:2], *([words[2]] if command == "bench" and len(words) > 2 else ()), text])
     known = set(re.findall(r"--[a-z][\w-]*", capsys.readouterr().out))
     assert flags - known - {"--help", "--help-all", "--version"} == set()
+
+
+def test_every_flag_exists(capsys: pytest.CaptureFixture[str]) -> None:
+    """Pages name flags in prose and tables, too."""
+    modes = [["bench", mode] for mode in ("throughput", "serve", "latency", "embed", "startup", "scheduler")]
+    for command in [*([name] for name in COMMANDS), *modes]:
+        for text in ("--help-all", "--help"):
+            with pytest.raises(SystemExit):
+                main([*command, text])
+    known = set(FLAG.findall(capsys.readouterr().out)) | OTHERS
+    named = {(str(page.relative_to(ROOT)), flag) for page in PAGES for flag in FLAG.findall(page.read_text())}
+    assert {(page, flag) for page, flag in named if flag not in known} == set()
 
 
 @pytest.mark.parametrize("words", [*of(TYPED, "make"), *of(NAMED, "make")])
