@@ -17,52 +17,16 @@ TARGETS = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULT
 OURS = ("quire", "tests", "tools")
 NUMBERS = {"N": "2", "M": "2", "K": "1", "P": "29500", "S": "5", "GIB": "1"}  # placeholders where a number is parsed
 FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
-OTHERS = {  # of docker, kubectl, curl, prometheus, auditwheel, other engines, and programs of tests and tools
-    *(
-        [
-            "--arch",
-            "--build",
-            "--build-arg",
-            "--cacert",
-            "--cases",
-            "--clusters",
-            "--count",
-            "--data-urlencode",
-            "--edge",
-            "--examples",
-        ]
-    ),
-    *(
-        [
-            "--fixed",
-            "--kill-every-s",
-            "--minutes",
-            "--namespace",
-            "--pause-s",
-            "--profile",
-            "--programs",
-            "--replicas",
-            "--rounds",
-        ]
-    ),
-    *(
-        [
-            "--same-cores",
-            "--seconds",
-            "--storage",
-            "--streams",
-            "--target",
-            "--times",
-            "--wait",
-            "--web",
-            "--wheel-dir",
-            "--write",
-        ]
-    ),
-    *(["--api-key", "--disaggregation-mode", "--dp", "--enable-lora", "--lora-modules", "--max-batch-prefill-tokens"]),
-    *(["--max-concurrent-requests", "--max-total-tokens", "--mem-fraction-static", "--model-id", "--model-path"]),
-    *(["--num-shard", "--pp-size", "--quantize", "--schedule-policy", "--tp", "--trust-remote-code"]),
-}
+OTHERS = set(  # of docker, kubectl, curl, prometheus, auditwheel, other engines, and programs of tests and tools
+    FLAG.findall(
+        """--arch --build --build-arg --cacert --cases --clusters --count --data-urlencode --edge --examples --fixed
+        --kill-every-s --minutes --namespace --pause-s --profile --programs --replicas --rounds --same-cores --seconds
+        --storage --streams --target --times --wait --web --wheel-dir --write --api-key --disaggregation-mode --dp
+        --enable-lora --lora-modules --max-batch-prefill-tokens --max-concurrent-requests --max-total-tokens
+        --mem-fraction-static --model-id --model-path --num-shard --pp-size --quantize --schedule-policy --tp
+        --trust-remote-code"""
+    )
+)
 OUTPUT = {("quire", "ready")}  # lines that begin like a command
 
 
@@ -102,7 +66,7 @@ def test_every_flag_exists(capsys: pytest.CaptureFixture[str]) -> None:
         for text in ("--help-all", "--help"):
             with pytest.raises(SystemExit):
                 main([*command, text])
-    known = set(FLAG.findall(capsys.readouterr().out)) | OTHERS
+    known = set(FLAG.findall(capsys.readouterr().out.replace("--[no-]", "--"))) | OTHERS
     named = {(str(page.relative_to(ROOT)), flag) for page in PAGES for flag in FLAG.findall(page.read_text())}
     assert {(page, flag) for page, flag in named if flag not in known} == set()
 
