@@ -24,7 +24,7 @@ OTHERS = set(  # of docker, kubectl, curl, prometheus, auditwheel, other engines
         --storage --streams --target --times --wait --web --wheel-dir --write --api-key --disaggregation-mode --dp
         --enable-lora --lora-modules --max-batch-prefill-tokens --max-concurrent-requests --max-total-tokens
         --mem-fraction-static --model-id --model-path --num-shard --pp-size --quantize --schedule-policy --tp
-        --trust-remote-code"""
+        --trust-remote-code --no-build-isolation"""
     )
 )
 OUTPUT = {("quire", "ready")}  # lines that begin like a command
