@@ -9,7 +9,7 @@ import grpc
 
 from quire.client import DEFAULT_ADDRESS
 from quire.clients import calls
-from quire.clients.api_key import showing_key
+from quire.clients.api_key import with_api_key
 from quire.clients.batches import AsyncBatches, AsyncFiles
 from quire.clients.calls import InferenceCall
 from quire.outputs import Classification, Delta, Message, Ranked, RequestOutput, collect
@@ -30,9 +30,9 @@ class AsyncClient:
     def __init__(self, address: str = DEFAULT_ADDRESS, *, tls: Tls = NO_TLS, api_key: str = "") -> None:
         self.address = address
         self._channel = connect(address, tls)
-        self._inference = showing_key(inference_pb2_grpc.InferenceServiceStub(self._channel), api_key)
-        self.files = AsyncFiles(showing_key(batch_pb2_grpc.FileServiceStub(self._channel), api_key))
-        self.batches = AsyncBatches(showing_key(batch_pb2_grpc.BatchServiceStub(self._channel), api_key))
+        self._inference = with_api_key(inference_pb2_grpc.InferenceServiceStub(self._channel), api_key)
+        self.files = AsyncFiles(with_api_key(batch_pb2_grpc.FileServiceStub(self._channel), api_key))
+        self.batches = AsyncBatches(with_api_key(batch_pb2_grpc.BatchServiceStub(self._channel), api_key))
 
     async def generate(
         self, prompt: Prompt, params: SamplingParams | None = None, options: RequestOptions | None = None

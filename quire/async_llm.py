@@ -9,15 +9,15 @@ from functools import partial
 from typing import Any, Unpack
 
 from quire.async_client import AsyncClient
-from quire.offline.embedded import Embedded
-from quire.offline.generating import Generating
+from quire.offline.embedded_cluster import EmbeddedCluster
+from quire.offline.generation_handle import GenerationHandle
 from quire.offline.lora import LoRARequest
 from quire.outputs import Classification, Ranked, RequestOutput
 from quire.params import SamplingParams
 from quire.requests import ChatExtras, ChatMessages, EmbedExtras, Prompt, RequestOptions
 
 
-class AsyncLLM(Embedded):
+class AsyncLLM(EmbeddedCluster):
     """async with AsyncLLM() as llm: result = await llm.generate("Once upon a time")
 
     `async for output in llm.generate(...)` gives what there is so far, again and again. `lora_request`, of all that is
@@ -42,12 +42,14 @@ class AsyncLLM(Embedded):
         sampling_params: SamplingParams | None = None,
         lora_request: LoRARequest | None = None,
         options: RequestOptions | None = None,
-    ) -> Generating:
+    ) -> GenerationHandle:
         """Continues a prompt; to be awaited or iterated, once."""
         options = options or RequestOptions()
         if request_id:
             options = replace(options, request_id=request_id)
-        return Generating(self.client, prompt, params or sampling_params, partial(self._chosen, lora_request, options))
+        return GenerationHandle(
+            self.client, prompt, params or sampling_params, partial(self._chosen, lora_request, options)
+        )
 
     async def chat(
         self,

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, Unpack
 
 from quire.clients import calls
 from quire.clients.admin import AdminClient, admin_of
-from quire.clients.api_key import showing_key
+from quire.clients.api_key import with_api_key
 from quire.clients.batches import Batches, Files
 from quire.clients.calls import InferenceCall
 from quire.outputs import Classification, Delta, Message, Ranked, RequestOutput, collect
@@ -23,7 +23,7 @@ from quire.requests import (
     Prompt,
     RequestOptions,
     for_each,
-    is_one,
+    is_single_prompt,
     options_for_each,
     plain,
     translated_errors,
@@ -35,7 +35,7 @@ from quire.shared.pb.inference.v1 import inference_pb2 as pb
 from quire.shared.pb.inference.v1 import inference_pb2_grpc
 from quire.shared.rpc.channel import connect_blocking
 from quire.shared.security.tls_files import NO_TLS, Tls
-from quire.shared.weights_heads import DEFAULT_GROUP, tensor_heads
+from quire.shared.tensor_headers import DEFAULT_GROUP, tensor_headers
 
 TIMEOUT_S = 120.0  # of a trainer's group
 DEFAULT_ADDRESS = "127.0.0.1:50051"
@@ -61,9 +61,9 @@ class Client:
         self._tls = tls
         self._admin_at = admin_address, admin_key_file
         self._channel = connect_blocking(address, tls)
-        self._inference = showing_key(inference_pb2_grpc.InferenceServiceStub(self._channel), api_key)
-        self.files = Files(showing_key(batch_pb2_grpc.FileServiceStub(self._channel), api_key))
-        self.batches = Batches(showing_key(batch_pb2_grpc.BatchServiceStub(self._channel), api_key))
+        self._inference = with_api_key(inference_pb2_grpc.InferenceServiceStub(self._channel), api_key)
+        self.files = Files(with_api_key(batch_pb2_grpc.FileServiceStub(self._channel), api_key))
+        self.batches = Batches(with_api_key(batch_pb2_grpc.BatchServiceStub(self._channel), api_key))
 
     def generate(
         self,
@@ -76,7 +76,7 @@ class Client:
     ) -> list[RequestOutput]:
         """Continues each prompt, text, token ids or a dict, all at a time; results in the order of the prompts.
         `params`, `options`: for all, or a list with each one's own. `on_done`: called for each, in that order."""
-        batch: list[Any] = [prompts] if is_one(prompts) else list(prompts)
+        batch: list[Any] = [prompts] if is_single_prompt(prompts) else list(prompts)
         count = len(batch)
         each = zip(batch, for_each(params, count), options_for_each(options, count), strict=True)
         asked = [calls.whole_generation(prompt, own, chosen) for prompt, own, chosen in each]
@@ -275,7 +275,7 @@ class Client:
         this waits. Unavailable if they do not all come within timeout_s: the old weights stay, the group does not."""
         content = BroadcastContent(group_name=group_name, timeout_ms=round(timeout_s * 1000))
         with closing(self._admin()) as admin:
-            heads = tensor_heads(names, dtypes, shapes)
+            heads = tensor_headers(names, dtypes, shapes)
             return admin.broadcast_weights(heads, content, weight_version, mode)
 
     def destroy_weights_update_group(self, group_name: str = DEFAULT_GROUP) -> None:

@@ -9,11 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from quire import bundled
-from quire.offline.embedded import by_service
+from quire.offline.embedded_cluster import by_service
 from quire.offline.lora import LoadedAdapters, LoRARequest, LoRARequests
-from quire.outputs import Gathered, RequestOutput
+from quire.outputs import OutputCollector, RequestOutput
 from quire.params import SamplingParams
-from quire.requests import Params, Prompt, RequestOptions, for_each, generate_request, is_one, options_for_each, plain
+from quire.requests import (
+    Params,
+    Prompt,
+    RequestOptions,
+    for_each,
+    generate_request,
+    is_single_prompt,
+    options_for_each,
+    plain,
+)
 from quire.shared.errors import FailedPrecondition
 from quire.shared.settings import SERVICES
 
@@ -35,7 +44,7 @@ class LLMEngine:
             sections[service].setdefault("served_model_name", served)
         made = [SERVICES[service](**sections[service]) for service in ("frontend", "scheduler", "worker")]
         self._engine = importlib.import_module("quire.services.in_process.engine").InProcessEngine(*made)
-        self._gathered: dict[str, Gathered] = {}
+        self._gathered: dict[str, OutputCollector] = {}
         self._adapters = LoadedAdapters(self)
 
     def add_request(
@@ -54,7 +63,7 @@ class LLMEngine:
         if priority:
             options = replace(options, priority=priority)
         added = self._engine.add(generate_request(prompt, params, options))
-        self._gathered[added] = Gathered(plain(prompt))
+        self._gathered[added] = OutputCollector(plain(prompt))
 
     def step(self) -> list[RequestOutput]:
         """Computes a step for as many as fit. Of each request that it brought something: all there is so far."""
@@ -79,7 +88,7 @@ class LLMEngine:
         if self.has_unfinished_requests():
             text = f"generate: {len(self._gathered)} requests are under way, whose outputs step() returns"
             raise FailedPrecondition(text)
-        batch: list[Any] = [prompts] if is_one(prompts) else list(prompts)
+        batch: list[Any] = [prompts] if is_single_prompt(prompts) else list(prompts)
         numbers = {str(number): number for number in range(len(batch))}
         options = options_for_each(self._adapters.options(lora_request, len(batch)), len(batch))
         found: dict[int, RequestOutput] = {}

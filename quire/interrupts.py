@@ -22,7 +22,7 @@ def _is_command() -> bool:
 IS_COMMAND = _is_command()
 
 
-def end_quietly() -> None:
+def exit_quietly_on_interrupt() -> None:
     """From now on, if Python's own handler is there and not somebody else's, nor none (`nohup`, a shell's `&`)."""
     try:
         if IS_COMMAND and _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
@@ -31,4 +31,4 @@ def end_quietly() -> None:
         pass
 
 
-end_quietly()
+exit_quietly_on_interrupt()

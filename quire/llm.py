@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, Unpack
 
-from quire.offline.embedded import Embedded
+from quire.offline.embedded_cluster import EmbeddedCluster
 from quire.offline.lora import LoRARequest, LoRARequests
 from quire.offline.progress import bar
 from quire.outputs import Classification, Ranked, RequestOutput
-from quire.requests import ChatExtras, ChatMessages, EmbedExtras, Params, Prompt, RequestOptions, is_one
+from quire.requests import ChatExtras, ChatMessages, EmbedExtras, Params, Prompt, RequestOptions, is_single_prompt
 from quire.shared.errors import InvalidArgument
-from quire.shared.weights_heads import DEFAULT_GROUP
+from quire.shared.tensor_headers import DEFAULT_GROUP
 
 Pooled = TypeVar("Pooled")
 
 
-class LLM(Embedded):
+class LLM(EmbeddedCluster):
     """with LLM() as llm: print(llm.generate("Once upon a time")[0].text)"""
 
     def __init__(self, model: str = "", **options: Any) -> None:
@@ -37,7 +37,7 @@ class LLM(Embedded):
         """Continues each prompt: text, token ids, or {"prompt": ...} or {"prompt_token_ids": ...}; results in their
         order. `params`: for all, or a list with each one's own; `sampling_params` is vLLM's name of it. `lora_request`:
         the same of adapters, which are loaded if they are not there."""
-        count = 1 if is_one(prompts) else len(prompts)
+        count = 1 if is_single_prompt(prompts) else len(prompts)
         options = self._adapters.options(lora_request, count)
         with bar(count, shown=use_tqdm) as advance:
             return self.client.generate(prompts, _either(params, sampling_params), options, on_done=advance)
@@ -107,7 +107,7 @@ class LLM(Embedded):
         ask: Callable[[list[Prompt], RequestOptions], list[Pooled]],
     ) -> list[Pooled]:
         """A call for each adapter, since one has all its inputs through the same; results in the order of inputs."""
-        batch: list[Any] = [inputs] if is_one(inputs) else list(inputs)
+        batch: list[Any] = [inputs] if is_single_prompt(inputs) else list(inputs)
         found: dict[int, Pooled] = {}
         for own, numbers in self._adapters.groups(asked, len(batch)).items():
             answers = ask([batch[number] for number in numbers], own)

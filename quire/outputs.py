@@ -184,13 +184,13 @@ def finish_reason(message: Message) -> str | None:
 
 def collect(messages: Iterable[Message], prompt: object) -> RequestOutput:
     """A finished request from its stream."""
-    gathered = Gathered(prompt)
+    gathered = OutputCollector(prompt)
     for message in messages:
         gathered.add(message)
     return gathered.result
 
 
-class Gathered:
+class OutputCollector:
     """A request as far as it has come."""
 
     def __init__(self, prompt: object) -> None:

@@ -73,7 +73,7 @@ EachOptions = RequestOptions | Sequence[RequestOptions] | None
 """For all prompts, or for each its own."""
 
 
-def in_one_piece(options: RequestOptions | None) -> RequestOptions:
+def final_only_options(options: RequestOptions | None) -> RequestOptions:
     """Each sample when it has ended."""
     return replace(options or RequestOptions(), final_only=True)
 
@@ -94,7 +94,7 @@ def plain(prompt: Prompt) -> Plain:
     return text
 
 
-def is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
+def is_single_prompt(prompts: Prompt | Sequence[Prompt]) -> bool:
     """As opposed to several."""
     return isinstance(prompts, str | Mapping) or (len(prompts) > 0 and isinstance(prompts[0], int))
 
@@ -103,17 +103,17 @@ def for_each(params: Params, count: int) -> Sequence[SamplingParams | None]:
     """Raises InvalidArgument where there are more or fewer than prompts."""
     if params is None or isinstance(params, SamplingParams):
         return [params] * count
-    return one_each(params, count, "params")
+    return one_per_prompt(params, count, "params")
 
 
 def options_for_each(options: EachOptions, count: int) -> Sequence[RequestOptions]:
     """The same of options."""
     if options is None or isinstance(options, RequestOptions):
         return [options or RequestOptions()] * count
-    return one_each(options, count, "options")
+    return one_per_prompt(options, count, "options")
 
 
-def one_each(given: Sequence[Given], count: int, name: str) -> Sequence[Given]:
+def one_per_prompt(given: Sequence[Given], count: int, name: str) -> Sequence[Given]:
     """Raises InvalidArgument where there are more or fewer than prompts."""
     if len(given) != count:
         raise InvalidArgument(f"{name}: {len(given)} for {count} prompts", field=name)

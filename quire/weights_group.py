@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.shared.errors import InvalidArgument
 from quire.shared.pb.admin.v1 import admin_pb2 as pb
-from quire.shared.weights_heads import DEFAULT_GROUP
+from quire.shared.tensor_headers import DEFAULT_GROUP
 from quire.weights import stream as weights_stream
 
 if TYPE_CHECKING:

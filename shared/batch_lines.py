@@ -29,7 +29,7 @@ MAX_LINES = 50_000  # OpenAI's bound
 MAX_LINE_BYTES = 1 << 20  # parsed in 10 ms at most, in which nobody else is heard
 MAX_ID_CHARACTERS = 512
 MAX_ERRORS = 50  # that are told of one file
-AGAIN = frozenset({429, 502, 503})  # statuses that tell to come back
+RETRYABLE_STATUSES = frozenset({429, 502, 503})  # statuses that tell to come back
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class BatchLine:
     body: dict[str, Any]
 
 
-class WrongLine(InvalidArgument):
+class InvalidBatchLine(InvalidArgument):
     """`number`: of the line, from 1."""
 
     def __init__(self, number: int, message: str, field: str = "") -> None:
@@ -50,7 +50,7 @@ class WrongLine(InvalidArgument):
         self.number = number
 
 
-def lines_of(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+def numbered_lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
     """Those that are not empty, with their numbers; of one that is too long the beginning, one byte too many."""
     number = 0
     while line := file.readline(MAX_LINE_BYTES + 1):
@@ -62,54 +62,56 @@ def lines_of(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
             yield number, line
 
 
-def read(number: int, line: bytes, endpoints: Sequence[str] = ENDPOINTS) -> BatchLine:
-    """Raises WrongLine."""
+def parse_line(number: int, line: bytes, endpoints: Sequence[str] = ENDPOINTS) -> BatchLine:
+    """Raises InvalidBatchLine."""
     if len(line) > MAX_LINE_BYTES:
-        raise WrongLine(number, f"it has more than {MAX_LINE_BYTES} bytes")
+        raise InvalidBatchLine(number, f"it has more than {MAX_LINE_BYTES} bytes")
     try:
         asked = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise WrongLine(number, f"it is not JSON: {str(error).partition(';')[0]}") from None
+        raise InvalidBatchLine(number, f"it is not JSON: {str(error).partition(';')[0]}") from None
     if not isinstance(asked, dict):
-        raise WrongLine(number, "it is no JSON object")
+        raise InvalidBatchLine(number, "it is no JSON object")
     custom_id, url, body = asked.get("custom_id"), asked.get("url"), asked.get("body")
     if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MAX_ID_CHARACTERS:
-        raise WrongLine(number, f"custom_id must be a text of 1 to {MAX_ID_CHARACTERS} characters", "custom_id")
+        raise InvalidBatchLine(number, f"custom_id must be a text of 1 to {MAX_ID_CHARACTERS} characters", "custom_id")
     if asked.get("method", "POST") != "POST":
-        raise WrongLine(number, f"method must be POST, got {str(asked['method'])[:32]!r}", "method")
+        raise InvalidBatchLine(number, f"method must be POST, got {str(asked['method'])[:32]!r}", "method")
     if url not in endpoints:
-        raise WrongLine(number, f"url must be {' or '.join(endpoints)}, got {str(url)[:64]!r}", "url")
+        raise InvalidBatchLine(number, f"url must be {' or '.join(endpoints)}, got {str(url)[:64]!r}", "url")
     if not isinstance(body, dict):
-        raise WrongLine(number, "body must be a JSON object", "body")
+        raise InvalidBatchLine(number, "body must be a JSON object", "body")
     if body.get("stream"):
-        raise WrongLine(number, "stream: answers of a batch come in one piece", "body")
+        raise InvalidBatchLine(number, "stream: answers of a batch come in one piece", "body")
     return BatchLine(number, custom_id, str(url), body)
 
 
-def check(file: BinaryIO, endpoints: Sequence[str]) -> tuple[int, list[WrongLine]]:
+def check_file(file: BinaryIO, endpoints: Sequence[str]) -> tuple[int, list[InvalidBatchLine]]:
     """How many lines there are, and what is wrong with the first of those that are wrong."""
-    wrong: list[WrongLine] = []
+    wrong: list[InvalidBatchLine] = []
     seen: set[str] = set()
     count = 0
-    for number, line in lines_of(file):
+    for number, line in numbered_lines(file):
         count += 1
         try:
-            asked = read(number, line, endpoints)
+            asked = parse_line(number, line, endpoints)
             if asked.custom_id in seen:
-                raise WrongLine(number, f"custom_id {asked.custom_id[:64]!r} stands in an earlier line", "custom_id")
+                raise InvalidBatchLine(
+                    number, f"custom_id {asked.custom_id[:64]!r} stands in an earlier line", "custom_id"
+                )
             seen.add(asked.custom_id)
-        except WrongLine as error:
+        except InvalidBatchLine as error:
             wrong.append(error)
         if count > MAX_LINES:
-            wrong.append(WrongLine(number, f"a batch has at most {MAX_LINES} lines"))
+            wrong.append(InvalidBatchLine(number, f"a batch has at most {MAX_LINES} lines"))
         if len(wrong) >= MAX_ERRORS or count > MAX_LINES:
             break
     if not count:
-        wrong.append(WrongLine(1, "the file has no lines"))
+        wrong.append(InvalidBatchLine(1, "the file has no lines"))
     return count, wrong
 
 
-def answer(answer_id: str, custom_id: str, status: int, request_id: str, body: Any) -> bytes:
+def output_line(answer_id: str, custom_id: str, status: int, request_id: str, body: Any) -> bytes:
     """A line of the output. What failed has its error there twice: as the server worded it, and as OpenAI has it."""
     error = None
     if status // 100 != 2:
@@ -121,7 +123,7 @@ def answer(answer_id: str, custom_id: str, status: int, request_id: str, body: A
     return json.dumps(told_all, ensure_ascii=False).encode() + b"\n"
 
 
-def answered(file: Iterable[bytes]) -> Iterator[tuple[dict[str, Any], int]]:
+def read_output(file: Iterable[bytes]) -> Iterator[tuple[dict[str, Any], int]]:
     """What stands in an output already, with the end of each line in bytes; a line that was torn ends it."""
     end = 0
     for line in file:

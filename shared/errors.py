@@ -23,7 +23,7 @@ def _shortened(text: str) -> str:
     return f"{text[:FIRST_CHARACTERS]} ... {text[-LAST_CHARACTERS:]}"
 
 
-def name_of(text: str) -> str:
+def truncated_name(text: str) -> str:
     """As logs and metrics have it: where a name belongs a client may have written megabytes."""
     return text[:NAME_CHARACTERS]
 

@@ -35,7 +35,7 @@ class Logger:
         self._log.debug(message, extra={"values": values})
 
     @property
-    def tells_info(self) -> bool:
+    def is_info_enabled(self) -> bool:
         """Whether info() says anything: for values that take work."""
         return self._log.isEnabledFor(logging.INFO)
 
@@ -197,7 +197,7 @@ def _put(stream: TextIO, text: str) -> tuple[int, int]:
     return size - len(data), len(data)
 
 
-def say(line: str, stream: TextIO) -> None:
+def print_line(line: str, stream: TextIO) -> None:
     """Tells whoever started this process, if there is a way: what serves goes on if the disk is full, or the pipe has
     no reader."""
     _put(stream, f"{line}\n")

@@ -12,16 +12,16 @@ def first_position(sampling: sampling_pb2.SamplingParams) -> int:
     return max(1, sampling.prompt_logprob_start)
 
 
-def forget(sampling: sampling_pb2.SamplingParams) -> None:
+def clear(sampling: sampling_pb2.SamplingParams) -> None:
     """Nothing is asked for any more."""
     for field in ("prompt_logprobs", "prompt_logprob_start", "prompt_logprob_token_ids"):
         sampling.ClearField(field)
 
 
-def restart(sampling: sampling_pb2.SamplingParams, position: int, num_prompt_tokens: int) -> None:
+def resume_at(sampling: sampling_pb2.SamplingParams, position: int, num_prompt_tokens: int) -> None:
     """Asks for what comes from `position` on, of what `sampling` asks for."""
     if position >= num_prompt_tokens:
-        forget(sampling)
+        clear(sampling)
         return
     if sampling.prompt_logprob_token_ids:
         del sampling.prompt_logprob_token_ids[: position - sampling.prompt_logprob_start]

@@ -21,14 +21,14 @@ TRACEPARENT = "traceparent"
 Attributes = Mapping[str, str | int | float | bool]
 
 
-class Moment(NamedTuple):
+class ClockPair(NamedTuple):
     """The same instant on both clocks."""
 
     wall_ns: int
     loop_s: float
 
     @classmethod
-    def now(cls, loop_s: float) -> Moment:
+    def now(cls, loop_s: float) -> ClockPair:
         return cls(time.time_ns(), loop_s)
 
     def wall(self, loop_s: float) -> int:
@@ -38,7 +38,7 @@ class Moment(NamedTuple):
 class Span:
     """One service's part of a request. All times are the loop's, seconds."""
 
-    def __init__(self, tracer: Any, span: Any, moment: Moment) -> None:
+    def __init__(self, tracer: Any, span: Any, moment: ClockPair) -> None:
         self._tracer = tracer
         self._span = span
         self._moment = moment
@@ -110,7 +110,7 @@ class Traces(NoTraces):
         """None for what is not sampled. `traceparent`: as it came, empty or even nonsense where there is none."""
         carrier = {TRACEPARENT: traceparent} if traceparent else {}
         above = self._context.TraceContextTextMapPropagator().extract(carrier)
-        moment = Moment.now(loop_s)
+        moment = ClockPair.now(loop_s)
         span = self._tracer.start_span(
             name, context=above, kind=self._trace.SpanKind.SERVER, start_time=moment.wall(at_s)
         )

@@ -10,8 +10,8 @@ from typing import Any
 import grpc.aio
 
 from quire.shared.pb.admin.v1 import admin_pb2_grpc
-from quire.shared.rpc import admin_pass
-from quire.shared.rpc.admin_pass import AdminPass
+from quire.shared.rpc import admin_credentials
+from quire.shared.rpc.admin_credentials import AdminCredentials
 
 
 class Admin:
@@ -26,13 +26,13 @@ class Admin:
 
 
 @asynccontextmanager
-async def calling(found: AdminPass) -> AsyncIterator[Admin]:
+async def calling(found: AdminCredentials) -> AsyncIterator[Admin]:
     async with grpc.aio.insecure_channel(found.address) as channel:
         yield Admin(channel, found.key)
 
 
-def admin_of(role: str, grpc_address: str) -> AdminPass:
+def admin_of(role: str, grpc_address: str) -> AdminCredentials:
     """How a command of this user finds it."""
-    found = admin_pass.find(grpc_address, role)
+    found = admin_credentials.find(grpc_address, role)
     assert found is not None, f"no {role} at {grpc_address} has left its pass"
     return found

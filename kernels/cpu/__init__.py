@@ -5,10 +5,10 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-OF_ADAPTERS = ("add_low_rank", "embed_low_rank", "prepare_low_rank", "put_low_rank")
+ADAPTER_OPS = ("add_low_rank", "embed_low_rank", "prepare_low_rank", "put_low_rank")
 OF_EXPERTS = ("experts", "prepare_experts", "route")
-OF_LATENT = ("head_linear", "latent_attention", "latent_store", "prepare_head_linear")
-OF_RECURRENT = ("gated_delta_rule", "gated_norm", "short_convolution", "state_space_scan")
+LATENT_OPS = ("head_linear", "latent_attention", "latent_store", "prepare_head_linear")
+RECURRENT_OPS = ("gated_delta_rule", "gated_norm", "short_convolution", "state_space_scan")
 OF_QUANTIZED = ("prepare_quantized_linear", "quantized_linear")
 OF_NATIVE = ("ends_of_matches", "num_threads", "populate", "prefer_huge_pages", "set_num_threads", "unavailable")
 
@@ -56,10 +56,10 @@ def __getattr__(name: str) -> Any:
     rooms = {
         "native": OF_NATIVE,
         "expert_layers": OF_EXPERTS,
-        "latent_layers": OF_LATENT,
-        "low_rank": OF_ADAPTERS,
+        "latent_layers": LATENT_OPS,
+        "low_rank": ADAPTER_OPS,
         "quantized_layers": OF_QUANTIZED,
-        "recurrent_layers": OF_RECURRENT,
+        "recurrent_layers": RECURRENT_OPS,
     }
     room = next((room for room, names in rooms.items() if name in names), "functions")
     return getattr(importlib.import_module(f"quire.kernels.cpu.{room}"), name)

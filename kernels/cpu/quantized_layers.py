@@ -58,11 +58,11 @@ def prepare_quantized_linear(weight: QuantizedWeight, dtype: torch.dtype) -> Pac
     whole = weight.codes.size(1) % WIDTH == 0 and (weight.group_size % WIDTH == 0 or weight.scales.size(1) == 1)
     bias_fits = weight.bias is None or weight.bias.dtype is dtype
     if not lanes or dtype is not torch.bfloat16 or weight.bits not in (4, 8) or not whole or not bias_fits:
-        return prepare_linear(weight.widened().to(dtype), weight.bias)
+        return prepare_linear(weight.dequantized().to(dtype), weight.bias)
     out_features, in_features = weight.codes.shape
     group_size = in_features if weight.scales.size(1) == 1 else weight.group_size
     if in_features % group_size:
-        return prepare_linear(weight.widened().to(dtype), weight.bias)
+        return prepare_linear(weight.dequantized().to(dtype), weight.bias)
     codes, zeros, zero, table = _by_table(weight)
     padded = torch.nn.functional.pad(codes, (0, 0, 0, -out_features % lanes))
     pack = _nibbles if weight.bits == 4 else _bytes

@@ -41,7 +41,7 @@ class QuantizedWeight:
     activations: QuantizedActivations | None = None
     bias: torch.Tensor | None = None  # [out_features]
 
-    def widened(self) -> torch.Tensor:
+    def dequantized(self) -> torch.Tensor:
         """float32 [out_features, in_features], columns as x has them"""
         values = self.codes.float() if self.table is None else self.table[self.codes.long()]
         if self.zeros is not None:
@@ -54,12 +54,12 @@ class QuantizedWeight:
             return groups
         return groups.repeat_interleave(self.group_size, 1)[:, : self.codes.size(1)]
 
-    def take_rows(self, rows: torch.Tensor) -> QuantizedWeight:
+    def select_rows(self, rows: torch.Tensor) -> QuantizedWeight:
         zeros = None if self.zeros is None else self.zeros[rows]
         bias = None if self.bias is None else self.bias[rows]
         return replace(self, codes=self.codes[rows], scales=self.scales[rows], zeros=zeros, bias=bias)
 
-    def take_columns(self, begin: int, end: int) -> QuantizedWeight:
+    def select_columns(self, begin: int, end: int) -> QuantizedWeight:
         """Whole groups, of a weight whose columns are in x's order."""
         assert self.order is None, "a row's groups lie anywhere in x"
         if self.scales.size(1) == 1:
@@ -94,7 +94,7 @@ def side_by_side(weights: Sequence[QuantizedWeight], bias: torch.Tensor | None) 
 
 def _as_values(weights: Sequence[QuantizedWeight], bias: torch.Tensor | None) -> QuantizedWeight:
     """Parts that meet x's elements in different orders have no codes in common."""
-    values = torch.cat([weight.widened() for weight in weights])
+    values = torch.cat([weight.dequantized() for weight in weights])
     return QuantizedWeight(values, values.new_ones(len(values), 1), None, values.size(1), bits=WIDE, bias=bias)
 
 
@@ -128,5 +128,5 @@ def quantized_linear(x: torch.Tensor, weight: QuantizedWeight) -> torch.Tensor:
         codes, scales = quantize_activations(x, weight.activations)
         group = weight.activations.group_size or x.size(1)
         wide = codes.float() * scales.repeat_interleave(group, 1)[:, : x.size(1)]
-    out = wide @ weight.widened().T
+    out = wide @ weight.dequantized().T
     return (out if weight.bias is None else out + weight.bias.float()).to(x.dtype)

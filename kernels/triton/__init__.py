@@ -26,14 +26,14 @@ from quire.kernels.triton.sampling.part_sampling import best_of_part, best_of_pa
 from quire.kernels.triton.sampling.sampling import sample
 from quire.kernels.triton.sampling.token_mask import mask_logits
 
-LEAST_CAPABILITY = SM80  # bfloat16 in matrix instructions
+MIN_CAPABILITY = SM80  # bfloat16 in matrix instructions
 
 
 def unavailable() -> str | None:
     if not torch.cuda.is_available():
         return "torch sees no CUDA device"
     capability = torch.cuda.get_device_capability()
-    if capability < LEAST_CAPABILITY:
+    if capability < MIN_CAPABILITY:
         return f"compute capability {capability[0]}.{capability[1]} is below 8.0"
     return None
 

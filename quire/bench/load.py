@@ -17,10 +17,10 @@ from typing import Protocol
 
 from quire.bench.load_client import arrivals, clients
 from quire.bench.load_client.arrivals import ArrivalPattern
-from quire.bench.load_client.clients import Clients, Progress, RequestSender
+from quire.bench.load_client.clients import ClientPool, Progress, RequestSender
 from quire.bench.load_client.grpc_calls import GrpcCaller
 from quire.bench.load_client.http_calls import HttpCaller, served_model
-from quire.bench.load_client.timing import Outcome
+from quire.bench.load_client.timing import LoadResult
 from quire.bench.measuring import service_cpu, step_times
 from quire.bench.report import Row, progress
 from quire.bench.target import Target, targets
@@ -33,7 +33,7 @@ TURN_PAUSE_S = 2.0  # beside others: vLLM's worker polls for a second after its 
 
 
 @dataclass(frozen=True, slots=True)
-class Effort:
+class LoadOptions:
     """How often, with how many clients, and what of the workload."""
 
     runs: int
@@ -73,8 +73,8 @@ def configure(parser: argparse.ArgumentParser, work: str, *, reset: bool) -> Non
     parser.add_argument("--steps", action="store_true", help="also where a step's time goes (us_...)")
 
 
-def effort_of(arguments: argparse.Namespace) -> Effort:
-    return Effort(
+def load_options(arguments: argparse.Namespace) -> LoadOptions:
+    return LoadOptions(
         max(1, arguments.runs),
         arguments.warmup,
         max(1, arguments.clients),
@@ -85,7 +85,7 @@ def effort_of(arguments: argparse.Namespace) -> Effort:
     )
 
 
-def served(arguments: argparse.Namespace, effort: Effort) -> Iterator[tuple[Target, Workload]]:
+def served(arguments: argparse.Namespace, effort: LoadOptions) -> Iterator[tuple[Target, Workload]]:
     """Every workload asked for on every target asked for."""
     with tempfile.TemporaryDirectory() as scratch:
         for target in targets(arguments, Path(scratch)):
@@ -107,45 +107,45 @@ def http_caller(target: Target, work: Workload) -> Callable[[], RequestSender]:
     return functools.partial(HttpCaller, target.http_address, served_model(target.http_address), work.temperature)
 
 
-class Players(Protocol):
+class LoadClients(Protocol):
     """Whoever sends a load."""
 
-    def run(self, work: Workload, arrivals: ArrivalPattern, progress: Progress | None = None) -> Outcome: ...
+    def run(self, work: Workload, arrivals: ArrivalPattern, progress: Progress | None = None) -> LoadResult: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class BenchSide:
     """A target with a way of sending it requests."""
 
     target: Target  # whom to watch
-    new_players: Callable[[int], AbstractContextManager[Players]]  # at most so many processes
+    new_clients: Callable[[int], AbstractContextManager[LoadClients]]  # at most so many processes
     forget: Callable[[], None]  # cached prefixes
     asks: Callable[[Workload], Workload] = lambda work: work  # for what is measured here
 
 
-def clients_side(target: Target, new_caller: Callable[[], RequestSender]) -> Side:
-    return Side(target, functools.partial(Clients, new_caller=new_caller), target.reset_prefix_cache)
+def side_of_clients(target: Target, new_caller: Callable[[], RequestSender]) -> BenchSide:
+    return BenchSide(target, functools.partial(ClientPool, new_caller=new_caller), target.reset_prefix_cache)
 
 
 def measure(
-    sides: Sequence[Side],
+    sides: Sequence[BenchSide],
     work: Workload,
     *,
     arrival: str,
-    effort: Effort,
-    read: Callable[[Outcome], Mapping[str, float]],
+    effort: LoadOptions,
+    read: Callable[[LoadResult], Mapping[str, float]],
 ) -> list[dict[str, float]]:
     """For each side medians over its runs."""
     return [medians(runs) for runs in measure_runs(sides, work, arrival=arrival, effort=effort, read=read)]
 
 
 def measure_runs(
-    sides: Sequence[Side],
+    sides: Sequence[BenchSide],
     work: Workload,
     *,
     arrival: str,
-    effort: Effort,
-    read: Callable[[Outcome], Mapping[str, float]],
+    effort: LoadOptions,
+    read: Callable[[LoadResult], Mapping[str, float]],
 ) -> list[list[Mapping[str, float]]]:
     """For each side and run what `read` says, and its services' CPU time.
 
@@ -155,19 +155,19 @@ def measure_runs(
     has_others = any(not side.target.grpc_address for side in sides[1:])
     count = comes.most_clients(min(effort.clients, len(work.items)))
 
-    def run(side: Side, players: Players, title: str) -> Mapping[str, float]:
+    def run(side: BenchSide, players: LoadClients, title: str) -> Mapping[str, float]:
         if effort.reset:
             side.forget()
         if has_others:
             time.sleep(TURN_PAUSE_S)
-        watch = Watch(side.target, effort.steps)
+        watch = CostProbe(side.target, effort.steps)
         outcome = players.run(side.asks(work), comes, _bar(title))
         _tell(title, outcome)
         return {**read(outcome), **watch.stop(outcome.num_tokens)}
 
     measured: list[list[Mapping[str, float]]] = [[] for _ in sides]
     with contextlib.ExitStack() as stack:
-        players_of = [stack.enter_context(side.new_players(count)) for side in sides]
+        players_of = [stack.enter_context(side.new_clients(count)) for side in sides]
         for number in range(-effort.warmup, effort.runs):
             name = f"run {number + 1}" if number >= 0 else "warm-up"
             turns = list(zip(sides, players_of, measured, strict=True))
@@ -178,7 +178,7 @@ def measure_runs(
     return measured
 
 
-def beside(names: Sequence[str], about: Row, measured: Sequence[Row]) -> Iterator[Row]:
+def comparison_rows(names: Sequence[str], about: Row, measured: Sequence[Row]) -> Iterator[Row]:
     """A row for each server; with several also how the first of them compares with each other one."""
     if len(names) == 1:
         yield {**about, **measured[0]}
@@ -192,7 +192,7 @@ def beside(names: Sequence[str], about: Row, measured: Sequence[Row]) -> Iterato
         yield {**about, "server": f"quire / {name}", **ratios}
 
 
-class Watch:
+class CostProbe:
     """What the services did from here to stop()."""
 
     def __init__(self, target: Target, steps: bool) -> None:
@@ -228,7 +228,7 @@ def _bar(title: str) -> Callable[[int, int], None] | None:
     )
 
 
-def _tell(title: str, outcome: Outcome) -> None:
+def _tell(title: str, outcome: LoadResult) -> None:
     failed = outcome.errors
     if len(failed) == len(outcome.timings):
         raise Unavailable(f"every request of {title} failed: {failed[0]}")

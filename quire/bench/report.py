@@ -27,7 +27,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--compare", default="", metavar="FILE", help="show the ratio to a stored document")
 
 
-def deliver(arguments: argparse.Namespace, rows: Sequence[Row], typed: Sequence[str]) -> None:
+def publish(arguments: argparse.Namespace, rows: Sequence[Row], typed: Sequence[str]) -> None:
     """Prints, stores and compares what was measured by the command `typed`."""
     document = document_of(rows, typed)
     if arguments.out:

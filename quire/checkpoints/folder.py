@@ -64,7 +64,7 @@ def shapes(paths: list[Path]) -> dict[str, list[int]]:
     return found
 
 
-class WrittenFolder:
+class CheckpointWriter:
     """The new one. What is in its folder is no model before it is whole: config.json comes last."""
 
     def __init__(self, folder: Path, out: Path) -> None:
@@ -74,7 +74,7 @@ class WrittenFolder:
 
     @classmethod
     @contextmanager
-    def of(cls, folder: Path, out: Path, config: dict[str, Any]) -> Iterator[WrittenFolder]:
+    def of(cls, folder: Path, out: Path, config: dict[str, Any]) -> Iterator[CheckpointWriter]:
         """Add its files; on leaving, `config` as it is then and what lies beside the weights are put there."""
         written = cls(folder, out)
         out.mkdir(parents=True, exist_ok=True)

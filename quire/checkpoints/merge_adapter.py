@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.checkpoints import folder as checkpoint_folder
-from quire.checkpoints.folder import OTHER_WAY_ROUND, WrittenFolder
+from quire.checkpoints.folder import OTHER_WAY_ROUND, CheckpointWriter
 
 
 @dataclass
@@ -30,17 +30,17 @@ def merge(folder: Path, adapter: Path, out: Path) -> MergeReport:
     checkpoint_folder.check_unused(out)
     files = checkpoint_folder.files(folder)
     peft_folder = importlib.import_module("quire.services.worker.lora.peft.peft_folder")
-    read = peft_folder.read(adapter.name, adapter, most_bytes=peft_folder.most_bytes(folder))
-    merging = importlib.import_module("quire.services.worker.lora.merging").Merging(
+    read = peft_folder.read(adapter.name, adapter, most_bytes=peft_folder.max_weight_bytes(folder))
+    merging = importlib.import_module("quire.services.worker.lora.merging").AdapterMerge(
         read,
         checkpoint_folder.shapes(files),
         tied=config.get("tie_word_embeddings"),
-        turned=OTHER_WAY_ROUND in config.get("architectures", []),
+        transposed=OTHER_WAY_ROUND in config.get("architectures", []),
     )
     if merging.unties:
         config["tie_word_embeddings"] = False
     report = MergeReport(out, merging.num_changed, unties=merging.unties)
-    with WrittenFolder.of(folder, out, config) as written:
+    with CheckpointWriter.of(folder, out, config) as written:
         for path in files:
             tensors = _merged(path, merging)
             report.num_bytes += sum(tensor.nbytes for tensor in tensors.values())
@@ -54,5 +54,5 @@ def _merged(path: Path, merging: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     with safe_open(path, framework="pt") as file:
         for name in file.keys():  # noqa: SIM118 - not a dict
-            found |= merging.of(name, file.get_tensor(name))
+            found |= merging.merge_tensor(name, file.get_tensor(name))
     return found

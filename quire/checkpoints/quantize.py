@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire.checkpoints import folder as checkpoint_folder
-from quire.checkpoints.folder import OTHER_WAY_ROUND, WrittenFolder
+from quire.checkpoints.folder import OTHER_WAY_ROUND, CheckpointWriter
 from quire.shared.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def quantize(folder: Path, to: str, out: Path, *, head: bool = False) -> Quantiz
         head_of = EMBEDDING if config.get("tie_word_embeddings") else HEAD
         config["tie_word_embeddings"] = False
     config["quantization_config"] = quantization_config(to, group, head=head)
-    with WrittenFolder.of(folder, out, config) as written:
+    with CheckpointWriter.of(folder, out, config) as written:
         for path in files:
             tensors = _rewrite(path, SCHEMES[to](group), report)
             if head_of is not None and head_of in tensors:

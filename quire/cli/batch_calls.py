@@ -56,7 +56,7 @@ class BatchCalls:
                 away_since_s = time.monotonic() if away_since_s is None else away_since_s
                 status, headers, text = NOWHERE, {}, json.dumps({"error": {"message": f"no answer: {error}"}}).encode()
             is_over = away_since_s is not None and time.monotonic() - away_since_s > AWAY_S
-            if status not in batch_lines.AGAIN or is_over or self._stopped.is_set():
+            if status not in batch_lines.RETRYABLE_STATUSES or is_over or self._stopped.is_set():
                 return status, headers.get("x-request-id", ""), _read(text)
             wait_s = PAUSE_S if away_since_s is not None else float(headers.get("retry-after", PAUSE_S))
             self._stopped.wait(min(wait_s, LONGEST_WAIT_S))

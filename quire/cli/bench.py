@@ -39,5 +39,5 @@ def measured(arguments: argparse.Namespace, modes: Modes, command: Sequence[str]
     module = importlib.import_module(modes[arguments.mode][0])
     machine.describe()  # now, while the load is that of others
     rows = list(module.measure(arguments))
-    report.deliver(arguments, rows, command)
+    report.publish(arguments, rows, command)
     return 1 if any(row.get("errors") or row.get("grows") for row in rows) else 0

@@ -20,7 +20,7 @@ from quire.cli.connection import (
 )
 from quire.cluster import metrics_ports
 from quire.doctor import certificates, cluster, gpu, machine, model, network, secrets
-from quire.doctor.finding import Finding, ok, table, told
+from quire.doctor.finding import Finding, ok, run_check, table
 from quire.flags.setting_flags import add_setting, human_int
 from quire.shared.errors import InvalidArgument
 from quire.shared.settings import SERVICES, FrontendSettings, SchedulerSettings, Settings, WorkerSettings, load
@@ -68,7 +68,7 @@ def examine(arguments: argparse.Namespace) -> Iterator[Finding]:
         settings.append(_AllSettings(vars(arguments)))
         yield ok("settings", "of frontend, scheduler and worker are read without an error")
 
-    yield from told("settings", read, advice)
+    yield from run_check("settings", read, advice)
     if settings:
         yield from _examine(arguments, settings[0])
 
@@ -100,23 +100,23 @@ def _examine(arguments: argparse.Namespace, settings: _AllSettings) -> Iterator[
     place = _place(arguments)
     services = cluster.find(place)
     has_worker = importlib.util.find_spec("quire.services.worker") is not None  # images of other services do not
-    yield from machine.look(worker.device, for_workers=has_worker)
+    yield from machine.check(worker.device, for_workers=has_worker)
     if has_worker:
-        yield from gpu.look(worker.device, worker.num_ranks)
+        yield from gpu.check(worker.device, worker.num_ranks)
     answers_at = place.address if services else ""
     wanted = {"http_port": frontend.http_port, "grpc_port": arguments.grpc_port}
-    yield from network.look_at_ports(frontend.host, wanted, answers_at)
-    yield from network.look_at_metrics_port(arguments.metrics_port, answers_at)
-    yield from network.look_at_redis(frontend)
-    yield from certificates.look("client_tls", frontend.client_tls)
-    yield from certificates.look("tls", frontend.tls)
-    yield from secrets.look((frontend, settings.scheduler, worker))
-    yield from secrets.look_at_api_keys(frontend)
+    yield from network.check_ports(frontend.host, wanted, answers_at)
+    yield from network.check_metrics_port(arguments.metrics_port, answers_at)
+    yield from network.check_redis(frontend)
+    yield from certificates.check("client_tls", frontend.client_tls)
+    yield from certificates.check("tls", frontend.tls)
+    yield from secrets.check((frontend, settings.scheduler, worker))
+    yield from secrets.check_api_keys(frontend)
     if has_worker:
-        yield from model.look(settings.model, worker.revision, worker.device)
+        yield from model.check(settings.model, worker.revision, worker.device)
     else:
         yield ok("worker", "is not installed here; where it is, `quire doctor` looks at device and model as well")
-    yield from cluster.look(place, services)
+    yield from cluster.check(place, services)
 
 
 def _place(arguments: argparse.Namespace) -> cluster.ClusterAddress:

@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     finally:
-        interrupts.end_quietly()  # what is left is Python's own end
+        interrupts.exit_quietly_on_interrupt()  # what is left is Python's own end
 
 
 def _run(arguments: Sequence[str]) -> int:

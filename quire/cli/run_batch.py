@@ -63,12 +63,12 @@ def _read(source: Path) -> list[BatchLine]:
     """Raises InvalidArgument that names the first lines that are wrong."""
     try:
         with source.open("rb") as file:
-            _, wrong = batch_lines.check(file, batch_lines.ENDPOINTS)
+            _, wrong = batch_lines.check_file(file, batch_lines.ENDPOINTS)
         if wrong:
             more = f"\nand {len(wrong) - TOLD} more" if len(wrong) > TOLD else ""
             raise InvalidArgument(f"{source}: " + "\n".join(one.message for one in wrong[:TOLD]) + more)
         with source.open("rb") as file:
-            return [batch_lines.read(number, line) for number, line in batch_lines.lines_of(file)]
+            return [batch_lines.parse_line(number, line) for number, line in batch_lines.numbered_lines(file)]
     except OSError as error:
         raise InvalidArgument(f"cannot read {source}: {error.strerror}", field="input_file") from None
 
@@ -80,7 +80,7 @@ def _resume(target: Path, *, again: bool) -> dict[str, str]:
     kept: dict[str, str] = {}
     end = 0
     with target.open("rb") as file:
-        found = [*batch_lines.answered(file)]
+        found = [*batch_lines.read_output(file)]
     for answer, end in found:  # noqa: B007 (the last one is wanted)
         kept[str(answer.get("custom_id"))] = "failed" if answer.get("error") else "completed"
     os.truncate(target, end)
@@ -94,7 +94,7 @@ def _drop_failed(target: Path) -> None:
     scratch = target.with_name(f".{target.name}.{os.getpid()}")
     with target.open("rb") as file, scratch.open("wb") as out:
         for line in file:
-            if next(batch_lines.answered([line]))[0].get("error") is None:
+            if next(batch_lines.read_output([line]))[0].get("error") is None:
                 out.write(line)
     os.replace(scratch, target)
 
@@ -131,7 +131,7 @@ def _answer_all(
 def _answer(line: BatchLine, calls: BatchCalls) -> tuple[bytes, bool]:
     status, request_id, body = calls.post(line.url, line.body)
     answer_id = f"batch_req_{uuid.uuid4().hex}"
-    return batch_lines.answer(answer_id, line.custom_id, status, request_id, body), status // 100 == 2
+    return batch_lines.output_line(answer_id, line.custom_id, status, request_id, body), status // 100 == 2
 
 
 class BatchProgress:

@@ -12,7 +12,7 @@ from quire.flags.parser import CommandParser
 from quire.flags.setting_flags import add_settings
 from quire.shared.models import model_hub
 from quire.shared.process import lifecycle
-from quire.shared.process.own_name import with_own_name
+from quire.shared.process.unique_name import with_unique_name
 from quire.shared.settings import SERVICES, FrontendSettings, Settings, WorkerSettings, load
 
 
@@ -40,8 +40,8 @@ def run(arguments: argparse.Namespace) -> int:
     role = flags.pop("command")
     settings = _located(load(SERVICES[role], SERVICES, flags))
     serve = importlib.import_module(settings.main_module).serve
-    with with_own_name(settings) as settings:
+    with with_unique_name(settings) as settings:
         status = lifecycle.run(functools.partial(serve, settings))
     if interrupts.IS_COMMAND:
-        lifecycle.leave(status)
+        lifecycle.exit_process(status)
     return status

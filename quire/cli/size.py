@@ -186,7 +186,7 @@ def _config(model: str) -> dict[str, Any]:
     path = Path(model).expanduser()
     if path.name == "config.json" and path.is_file():
         return model_identity.read_config(path.parent)
-    folder = model_hub.downloaded(model)
+    folder = model_hub.cached_folder(model)
     if folder is None:
         text = f"model: {model!r} is not on this machine; name a folder, a config.json, or one of {', '.join(shapes)}"
         raise InvalidArgument(text, field="model")

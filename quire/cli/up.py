@@ -8,7 +8,7 @@ import signal
 import sys
 from queue import SimpleQueue
 
-from quire.cluster import Cluster, GivenUp
+from quire.cluster import Cluster, StartAborted
 from quire.flags import cluster_flags
 from quire.flags.parser import CommandParser
 from quire.shared import logs
@@ -28,7 +28,7 @@ def ready_line(cluster: Cluster, *, json: bool) -> str:
 
 def report_failure(line: str) -> None:
     """Writes why a process of the cluster ended, cannot be started or does not drain as a line of a JSON log."""
-    logs.say(logs.as_json("quire", line, level="error"), sys.stderr)
+    logs.print_line(logs.as_json("quire", line, level="error"), sys.stderr)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
             cluster.kill()
             os._exit(EXIT_FORCED)
         draining = True
-        if not cluster.give_up():
+        if not cluster.abort_start():
             os._exit(128 + number)  # as shells say it
         asked.put(None)
 
@@ -53,9 +53,9 @@ def run(arguments: argparse.Namespace) -> int:
     signal.signal(signal.SIGINT, on_signal)
     try:
         cluster.start()
-    except GivenUp:
+    except StartAborted:
         return 0
-    logs.say(ready_line(cluster, json=json), sys.stdout)
+    logs.print_line(ready_line(cluster, json=json), sys.stdout)
     asked.get()
     cluster.stop()
     return 0

@@ -12,8 +12,8 @@ from quire.shared.errors import InvalidArgument, Unavailable
 from quire.shared.pb.admin.v1 import admin_pb2 as pb
 from quire.shared.pb.admin.v1 import admin_pb2_grpc
 from quire.shared.pb.common.v1.weights_stream_pb2 import BroadcastContent, TensorHead
-from quire.shared.rpc import admin_pass
-from quire.shared.rpc.admin_pass import AdminPass
+from quire.shared.rpc import admin_credentials
+from quire.shared.rpc.admin_credentials import AdminCredentials
 from quire.shared.rpc.channel import connect_blocking
 from quire.shared.security.tls_files import NO_TLS, Tls
 from quire.shared.settings.base import LOOPBACK
@@ -31,7 +31,7 @@ ANSWER_TIMEOUT_S = 2.0
 class AdminClient:
     """Blocking calls; close it."""
 
-    def __init__(self, found: AdminPass, tls: Tls) -> None:
+    def __init__(self, found: AdminCredentials, tls: Tls) -> None:
         """`tls` is for services that are not on this machine: those that are listen on loopback without it."""
         is_here = found.address.rpartition(":")[0] in LOOPBACK
         self._channel = connect_blocking(found.address, NO_TLS if is_here else tls)
@@ -89,7 +89,7 @@ class AdminClient:
         self, heads: list[TensorHead], content: BroadcastContent, weight_version: str, mode: str
     ) -> str:
         begin = pb.UpdateWeightsRequest(weight_version=weight_version, mode=_mode(mode))
-        return self._send_weights(weights_stream.announcement(begin, heads, content))
+        return self._send_weights(weights_stream.broadcast_messages(begin, heads, content))
 
     def destroy_weights_update_group(self, group_name: str) -> None:
         request = pb.DestroyWeightsUpdateGroupRequest(group_name=group_name)
@@ -134,14 +134,14 @@ def _mode(mode: str) -> pb.PauseMode:
     return PAUSE_MODES[mode]
 
 
-def admin_of(grpc_address: str, admin_address: str, admin_key_file: str) -> AdminPass:
+def admin_of(grpc_address: str, admin_address: str, admin_key_file: str) -> AdminCredentials:
     """What was named, or else what the frontend at `grpc_address` has left for commands of its user. Raises
     InvalidArgument if only half is named, and Unavailable if there is nothing."""
     if admin_address or admin_key_file:
         if not (admin_address and admin_key_file):
             raise InvalidArgument("admin_address and admin_key_file belong together", field="admin_address")
-        return AdminPass(admin_address, _key(admin_key_file))
-    found = admin_pass.find(grpc_address)
+        return AdminCredentials(admin_address, _key(admin_key_file))
+    found = admin_credentials.find(grpc_address)
     if found is None:
         _check_answers(grpc_address)
         raise Unavailable(

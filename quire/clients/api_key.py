@@ -9,7 +9,7 @@ from typing import Any
 VARIABLE = "QUIRE_API_KEY"
 
 
-def showing_key(stub: Any, api_key: str) -> Any:
+def with_api_key(stub: Any, api_key: str) -> Any:
     """`stub`, each of whose calls shows the key; as it is where there is none."""
     key = api_key or os.environ.get(VARIABLE, "")
     return _Keyed(stub, (("authorization", f"Bearer {key}"),)) if key else stub

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Self
 
 import grpc
 
-from quire.clients.refused_streams import answered
+from quire.clients.refused_streams import await_answer
 from quire.requests import from_rpc, translated_errors
 from quire.shared.errors import DeadlineExceeded, InvalidArgument
 from quire.shared.pb.batch.v1 import batch_pb2 as pb
@@ -133,7 +133,7 @@ class AsyncFiles(_OfTenant):
 
     async def create(self, file: Sent, purpose: str = "batch", filename: str = "") -> pb.File:
         messages = _read_apart(_upload(file, purpose, filename, self._tenant))
-        return (await answered(self._stub.UploadFile(messages))).file  # type: ignore[no-any-return]
+        return (await await_answer(self._stub.UploadFile(messages))).file  # type: ignore[no-any-return]
 
     async def retrieve(self, file_id: str) -> pb.File:
         request = pb.GetFileRequest(file_id=file_id, tenant=self._tenant)

@@ -22,9 +22,9 @@ from quire.requests import (
     chat_request,
     classify_request,
     embed_request,
+    final_only_options,
     generate_request,
-    in_one_piece,
-    is_one,
+    is_single_prompt,
     rerank_request,
     score_request,
 )
@@ -60,7 +60,7 @@ def whole_generation(
     prompt: Prompt, params: SamplingParams | None, options: RequestOptions | None
 ) -> InferenceCall[pb.GenerateResponse]:
     """As generation(), with one message for each sample."""
-    return InferenceCall("Generate", generate_request(prompt, params, in_one_piece(options)), _same)
+    return InferenceCall("Generate", generate_request(prompt, params, final_only_options(options)), _same)
 
 
 def generation_messages(
@@ -79,7 +79,7 @@ def whole_chat(
     messages: ChatMessages, params: SamplingParams | None, options: RequestOptions | None, extras: ChatExtras
 ) -> InferenceCall[pb.ChatResponse]:
     """As chat(), with one message for each sample."""
-    return InferenceCall("Chat", chat_request(messages, params, in_one_piece(options), extras), _same)
+    return InferenceCall("Chat", chat_request(messages, params, final_only_options(options), extras), _same)
 
 
 def embed(
@@ -143,4 +143,4 @@ def models() -> InferenceCall[list[pb.Model]]:
 
 
 def _batch(inputs: Prompt | Sequence[Prompt]) -> list[Any]:
-    return [inputs] if is_one(inputs) else list(inputs)
+    return [inputs] if is_single_prompt(inputs) else list(inputs)

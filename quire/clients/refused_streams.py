@@ -7,13 +7,13 @@ from typing import Any
 from grpc.aio import AioRpcError
 
 from quire.requests import from_rpc
-from quire.shared.rpc.endings import CallEnding
+from quire.shared.rpc.call_status import CallStatus
 
 
-async def answered(call: Any) -> Any:
+async def await_answer(call: Any) -> Any:
     """Of a call that is under way, its answer. Raises QuireError: what the server said."""
-    ending = CallEnding(call)
+    ending = CallStatus(call)
     try:
         return await call
     except AioRpcError as error:
-        raise from_rpc(ending.why(error)) from None
+        raise from_rpc(ending.resolve(error)) from None

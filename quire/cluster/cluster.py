@@ -12,14 +12,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from quire.cluster.detected import without_detected
+from quire.cluster.checkpoint_settings import without_redundant_settings
 from quire.cluster.endpoints import Endpoints
 from quire.cluster.metrics_page import ClusterPage, ScrapeTarget, write_discovery
 from quire.cluster.metrics_ports import MetricsPorts
 from quire.cluster.options import EVERYWHERE, ClusterOptions, Spec, check_model, more_workers, plan
 from quire.cluster.process import Report, ServiceProcess
 from quire.shared.errors import FailedPrecondition, Unavailable
-from quire.shared.logs import say
+from quire.shared.logs import print_line
 from quire.shared.metrics.cluster_load import WORKERS
 from quire.shared.security.tls_files import NO_TLS, Tls
 from quire.shared.settings.base import build
@@ -31,7 +31,7 @@ DRAIN_TIMEOUT_S = 40.0
 STOP_ORDER = ("frontend", "worker", "scheduler", "redis")  # clients first: who drains may still need those behind
 
 
-class GivenUp(Exception):
+class StartAborted(Exception):
     """start() was told to."""
 
 
@@ -40,7 +40,7 @@ class Cluster:
 
     def __init__(self, options: ClusterOptions, log: IO[Any] | None = None, report: Report | None = None) -> None:
         self.options = options
-        self._report = report or (lambda line: say(f"quire: {line}", sys.stderr))
+        self._report = report or (lambda line: print_line(f"quire: {line}", sys.stderr))
         self._log = log
         self._endpoints = Endpoints()
         self._metrics_ports: MetricsPorts | None = None
@@ -90,10 +90,10 @@ class Cluster:
 
     def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
         """Returns when every service has announced itself; raises QuireError for a port that is in use, and Unavailable
-        if a service refuses to start; GivenUp if give_up() was called meanwhile."""
+        if a service refuses to start; StartAborted if abort_start() was called meanwhile."""
         atexit.register(self.stop)
         try:
-            self.options = without_detected(self.options.located())
+            self.options = without_redundant_settings(self.options.located())
             check_model(self.options)
             ports = self._metrics_ports = MetricsPorts(self._endpoints, self.options.metrics_port)
             self.specs = plan(self.options, self._endpoints, ports)
@@ -108,7 +108,7 @@ class Cluster:
             raise
         self._watcher.start()
 
-    def give_up(self) -> bool:
+    def abort_start(self) -> bool:
         """For a signal handler: whether there are processes, which start() then ends. Else all is gone already."""
         self._given_up = True
         if not self.processes:
@@ -221,7 +221,7 @@ class Cluster:
         for process in self.processes:
             while not process.ready.wait(0.02):
                 if self._given_up:
-                    raise GivenUp
+                    raise StartAborted
                 for other in self.processes:
                     if other.exit_status is not None:
                         raise _not_ready(other)
@@ -236,7 +236,7 @@ class Cluster:
         for process in frontends:
             while not self.metrics.sample(process.spec.id, WORKERS) and time.monotonic() < until_s:
                 if self._given_up:
-                    raise GivenUp
+                    raise StartAborted
                 time.sleep(0.02)
 
     def _watch(self) -> None:

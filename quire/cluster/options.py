@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from quire import bundled
-from quire.cluster import gpus, tied
+from quire.cluster import gpus, parent_watch
 from quire.cluster.cluster_secrets import cluster_secrets
 from quire.cluster.endpoints import LOOPBACK, Endpoints
 from quire.cluster.metrics_ports import MetricsPorts
@@ -122,7 +122,7 @@ class RedisSpec:
         return [
             sys.executable,
             "-P",
-            tied.__file__,
+            parent_watch.__file__,
             redis_program(),
             str(self.config),
             *(str(part) for pair in flags.items() for part in pair),

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
-from quire.cluster import copies
+from quire.cluster import installation
 from quire.cluster.options import RedisSpec, ServiceSpec, Spec
 from quire.cluster.restarts import Restarts
 from quire.shared import logs
@@ -216,6 +216,6 @@ def announced(line: str, role: str) -> dict[str, str]:
 def python_path() -> str:
     """PYTHONPATH of the child processes: unchanged where they find this copy of the package by themselves, because it
     is installed; otherwise with its parent folder in front."""
-    folders = [] if copies.is_installed() else [str(ROOT)]
+    folders = [] if installation.is_installed() else [str(ROOT)]
     folders += filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     return os.pathsep.join(dict.fromkeys(folders))

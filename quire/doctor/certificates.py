@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from quire.doctor.finding import Finding, error, ok, told, warning
+from quire.doctor.finding import Finding, error, ok, run_check, warning
 from quire.shared.security.tls import server_context
 from quire.shared.security.tls_files import Tls
 
@@ -16,12 +16,12 @@ SOON_S = 14 * 86400.0
 UTC_TIME = 0x17  # two digits of the year; GeneralizedTime has four (X.690, 8.26)
 
 
-def look(setting: str, tls: Tls) -> Iterator[Finding]:
+def check(setting: str, tls: Tls) -> Iterator[Finding]:
     if not tls.files:
         yield ok(setting, "no TLS on these links")
         return
     advice = "cert=, key= and ca= name PEM files that this user can read and that belong together"
-    yield from told(setting, lambda: _pair(setting, tls), advice)
+    yield from run_check(setting, lambda: _pair(setting, tls), advice)
     for path in dict.fromkeys(path for path in (tls.cert, tls.ca) if path):
         yield from _validity(setting, Path(path))
 

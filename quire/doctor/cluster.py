@@ -42,7 +42,7 @@ def find(at: ClusterAddress) -> list[pb.ServiceStatus]:
         return []
 
 
-def look(at: ClusterAddress, services: Sequence[pb.ServiceStatus]) -> Iterator[Finding]:
+def check(at: ClusterAddress, services: Sequence[pb.ServiceStatus]) -> Iterator[Finding]:
     if not services:
         yield _unseen(at) if at.is_named else ok("cluster", f"none of this user's answers at {at.address}")
         return

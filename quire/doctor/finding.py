@@ -37,7 +37,7 @@ def error(subject: str, found: str, advice: str) -> Finding:
     return Finding(subject, "error", found, advice)
 
 
-def told(subject: str, look: Callable[[], Iterable[Finding]], advice: str) -> Iterator[Finding]:
+def run_check(subject: str, look: Callable[[], Iterable[Finding]], advice: str) -> Iterator[Finding]:
     """Those of `look`; what it raises is one more."""
     try:
         yield from look()

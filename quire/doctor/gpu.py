@@ -14,7 +14,7 @@ MOSTLY_FREE = 0.9  # of the memory, which is what a worker takes by default
 PATIENCE_S = 30.0
 
 
-def look(device: str, num_ranks: int) -> Iterator[Finding]:
+def check(device: str, num_ranks: int) -> Iterator[Finding]:
     """`device`: cpu or cuda, as workers are to be run; `num_ranks`: of one worker."""
     rows = _devices()
     if not rows:

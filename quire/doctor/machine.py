@@ -22,7 +22,7 @@ SHARED_MEMORY = Path("/dev/shm")
 CLOCK_UNSYNCHRONIZED = 0x40  # STA_UNSYNC of adjtimex(2)
 
 
-def look(device: str, *, for_workers: bool) -> Iterator[Finding]:
+def check(device: str, *, for_workers: bool) -> Iterator[Finding]:
     """`for_workers`: also at what only they need."""
     yield _python()
     yield _processor(device)

@@ -7,16 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from quire import bundled
-from quire.doctor.finding import Finding, error, ok, told, warning
+from quire.doctor.finding import Finding, error, ok, run_check, warning
 from quire.doctor.machine import GIB, available_memory
 from quire.shared.models import model_hub, model_identity
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "*.gguf")
 
 
-def look(model: str, revision: str, device: str) -> Iterator[Finding]:
+def check(model: str, revision: str, device: str) -> Iterator[Finding]:
     """`model`: a folder, a GGUF file or ORG/NAME; empty: the bundled one."""
-    folder = model_hub.downloaded(model, revision) if model else bundled.FOLDER
+    folder = model_hub.cached_folder(model, revision) if model else bundled.FOLDER
     if folder is None:
         advice = "`quire up` downloads it, which needs HF_ENDPOINT to answer and room in HF_HOME"
         yield warning("model", f"{model} is not on this machine yet", advice)
@@ -24,11 +24,11 @@ def look(model: str, revision: str, device: str) -> Iterator[Finding]:
     advice = "see the README for the architectures that are served"
     if not folder.exists():
         advice = "name a folder, a GGUF file, or ORG/NAME of a hub"
-    yield from told("model", lambda: _architecture(folder), advice)
+    yield from run_check("model", lambda: _architecture(folder), advice)
     if folder.is_dir():
         yield _tokenizer(folder)
         advice = "correct the template, or name another one with --chat-template"
-        yield from told("chat template", lambda: _chat_template(folder), advice)
+        yield from run_check("chat template", lambda: _chat_template(folder), advice)
         yield _weights(folder, device)
 
 
@@ -53,9 +53,9 @@ def _chat_template(folder: Path) -> Iterator[Finding]:
         shapes = importlib.import_module("quire.services.frontend.tokenizer.template_shapes")
     except ModuleNotFoundError:  # an image of workers alone
         return
-    found = shapes.of_folder(folder)
+    found = shapes.shapes_of_folder(folder)
     for name, shape in found.items():
-        yield ok("chat template", f"{name}: messages {shape.described()}")
+        yield ok("chat template", f"{name}: messages {shape.describe()}")
 
 
 def _names_template(path: Path) -> bool:
@@ -64,7 +64,7 @@ def _names_template(path: Path) -> bool:
 
 def _weights(folder: Path, device: str) -> Finding:
     files = [file for pattern in WEIGHTS for file in folder.glob(pattern)]
-    if not model_hub.is_whole(folder, weights=True):
+    if not model_hub.is_complete(folder, weights=True):
         found = f"{len(files)} file{'s' * (len(files) != 1)} in {folder}, not all that are needed"
         return error("weights", found, "fetch the missing ones, or use --load-format dummy to measure without")
     size = sum(file.stat().st_size for file in files)

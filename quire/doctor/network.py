@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 
 from quire.cluster.endpoints import LOOPBACK
 from quire.cluster.metrics_ports import DEFAULT
-from quire.doctor.finding import Finding, error, ok, told, warning
+from quire.doctor.finding import Finding, error, ok, run_check, warning
 from quire.shared import ports, prefix_index
 from quire.shared.errors import FailedPrecondition
 from quire.shared.settings import FrontendSettings
@@ -17,7 +17,7 @@ from quire.shared.settings import FrontendSettings
 CLOCKS_DIFFER_S = 1.0
 
 
-def look_at_ports(host: str, wanted: Mapping[str, int], cluster: str) -> Iterator[Finding]:
+def check_ports(host: str, wanted: Mapping[str, int], cluster: str) -> Iterator[Finding]:
     """`wanted`: by setting; `cluster`: where one answers that may have them, or empty."""
     for field, port in wanted.items():
         if not port:
@@ -33,12 +33,12 @@ def look_at_ports(host: str, wanted: Mapping[str, int], cluster: str) -> Iterato
             yield ok(field, f"{host}:{port} is free")
 
 
-def look_at_metrics_port(wanted: int | None, cluster: str) -> Iterator[Finding]:
+def check_metrics_port(wanted: int | None, cluster: str) -> Iterator[Finding]:
     """`wanted`: as `quire up` takes it, None for its default, in whose place it takes any free port."""
     if wanted is not None:
-        yield from look_at_ports(LOOPBACK, {"metrics_port": wanted}, cluster)
+        yield from check_ports(LOOPBACK, {"metrics_port": wanted}, cluster)
         return
-    for finding in look_at_ports(LOOPBACK, {"metrics_port": DEFAULT}, cluster):
+    for finding in check_ports(LOOPBACK, {"metrics_port": DEFAULT}, cluster):
         if finding.level == "ok":
             yield finding
         else:
@@ -50,12 +50,12 @@ def _other(field: str) -> str:
     return f"end what listens there (ss -ltnp), or choose another port with --{field.replace('_', '-')}"
 
 
-def look_at_redis(settings: FrontendSettings) -> Iterator[Finding]:
+def check_redis(settings: FrontendSettings) -> Iterator[Finding]:
     if settings.redis == "none":
         yield ok("redis", "none is used; `quire up` brings its own where it needs one")
         return
     advice = "look at the URL, the password file and `redis-cli ping`; requests are served without it, too"
-    yield from told("redis", lambda: [asyncio.run(_ask(settings))], advice)
+    yield from run_check("redis", lambda: [asyncio.run(_ask(settings))], advice)
 
 
 async def _ask(settings: FrontendSettings) -> Finding:

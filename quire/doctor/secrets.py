@@ -6,7 +6,7 @@ import functools
 import importlib
 from collections.abc import Iterator, Sequence
 
-from quire.doctor.finding import Finding, ok, told
+from quire.doctor.finding import Finding, ok, run_check
 from quire.shared.security.secret_file import SecretFile
 from quire.shared.settings import FrontendSettings, Settings
 
@@ -18,7 +18,7 @@ NONE = {
 ADVICE = "a file with 32 characters or more that only this user can read (openssl rand -hex 32, chmod 600)"
 
 
-def look(services: Sequence[Settings]) -> Iterator[Finding]:
+def check(services: Sequence[Settings]) -> Iterator[Finding]:
     for field, subject in OF_SERVICES.items():
         named: dict[str, list[str]] = {}
         for settings in services:
@@ -27,7 +27,7 @@ def look(services: Sequence[Settings]) -> Iterator[Finding]:
         if not named:
             yield ok(subject, NONE[field])
         for path, owners in named.items():
-            yield from told(subject, functools.partial(_secret, path, field, owners), ADVICE)
+            yield from run_check(subject, functools.partial(_secret, path, field, owners), ADVICE)
 
 
 def _secret(path: str, field: str, owners: list[str]) -> Iterator[Finding]:
@@ -35,14 +35,14 @@ def _secret(path: str, field: str, owners: list[str]) -> Iterator[Finding]:
     yield ok(OF_SERVICES[field], f"{path}, of {', '.join(owners)}")
 
 
-def look_at_api_keys(settings: FrontendSettings) -> Iterator[Finding]:
+def check_api_keys(settings: FrontendSettings) -> Iterator[Finding]:
     if not settings.api_keys and not settings.api_key:
         yield ok("API keys", "none: whoever reaches a port may use it")
     elif settings.api_keys in ("", "redis"):
         yield ok("API keys", "in Redis" if settings.api_keys else "one, for everybody")
     else:
         advice = "a YAML file with a list `keys:` that only its owner and group may open (docs/operations/security.md)"
-        yield from told("API keys", lambda: _key_file(settings.api_keys), advice)
+        yield from run_check("API keys", lambda: _key_file(settings.api_keys), advice)
 
 
 def _key_file(path: str) -> Iterator[Finding]:

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
-from quire.cluster import ClusterOptions, detected
+from quire.cluster import ClusterOptions, checkpoint_settings
 from quire.flags import vllm_flags
 from quire.flags.groups import GROUPS
 from quire.flags.parser import CommandParser
@@ -86,7 +86,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     _add_joining(parser)
     parser.add_argument("--redis", default="auto", metavar="URL|embedded|none", help="prefix index")
     for service, name in settings_by_flag():
-        field, also = SERVICES[service].model_fields[name], detected.NAMES.get(name, ())
+        field, also = SERVICES[service].model_fields[name], checkpoint_settings.NAMES.get(name, ())
         add_setting(parser, name, field, dest=f"{service}.{name}", also=also)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from quire.flags.vllm_flag_table import EXPERTS, GENERATION, KV_HASHES, NO_MEDIA, NO_OFFLOAD, NO_RAY, TEMPLATE
 
 # Switches that ask for what is so anyway.
-ANYWAY = frozenset({
+IGNORED_FLAGS = frozenset({
     "--allow-deprecated-quantization",
     "--aggregate-engine-logging",
     "--async-scheduling",
@@ -48,7 +48,7 @@ ANYWAY = frozenset({
 })  # fmt: skip
 
 # Flags with a value, of which these ask for what is so anyway; none named: any. Others have the row's reason.
-IF_VALUE: Mapping[str, tuple[tuple[str, ...], str]] = {
+ACCEPTED_VALUES: Mapping[str, tuple[tuple[str, ...], str]] = {
     "--chat-template-content-format": (("auto",), TEMPLATE),
     "--config-format": (("auto", "hf"), "config.json is read; Mistral's params.json is not"),
     "--convert": (("auto", "none"), "the architecture in config.json says whether it generates, embeds or classifies"),

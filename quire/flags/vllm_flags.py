@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from quire.flags.parser import CommandParser
-from quire.flags.vllm_accepted_flags import ANYWAY, IF_VALUE, SHORT, SYNONYMS
+from quire.flags.vllm_accepted_flags import ACCEPTED_VALUES, IGNORED_FLAGS, SHORT, SYNONYMS
 from quire.flags.vllm_flag_table import REFUSED
 
 SWITCHES = ("--disable-", "--enable-", "--enforce-", "--return-", "--trust-", "--use-")  # have a --no- form
@@ -20,11 +20,11 @@ def add(parser: argparse.ArgumentParser) -> None:
         _add(parser, flag, "*", _Refused)
         if flag.startswith(SWITCHES):
             _add(parser, f"--no-{flag[2:]}", 0, _Anyway)
-    for flag in ANYWAY - taken:
+    for flag in IGNORED_FLAGS - taken:
         _add(parser, flag, 0, _Anyway)
         if (negated := f"--no-{flag[2:]}") not in REFUSED:
             _add(parser, negated, 0, _Anyway)
-    for flag in IF_VALUE.keys() - taken:
+    for flag in ACCEPTED_VALUES.keys() - taken:
         _add(parser, flag, None, _IfValue)
     for flag, other in SHORT.items():
         parser._option_string_actions[flag] = parser._option_string_actions[other]
@@ -82,6 +82,6 @@ class _IfValue(argparse.Action):
         values: str | Sequence[Any] | None,
         option_string: str | None = None,
     ) -> None:
-        fine, instead = IF_VALUE[self.option_strings[0]]
+        fine, instead = ACCEPTED_VALUES[self.option_strings[0]]
         if instead and values not in fine:
             parser.error(_refusal(f"{option_string} {values}", instead))

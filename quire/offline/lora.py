@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from quire.requests import RequestOptions, one_each
+from quire.requests import RequestOptions, one_per_prompt
 from quire.shared.errors import InvalidArgument
 
 
@@ -70,7 +70,7 @@ class LoadedAdapters:
         """Of `count` prompts, once the adapters that they name are there. Raises QuireError."""
         if asked is None:
             return None
-        each = [asked] * count if isinstance(asked, LoRARequest) else one_each(asked, count, "lora_request")
+        each = [asked] * count if isinstance(asked, LoRARequest) else one_per_prompt(asked, count, "lora_request")
         named = dict.fromkeys(request for request in each if request is not None)
         self._have([request for request in named if request.lora_path])
         return [RequestOptions(model=request.lora_name if request else "") for request in each]

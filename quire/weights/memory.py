@@ -38,7 +38,7 @@ def messages(
 def _stream(
     begin: pb.UpdateWeightsRequest, heads: list[Any], host: bytes, runs: list[SharedRun]
 ) -> Iterator[pb.StreamWeightsRequest]:
-    yield from weights_stream.beginning(begin, heads)
+    yield from weights_stream.header_messages(begin, heads)
     for start in range(0, len(runs), RUNS_IN_A_PIECE):
         part = SharedContent(host=host, runs=runs[start : start + RUNS_IN_A_PIECE])
         yield pb.StreamWeightsRequest(piece=WeightsPiece(shared=part))
@@ -56,7 +56,7 @@ def _written(tensors: Iterable[Any], name: str, segment: BinaryIO) -> list[Share
 
 
 def _of_copy(tensor: Any, name: str, segment: BinaryIO) -> SharedRun:
-    content, offset = weights_stream.content_of(tensor), segment.tell()
+    content, offset = weights_stream.tensor_bytes(tensor), segment.tell()
     segment.write(content)
     return SharedRun(segment=name, offset=offset, bytes=len(content))
 

@@ -9,7 +9,7 @@ from typing import Any
 from quire.shared.errors import InvalidArgument
 from quire.shared.pb.admin.v1 import admin_pb2 as pb
 from quire.shared.pb.common.v1.weights_stream_pb2 import BroadcastContent, TensorHead, TensorHeads, WeightsPiece
-from quire.shared.weights_heads import DTYPES, HEADS_IN_A_PIECE
+from quire.shared.tensor_headers import DTYPES, MAX_HEADERS_PER_PIECE
 
 PIECE_BYTES = 512 * 1024
 
@@ -22,19 +22,19 @@ def messages(
     return _stream(begin, tensors, [head(name, tensor) for name, tensor in tensors])
 
 
-def beginning(begin: pb.UpdateWeightsRequest, heads: list[TensorHead]) -> Iterator[pb.StreamWeightsRequest]:
+def header_messages(begin: pb.UpdateWeightsRequest, heads: list[TensorHead]) -> Iterator[pb.StreamWeightsRequest]:
     """What comes before all content."""
     yield pb.StreamWeightsRequest(begin=begin)
-    for start in range(0, len(heads), HEADS_IN_A_PIECE):
-        part = TensorHeads(tensors=heads[start : start + HEADS_IN_A_PIECE])
+    for start in range(0, len(heads), MAX_HEADERS_PER_PIECE):
+        part = TensorHeads(tensors=heads[start : start + MAX_HEADERS_PER_PIECE])
         yield pb.StreamWeightsRequest(piece=WeightsPiece(heads=part))
 
 
-def announcement(
+def broadcast_messages(
     begin: pb.UpdateWeightsRequest, heads: list[TensorHead], content: BroadcastContent
 ) -> Iterator[pb.StreamWeightsRequest]:
     """Of content that is broadcast."""
-    yield from beginning(begin, heads)
+    yield from header_messages(begin, heads)
     yield pb.StreamWeightsRequest(piece=WeightsPiece(broadcast=content))
     yield pb.StreamWeightsRequest(piece=WeightsPiece(end=b""))
 
@@ -42,10 +42,10 @@ def announcement(
 def _stream(
     begin: pb.UpdateWeightsRequest, tensors: list[tuple[str, Any]], heads: list[TensorHead]
 ) -> Iterator[pb.StreamWeightsRequest]:
-    yield from beginning(begin, heads)
+    yield from header_messages(begin, heads)
     digest = hashlib.sha256()
     for _, tensor in tensors:
-        content = content_of(tensor)
+        content = tensor_bytes(tensor)
         digest.update(content)
         for start in range(0, len(content), PIECE_BYTES):
             part_of_it = bytes(content[start : start + PIECE_BYTES])
@@ -61,7 +61,7 @@ def head(name: str, tensor: Any) -> TensorHead:
     return TensorHead(name=name, dtype=dtype, shape=list(tensor.shape))
 
 
-def content_of(tensor: Any) -> memoryview:
+def tensor_bytes(tensor: Any) -> memoryview:
     """Row by row, wherever it lies."""
     import torch
 

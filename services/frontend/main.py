@@ -5,22 +5,22 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from quire.services.frontend.bounds.room import Room
+from quire.services.frontend.bounds.prompt_limit import PromptLimit
 from quire.services.frontend.composition.core import FrontendCore
-from quire.services.frontend.composition.door import Door
 from quire.services.frontend.composition.grpc_port import GrpcPort
 from quire.services.frontend.composition.grpc_services import GrpcServices
 from quire.services.frontend.composition.health import FrontendHealth
 from quire.services.frontend.composition.http_port import LAST_WRITES_S, HttpPort
+from quire.services.frontend.composition.ingress import Ingress
 from quire.services.frontend.composition.loop_delay import watch_loop_delay
 from quire.services.frontend.composition.served_model import ServedModel
-from quire.services.frontend.composition.through_redis import ThroughRedis
-from quire.services.frontend.offline.offline import Offline
+from quire.services.frontend.composition.shared_state import SharedState
+from quire.services.frontend.offline.service import OfflineService
 from quire.shared import logs, ports
 from quire.shared.metrics.base import MetricsDocument, MetricsPage
 from quire.shared.metrics.frontend import FrontendMetrics
-from quire.shared.process.lifecycle import Shutdown, announce, first, keep_for_good
-from quire.shared.process.supervision import Tasks, restarted, vital
+from quire.shared.process.lifecycle import Shutdown, announce_ready, freeze_startup_objects, run_until_first
+from quire.shared.process.supervision import Tasks, run_restarting, run_vital
 from quire.shared.settings.frontend import FrontendSettings
 
 log = logs.logger("frontend")
@@ -36,8 +36,8 @@ async def serve(settings: FrontendSettings, shutdown: Shutdown) -> None:
     _check_ports(settings)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     frontend = Frontend(settings, shutdown)
-    frontend.look_ahead()
-    keep_for_good()
+    frontend.warm_up()
+    freeze_startup_objects()
     try:
         await frontend.run()
     finally:
@@ -62,16 +62,16 @@ class Frontend:
         self._tasks = Tasks()
         self.model = ServedModel(settings)
         self.metrics = FrontendMetrics(self.model.identity.name, self.model.context)
-        self.redis = ThroughRedis(settings, self.metrics)
-        self.door = Door(settings, self.metrics, self.redis.access, self._room)
-        self._grpc = GrpcPort(settings, self.door)
-        self.core = FrontendCore(settings, self.model, self.door, self.redis, self._grpc.address)
+        self.redis = SharedState(settings, self.metrics)
+        self.ingress = Ingress(settings, self.metrics, self.redis.access, self._prompt_limit)
+        self._grpc = GrpcPort(settings, self.ingress)
+        self.core = FrontendCore(settings, self.model, self.ingress, self.redis, self._grpc.address)
         self._health = FrontendHealth(
             self.core.client, shutdown, self._grpc.server, awaits_worker=settings.health_awaits_worker
         )
-        parts = (self.model, self.door, self.core)
-        self._offline = Offline(
-            settings, self.door.access, self.door.bodies, self.metrics.batches, lambda: shutdown.requested
+        parts = (self.model, self.ingress, self.core)
+        self._offline = OfflineService(
+            settings, self.ingress.access, self.ingress.bodies, self.metrics.batches, lambda: shutdown.requested
         )
         services = GrpcServices(
             settings, self._grpc, *parts, health=self._health, offline=self._offline.work, shutdown=shutdown
@@ -100,40 +100,40 @@ class Frontend:
     def _own_metrics(self, _path: str) -> MetricsDocument:
         return MetricsDocument(self.metrics.page(tenants=True))
 
-    def _room(self) -> Room:
+    def _prompt_limit(self) -> PromptLimit:
         """Asked for when there are calls; the door is built before the core."""
-        return self.core.room()
+        return self.core.prompt_limit()
 
-    def look_ahead(self) -> None:
+    def warm_up(self) -> None:
         """Starts what the first large body and the first long conversation would else wait for."""
-        self.door.look_ahead()
-        self.model.look_ahead()
+        self.ingress.warm_up()
+        self.model.warm_up()
 
     async def run(self) -> None:
         await self._grpc.server.start()
         await self.admin.start()
-        serving = vital("the HTTP server", self.http.server.run(), may_end=lambda: self._shutdown.requested)
+        serving = run_vital("the HTTP server", self.http.server.run(), may_end=lambda: self._shutdown.requested)
         http = self._tasks.start("http", serving)
         await self.http.server.listening()
         self._tasks.start("announcement", self._announce())
-        self._health.begin()
+        self._health.watch_reconnects()
         background = [
-            restarted("liveness", self._health.watch),
-            vital("the sessions with schedulers", self.core.client.run()),
-            restarted("health", self._health.report),
-            restarted("gRPC connections", self._grpc.watch.run, is_needed=False),
-            restarted("loop delay", lambda: watch_loop_delay(self.metrics), is_needed=False),
+            run_restarting("liveness", self._health.watch),
+            run_vital("the sessions with schedulers", self.core.client.run()),
+            run_restarting("health", self._health.report),
+            run_restarting("gRPC connections", self._grpc.watch.run, is_needed=False),
+            run_restarting("loop delay", lambda: watch_loop_delay(self.metrics), is_needed=False),
             *self.redis.tasks(),
             *self.core.streams.tasks(),
             *self._offline.tasks(),
         ]
-        await first(http, *background, self._drain_when_asked(http))
+        await run_until_first(http, *background, self._drain_when_asked(http))
 
     async def _announce(self) -> None:
         """Once there is a session: whoever hears of it may ask at once, and finds it in good health."""
         while not self.core.client.is_open:
-            await self.core.client.changed()
-        announce(
+            await self.core.client.wait_for_change()
+        announce_ready(
             "frontend",
             self._settings.name,
             http=self.http_address,
@@ -145,13 +145,13 @@ class Frontend:
     async def _drain_when_asked(self, http: asyncio.Task[None]) -> None:
         """Refuses what is new from the signal on, waits for what is under way, then closes the doors."""
         await self._shutdown.wait()
-        self.door.admission.close()
+        self.ingress.admission.close()
         await self._grpc.server.set_serving(False)
         try:
             async with asyncio.timeout(self._settings.drain_timeout_s):
-                await self.door.admission.idle()
+                await self.ingress.admission.wait_idle()
         except TimeoutError:
-            log.warning("leaving with work unfinished", samples=self.door.admission.num_samples)
+            log.warning("leaving with work unfinished", samples=self.ingress.admission.num_samples)
         await self._grpc.server.stop(LAST_WRITES_S)
         self.http.server.stop()
         await http
@@ -164,5 +164,5 @@ class Frontend:
         await self.redis.close()
         if self._page is not None:
             self._page.close()
-        await self.door.close()
+        await self.ingress.close()
         self.model.close()

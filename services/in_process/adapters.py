@@ -10,15 +10,15 @@ from quire.services.scheduler.cluster import adapters as cluster
 from quire.services.scheduler.cluster.live_sequences import LiveSequences
 from quire.services.scheduler.cluster.unassigned import UnassignedSequences
 from quire.services.scheduler.core.core import Core
-from quire.services.scheduler.core.plan import Finished, finish
+from quire.services.scheduler.core.plan import SequenceFinished, finished_events
 from quire.services.scheduler.core.sequences.ending import Failure, Reason
 from quire.services.scheduler.core.sequences.sequence import Sequence
 from quire.services.scheduler.replicas.adapters import ReplicaAdapters
-from quire.services.worker.lora.adapters import NumberedAdapters
+from quire.services.worker.lora.adapters import AdapterManager
 from quire.services.worker.lora.peft.reader import AdapterReader
 from quire.shared.errors import Internal, QuireError, to_proto
 from quire.shared.logs import logger
-from quire.shared.models.adapter_contents import AdapterId
+from quire.shared.models.adapter_ids import AdapterId
 from quire.shared.pb.admin.v1 import admin_pb2
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
@@ -26,7 +26,7 @@ log = logger("in_process.adapters")
 
 
 @dataclass(eq=False, slots=True)
-class OnlyWorker:
+class InProcessWorker:
     """The one worker that there is."""
 
     hello: pb.WorkerHello
@@ -42,13 +42,11 @@ class OnlyWorker:
 class EngineAdapters:
     """Between two steps, in the engine's thread: what is ordered has been done when the call returns."""
 
-    def __init__(
-        self, device: NumberedAdapters, reader: AdapterReader, core: Core, model_name: str, owner: int
-    ) -> None:
+    def __init__(self, device: AdapterManager, reader: AdapterReader, core: Core, model_name: str, owner: int) -> None:
         """`device`: with those that are there from the start; `owner`: of all sequences."""
         self._device, self._reader, self._core = device, reader, core
         self._model_name = model_name
-        held = device.held()
+        held = device.loaded()
         hello = pb.WorkerHello(
             worker_id="engine",
             lora=pb.LoraAdapters(
@@ -58,17 +56,17 @@ class EngineAdapters:
                 paths=[adapter.path for adapter in held],
             ),
         )
-        self._worker = OnlyWorker(hello, ReplicaAdapters(hello, self._obey, lambda _outcome: None), core)
+        self._worker = InProcessWorker(hello, ReplicaAdapters(hello, self._execute, lambda _outcome: None), core)
         self._live = LiveSequences()
-        self._live.join(owner)
+        self._live.add_owner(owner)
         self._unassigned = UnassignedSequences()
-        self._known = cluster.Adapters(
+        self._known = cluster.ClusterAdapters(
             {self._worker.id: self._worker},
             num_users=self._live.num_users,
             used_by=lambda _: {one.adapter for one in self._live if one.key not in self._unassigned},
-            moved_in=lambda: None,
+            on_loaded=lambda: None,
         )
-        self._known.attached(self._worker)
+        self._known.on_worker_attached(self._worker)
 
     @property
     def offered(self) -> dict[str, bytes]:
@@ -87,7 +85,7 @@ class EngineAdapters:
     def add(self, sequence: Sequence) -> None:
         """To those that run, or to those that wait for its adapter; these hold up nobody."""
         self._live.add(sequence)
-        self._take_in(sequence)
+        self._start_or_defer(sequence)
 
     def cancel(self, key: int) -> None:
         """Nothing of it is under way between two steps: its adapter may go at once."""
@@ -98,46 +96,46 @@ class EngineAdapters:
         else:
             self._core.cancel(key)
 
-    def ended(self, finished: list[Finished]) -> None:
+    def on_finished(self, finished: list[SequenceFinished]) -> None:
         """These have, in the core."""
         for one in finished:
-            self._live.forget(one.sequence.owner, one.sequence.sequence_id)
+            self._live.remove(one.sequence.owner, one.sequence.sequence_id)
 
-    def look_again(self) -> list[Finished]:
+    def retry_waiting(self) -> list[SequenceFinished]:
         """Before a step: who waits, in order, goes on if there is room now. Returns those for whom there is none ever:
         their adapter cannot be had any more."""
-        self._known.settle()
-        self._known.begin_round()
+        self._known.unload_unused()
+        self._known.begin_fetch_round()
         lost = []
         for sequence in self._unassigned:
             self._unassigned.remove(sequence.key)
             assert isinstance(sequence.adapter, AdapterId), "others do not wait"
-            if self._known.can_come(sequence.adapter):
-                self._take_in(sequence)
+            if self._known.may_be_loaded(sequence.adapter):
+                self._start_or_defer(sequence)
                 continue
             self._forget(sequence)
             failure = Failure("NOT_FOUND", f"The model `{sequence.adapter.name}` does not exist any more.")
-            lost += finish(sequence, Reason.ERROR, failure=failure)
+            lost += finished_events(sequence, Reason.ERROR, failure=failure)
         return lost
 
-    def _take_in(self, sequence: Sequence) -> None:
+    def _start_or_defer(self, sequence: Sequence) -> None:
         adapter, own = sequence.adapter, self._worker.adapters
-        if isinstance(adapter, AdapterId) and not own.takes(adapter):
+        if isinstance(adapter, AdapterId) and not own.accepts(adapter):
             self._unassigned.add(sequence)
             self._known.fetch(adapter)  # reads it, if a place is free
-            if not own.takes(adapter):
+            if not own.accepts(adapter):
                 return
             self._unassigned.remove(sequence.key)
         if isinstance(adapter, AdapterId):
-            own.use(adapter)
+            own.mark_used(adapter)
         self._core.add(sequence)
 
     def _forget(self, sequence: Sequence) -> None:
         for output in sequence.outputs or (sequence,):
-            self._live.forget(output.owner, output.sequence_id)
+            self._live.remove(output.owner, output.sequence_id)
 
     @torch.inference_mode()
-    def _obey(self, order: pb.AttachResponse) -> None:
+    def _execute(self, order: pb.AttachResponse) -> None:
         """What a worker would be sent."""
         if order.HasField("unload_adapter"):
             self._device.remove(AdapterId(order.unload_adapter.name, order.unload_adapter.digest))

@@ -19,17 +19,17 @@ from quire.services.frontend.grpc_edge import requests, responses
 from quire.services.frontend.grpc_edge.requests import Arrival
 from quire.services.frontend.input_processor.processor import InputProcessor
 from quire.services.frontend.output_processor.answer_formats import AnswerFormats
-from quire.services.frontend.output_processor.pace import ReaderPace
+from quire.services.frontend.output_processor.wakeup_pacer import WakeupPacer
 from quire.services.frontend.scheduler_client import submission, token_batch
 from quire.services.frontend.scheduler_client.client import ClusterLimits
 from quire.services.frontend.scheduler_client.sequence import Sequence
 from quire.services.frontend.tokenizer.tokenizer import Tokenizer
 from quire.services.in_process.adapters import EngineAdapters
-from quire.services.in_process.one_worker import OneWorker
+from quire.services.in_process.engine_core import EngineCore
 from quire.services.scheduler.frontends.batches import OwnerBatches
 from quire.services.scheduler.frontends.submissions import SequenceFactory
 from quire.services.worker.models.loading.weights import NewWeights, as_tensors
-from quire.services.worker.structured.backends import chosen
+from quire.services.worker.structured.backends import backend_selection
 from quire.shared.errors import FailedPrecondition, Internal, InvalidArgument, QuireError
 from quire.shared.kv import block_hash
 from quire.shared.metrics.frontend import FrontendMetrics
@@ -43,7 +43,7 @@ OWNER = 1  # of all sequences
 
 
 @dataclass(slots=True)
-class Open:
+class ActiveRequest:
     """A request that has not ended."""
 
     generation: Generation
@@ -51,7 +51,7 @@ class Open:
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class RequestUpdate:
     """Of one request: what was added to its samples, or why it failed."""
 
     request_id: str
@@ -68,7 +68,7 @@ class InProcessEngine:
         folder = Path(frontend.model)
         identity = model_identity.identity(folder, frontend.served_model_name)
         self.model_name = identity.name
-        self._work = OneWorker(worker, scheduler, identity.name, OWNER)
+        self._engine_core = EngineCore(worker, scheduler, identity.name, OWNER)
         config = model_identity.read_config(folder)
         self.metrics = FrontendMetrics(identity.name, config.get("max_position_embeddings", identity.vocab_size))
         self._tokenizer = Tokenizer(folder, frontend.tokenizer_threads, frontend.chat_template, frontend.control_tokens)
@@ -80,18 +80,18 @@ class InProcessEngine:
             model_identity.class_names(config),
         )
         self._formats = AnswerFormats("none", "none", self._tokenizer)
-        self._pace = ReaderPace(self.metrics.write.observe)
-        sizes = self._work.core.limits
+        self._pace = WakeupPacer(self.metrics.write.observe)
+        sizes = self._engine_core.core.limits
         self._limits = ClusterLimits(
             sizes.max_model_len,
             worker.max_logprobs,
             frozenset({scheduler.scheduling_policy}),
-            grammar_libraries=chosen.names(worker.structured_output_backend),
+            grammar_libraries=backend_selection.library_names(worker.structured_output_backend),
         )
         layout = model_pb2.BlockLayout(block_size=sizes.block_size, hash_scheme=block_hash.SCHEME)
         self._loop = asyncio.new_event_loop()  # last: nothing above may leave it open
-        self._submitter = EngineSubmitter(self._work, layout, self._loop)
-        self._open: dict[str, Open] = {}
+        self._scheduler_client = InProcessSchedulerClient(self._engine_core, layout, self._loop)
+        self._open: dict[str, ActiveRequest] = {}
 
     @property
     def num_unfinished(self) -> int:
@@ -114,14 +114,14 @@ class InProcessEngine:
         generation = Generation(
             request,
             prepared=prepared,
-            client=self._submitter,
+            client=self._scheduler_client,
             tokenizer=self._tokenizer,
             formats=self._formats,
             metrics=self.metrics,
             pace=self._pace,
         )
         await generation.begin([{}] * len(prepared))
-        self._open[request.request_id] = Open(generation)
+        self._open[request.request_id] = ActiveRequest(generation)
         return request.request_id
 
     def abort(self, request_ids: Seq[str]) -> None:
@@ -131,32 +131,32 @@ class InProcessEngine:
             if ended is not None:
                 self._close(ended)
 
-    def step(self) -> list[News]:
+    def step(self) -> list[RequestUpdate]:
         """Computes one step, and tells what it brought."""
         if not self._open:
             return []
-        self._submitter.step()
+        self._scheduler_client.step()
         self._loop.run_until_complete(asyncio.sleep(0))  # deadlines, and what was cancelled
-        found = [news for request_id, one in self._open.items() if (news := self._news(request_id, one))]
+        found = [news for request_id, one in self._open.items() if (news := self._update_of(request_id, one))]
         for news in found:
             if news.finished:
                 self._close(self._open.pop(news.request_id))
         return found
 
-    def _news(self, request_id: str, one: Open) -> News | None:
+    def _update_of(self, request_id: str, one: ActiveRequest) -> RequestUpdate | None:
         try:
-            deltas = one.generation.take_ready()
+            deltas = one.generation.take_pending()
         except QuireError as error:
-            return News(request_id, error=error, finished=True)
+            return RequestUpdate(request_id, error=error, finished=True)
         messages = []
         for delta in deltas:
             message = responses.generate_response(request_id, delta)
-            responses.complete(message, delta, one.generation, one.is_first)
+            responses.add_details(message, delta, one.generation, one.is_first)
             one.is_first = False
             messages.append(message)
-        return News(request_id, messages, finished=not one.generation.num_unread) if messages else None
+        return RequestUpdate(request_id, messages, finished=not one.generation.num_unread) if messages else None
 
-    def _close(self, one: Open) -> None:
+    def _close(self, one: ActiveRequest) -> None:
         """With its samples that go on."""
 
         async def close() -> None:
@@ -167,7 +167,7 @@ class InProcessEngine:
     @property
     def adapters(self) -> dict[str, bytes]:
         """Digests by name: what requests may name as their model, besides the model itself."""
-        return {} if self._work.adapters is None else self._work.adapters.offered
+        return {} if self._engine_core.adapters is None else self._engine_core.adapters.offered
 
     def load_adapter(self, name: str, path: str, *, replace: bool) -> None:
         """Between two steps. Raises QuireError, and then nothing has changed."""
@@ -179,18 +179,18 @@ class InProcessEngine:
 
     @property
     def _adapters(self) -> EngineAdapters:
-        if self._work.adapters is None:
+        if self._engine_core.adapters is None:
             raise FailedPrecondition("lora_folders: this engine was made without: it loads no adapters")
-        return self._work.adapters
+        return self._engine_core.adapters
 
     @property
     def weight_version(self) -> str:
-        return self._work.replica.orders.version
+        return self._engine_core.replica.orders.version
 
     def update_weights(self, source: Path | Iterable[tuple[str, Any]], version: str) -> None:
         """Between two steps. Raises QuireError, and then nothing has changed."""
         given = source if isinstance(source, Path) else as_tensors(source)
-        self._work.update_weights(NewWeights(given, version))
+        self._engine_core.update_weights(NewWeights(given, version))
 
     def close(self) -> None:
         self.abort([*self._open])
@@ -199,11 +199,11 @@ class InProcessEngine:
         self._loop.close()
 
 
-class EngineSubmitter:
+class InProcessSchedulerClient:
     """What a generation takes for its way to a scheduler."""
 
-    def __init__(self, work: OneWorker, layout: model_pb2.BlockLayout, loop: asyncio.AbstractEventLoop) -> None:
-        self._work, self._layout, self._loop = work, layout, loop
+    def __init__(self, work: EngineCore, layout: model_pb2.BlockLayout, loop: asyncio.AbstractEventLoop) -> None:
+        self._engine_core, self._layout, self._loop = work, layout, loop
         self._factory = SequenceFactory()
         self._next_id = 1
         self._live: dict[int, Sequence] = {}
@@ -218,18 +218,18 @@ class EngineSubmitter:
         for made in self._factory.sequences(message, OWNER, self._loop.time()):
             for output in made.outputs or (made,):
                 self._keys[output.sequence_id] = made.key
-            self._work.add(made)
+            self._engine_core.add(made)
 
     def cancel(self, sequences: Seq[Sequence], reason: FinishReason) -> None:
         for sequence in sequences:
-            sequence.wanted = False
+            sequence.is_active = False
             if self._live.pop(sequence.id, None) is not None:
-                self._work.cancel([self._keys.pop(sequence.id)])
+                self._engine_core.cancel([self._keys.pop(sequence.id)])
 
     def step(self) -> None:
         """Takes what it brought to the samples."""
-        batches = OwnerBatches(self._work.replica.orders.version)
-        batches.add(self._work.step())
+        batches = OwnerBatches(self._engine_core.replica.orders.version)
+        batches.add(self._engine_core.step())
         for response in batches.by_owner.get(OWNER, ()):
             delivery = token_batch.deliver(response.tokens, self._live, self._loop.time())
             self.cancel_all(delivery.stopped)
@@ -241,10 +241,12 @@ class EngineSubmitter:
 
     def cancel_all(self, sequences: Seq[Sequence]) -> None:
         """They are live no more, and the core does not know it yet."""
-        self._work.cancel(key for sequence in sequences if (key := self._keys.pop(sequence.id, None)) is not None)
+        self._engine_core.cancel(
+            key for sequence in sequences if (key := self._keys.pop(sequence.id, None)) is not None
+        )
 
     def _refuse(self, sequence: Sequence, error: QuireError) -> None:
         self.cancel_all([sequence])
-        if sequence.wanted:
-            sequence.wanted = False
-            sequence.sink.on_end(token_batch.failed(error), self._loop.time())
+        if sequence.is_active:
+            sequence.is_active = False
+            sequence.sink.on_end(token_batch.error_end(error), self._loop.time())

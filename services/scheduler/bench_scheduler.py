@@ -70,8 +70,8 @@ def measure(running: int, mode: str, steps: int, runs: int) -> dict[str, float |
 
 
 def _run(running: int, mode: str, steps: int) -> list[PlanCost]:
-    drive = Drive(running, LIFE if mode == "churn" else steps + 2 * WARMUP)
-    with garbage.as_in_a_service():
+    drive = SimulatedLoad(running, LIFE if mode == "churn" else steps + 2 * WARMUP)
+    with garbage.service_gc_thresholds():
         for _ in range(WARMUP):
             drive.step()
         return [drive.step() for _ in range(steps)]
@@ -81,7 +81,7 @@ def _median_us(runs: list[list[PlanCost]], seconds: Callable[[PlanCost], float])
     return statistics.median_low([statistics.median(map(seconds, steps)) for steps in runs]) * MICROSECONDS
 
 
-class Drive:
+class SimulatedLoad:
     """A core that is kept at `running` sequences, and a worker made of random tokens."""
 
     def __init__(self, running: int, life: int) -> None:
@@ -119,7 +119,7 @@ class Drive:
         return len(encode_plan(plan, EPOCH).SerializeToString())
 
     def _result(self) -> bytes:
-        flight = self._core.flights[0]
+        flight = self._core.steps_in_flight[0]
         tokens = self._random.integers(100, 1000, len(flight.slots), dtype=np.int32)
         result = pb.StepResult(epoch=EPOCH, step_id=flight.step_id, token_ids=tokens.tobytes())
         return pb.AttachRequest(result=result).SerializeToString()

@@ -11,10 +11,10 @@ from quire.services.scheduler.cluster.cluster import WorkerCluster
 from quire.services.scheduler.cluster.cluster_view import gauges_of
 from quire.services.scheduler.operations import stat_loggers
 from quire.services.scheduler.operations.administration import SchedulerAdministration
-from quire.services.scheduler.operations.keeping_up import KeepingUp
+from quire.services.scheduler.operations.reconciler import WorkerReconciler
 from quire.services.scheduler.operations.status import SchedulerStatus
 from quire.services.scheduler.prefix_directory.directory import PrefixDirectory
-from quire.services.scheduler.prefix_directory.registry import Registry
+from quire.services.scheduler.prefix_directory.registry import SchedulerRegistry
 from quire.services.scheduler.sessions import scheduler_service, worker_service
 from quire.services.scheduler.sessions.drain import drain
 from quire.services.scheduler.sessions.frontend_service import FrontendService
@@ -23,14 +23,14 @@ from quire.shared.metrics import base
 from quire.shared.metrics.scheduler import ClusterCollector, DirectoryMetrics, SchedulerMetrics
 from quire.shared.pb.scheduler.v1 import scheduler_pb2_grpc
 from quire.shared.pb.worker.v1 import worker_pb2_grpc
-from quire.shared.process import lifecycle, small_buffers
+from quire.shared.process import lifecycle, numpy_buffers
 from quire.shared.process.garbage import Collector
 from quire.shared.process.liveness import Liveness
-from quire.shared.process.supervision import restarted
+from quire.shared.process.supervision import run_restarting
 from quire.shared.rpc.admin_port import AdminPort
 from quire.shared.rpc.admin_service import AdminService
 from quire.shared.rpc.server import Server
-from quire.shared.rpc.trust import ServiceDoor, check_exposure
+from quire.shared.rpc.trust import HandshakeAcceptor, check_exposure
 from quire.shared.settings import SchedulerSettings
 from quire.shared.tracing import open_traces
 
@@ -49,8 +49,8 @@ async def serve(settings: SchedulerSettings, shutdown: lifecycle.Shutdown) -> No
     page = base.MetricsPage(
         settings.host, settings.metrics_port, base.of(registry), settings.tls, share=settings.share_ports
     )
-    small_buffers.fill()
-    lifecycle.keep_for_good(collector)
+    numpy_buffers.preallocate()
+    lifecycle.freeze_startup_objects(collector)
     try:
         await scheduler.run(settings.reachable(page.port))
     finally:
@@ -74,7 +74,7 @@ class Scheduler:
         metrics = SchedulerMetrics(registry)
         self.traces = open_traces(settings)
         self.cluster = WorkerCluster(settings, time.monotonic, metrics, self.traces)
-        door = ServiceDoor(settings.cluster_secret(), settings.title)
+        door = HandshakeAcceptor(settings.cluster_secret(), settings.title)
         self.frontends = FrontendService(settings, self.cluster, door)
         self.status = SchedulerStatus(settings, self.cluster, self.frontends)
         registry.register(
@@ -82,7 +82,7 @@ class Scheduler:
                 lambda: self.cluster.terms.model_name, self.status.workers, lambda: gauges_of(self.cluster)
             )
         )
-        self.reporter = stat_loggers.Reporter(
+        self.reporter = stat_loggers.StatsReporter(
             stat_loggers.find(settings.stat_loggers),
             settings.stats_interval_s,
             lambda: self.cluster.terms.model_name,
@@ -97,9 +97,9 @@ class Scheduler:
             metrics,
             door,
             on_change=self.frontends.publish,
-            on_garbage=collector.hurry,
+            on_garbage=collector.request_collection,
             directory=self.directory,
-            keeping_up=KeepingUp(self.cluster, changing),
+            reconciler=WorkerReconciler(self.cluster, changing),
             streams=administration.updates.streams,
         )
         self.server = Server(
@@ -118,24 +118,24 @@ class Scheduler:
         await self.server.start()
         await self.admin.start()
         await self.server.set_serving(True)
-        lifecycle.announce(
+        lifecycle.announce_ready(
             "scheduler", settings.name, grpc=self.status.address, metrics=metrics_address, admin=self.admin.address
         )
         liveness = Liveness()
         liveness.watch(lambda: {"views": self.frontends.num_rounds}, ROUND_PATIENCE_S)
         loops = [
-            restarted("liveness", lambda: liveness.run(self.server.set_alive)),
-            restarted("views", self.frontends.publish_views),
-            restarted("health", lambda: _report_health(self.server, self.status)),
-            restarted("stat loggers", self.reporter.run, is_needed=False),
+            run_restarting("liveness", lambda: liveness.run(self.server.set_alive)),
+            run_restarting("views", self.frontends.publish_views),
+            run_restarting("health", lambda: _report_health(self.server, self.status)),
+            run_restarting("stat loggers", self.reporter.run, is_needed=False),
         ]
         if self.directory is not None:
-            loops.append(restarted("prefix directory", self.directory.run, is_needed=False))
-        await lifecycle.first(self._serve(), *loops)
+            loops.append(run_restarting("prefix directory", self.directory.run, is_needed=False))
+        await lifecycle.run_until_first(self._serve(), *loops)
 
     async def _serve(self) -> None:
         await self._shutdown.wait()
-        await drain(self._settings, self.cluster, self.frontends, self.workers.spread)
+        await drain(self._settings, self.cluster, self.frontends, self.workers.balancer)
 
     async def stop(self) -> None:
         await self.admin.stop()
@@ -149,7 +149,7 @@ class Scheduler:
         redis = prefix_index.connect(settings.redis, password_file=settings.redis_password_file, tls=settings.tls)
         keys = prefix_index.RegistryKeys(settings.redis_namespace)
         malformed = prefix_index.MalformedEntries(lambda kind: metrics.malformed.labels(kind).inc())
-        registry = Registry(redis, keys, self._entry, malformed)
+        registry = SchedulerRegistry(redis, keys, self._entry, malformed)
         return PrefixDirectory(redis, registry, settings.name, metrics)
 
     def _entry(self) -> prefix_index.SchedulerEntry:

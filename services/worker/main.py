@@ -8,7 +8,7 @@ from pathlib import Path
 
 from quire.kernels.cpu import first_start
 from quire.services.worker.models.registry import check_config
-from quire.services.worker.warmup import ahead, compile_process
+from quire.services.worker.warmup import compile_process, early_init
 from quire.shared import logs
 from quire.shared.models.model_identity import read_config
 from quire.shared.process import lifecycle
@@ -27,9 +27,9 @@ async def serve(settings: WorkerSettings, shutdown: lifecycle.Shutdown) -> None:
 
         await serve_node(settings, shutdown)
         return
-    compiler = compile_process.begin(settings)
+    compiler = compile_process.start(settings)
     if settings.device == "cuda":
-        ahead.begin()
+        early_init.start()
     elif not await asyncio.to_thread(first_start.ensure, log.warning):
         # Torch computes. Its threads would spin while they wait for each other, on cores that other services want.
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from quire.services.worker.attach import hello
 from quire.services.worker.attach.administration import WorkerAdministration
-from quire.services.worker.attach.session import Attachments
+from quire.services.worker.attach.session import AttachmentLoop
 from quire.services.worker.attach.status import WorkerStatus
 from quire.services.worker.building.build import build_replica, open_grammars
 from quire.services.worker.building.rank_processes.start import start_ranks
@@ -24,16 +24,16 @@ from quire.services.worker.kv_transfer.grpc_transport import GrpcTransport
 from quire.services.worker.kv_transfer.page_port import PagePort
 from quire.services.worker.kv_transfer.page_service import PageService
 from quire.services.worker.kv_transfer.pages import NoPages
-from quire.services.worker.lora.open_adapters import adapter_reader, left_out
+from quire.services.worker.lora.open_adapters import adapter_reader, damaged_adapter_names
 from quire.services.worker.lora.peft import peft_folder
 from quire.services.worker.models.loading import weight_samples
 from quire.services.worker.models.loading.progress import Progress
 from quire.services.worker.models.loading.weight_spool import WeightSpool
 from quire.services.worker.ranks.group import RankFailure
-from quire.services.worker.ranks.seat import ALONE
+from quire.services.worker.ranks.placement import SINGLE_RANK
 from quire.services.worker.replica.replica import Replica
 from quire.services.worker.sampling import logits_processors
-from quire.services.worker.structured.backends import chosen
+from quire.services.worker.structured.backends import backend_selection
 from quire.services.worker.structured.compile_pool import CompilePool
 from quire.services.worker.warmup.compile_process import CompileProcess
 from quire.shared import logs, plugins
@@ -43,17 +43,17 @@ from quire.shared.metrics.worker import ExpertLoadCollector, StatusCollector, Wo
 from quire.shared.pb.admin.v1 import admin_pb2
 from quire.shared.pb.worker.v1 import kv_transfer_pb2_grpc
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
-from quire.shared.process import lifecycle, small_buffers
+from quire.shared.process import lifecycle, numpy_buffers
 from quire.shared.process.liveness import Liveness
-from quire.shared.process.supervision import restarted, vital
+from quire.shared.process.supervision import run_restarting, run_vital
 from quire.shared.rpc.admin_port import AdminPort
 from quire.shared.rpc.admin_service import AdminService
 from quire.shared.rpc.server import Server
-from quire.shared.rpc.trust import Dialler, ServiceDoor
+from quire.shared.rpc.trust import Dialler, HandshakeAcceptor
 from quire.shared.settings import WorkerSettings
 
 HEALTH_INTERVAL_S = 0.5
-COMMAND_PATIENCE_S = 120.0  # with one step on the device: four times the scheduler's, which gives up the attachment
+COMMAND_TIMEOUT_S = 120.0  # with one step on the device: four times the scheduler's, which gives up the attachment
 
 # The device's thread runs Python between kernels: with CPython's 5 ms the event loop would wait that long for its turn,
 # and two steps in flight would leave 230-260 µs of every step exposed instead of 17-62 (measured).
@@ -85,7 +85,7 @@ async def serve(settings: WorkerSettings, shutdown: lifecycle.Shutdown, compiler
         await server.stop(grace_s=0.2)
         page.close()
     if settings.num_ranks > 1 and settings.device == "cuda":
-        _leave_at_once(0)
+        _exit_now(0)
 
 
 class Worker:
@@ -110,7 +110,7 @@ class Worker:
         self.admin_address = ""
         self._announced = False
         self._metrics = WorkerMetrics(registry)
-        door = ServiceDoor(settings.cluster_secret(), settings.title)
+        door = HandshakeAcceptor(settings.cluster_secret(), settings.title)
         door.address = self._address
         self._pages = PageService(door, self._metrics)
         kv_transfer_pb2_grpc.add_KVTransferServiceServicer_to_server(self._pages, server.methods)
@@ -123,12 +123,12 @@ class Worker:
         """Returns after a drain; raises QuireError when this worker cannot work (any more)."""
         settings = self._settings
         grammars = CompilePool(lambda: open_grammars(settings), self._metrics)
-        grammars.look_ahead()
+        grammars.open_backend_early()
         ranks = start_ranks(settings)
-        seat = ranks.seats[0] if ranks else ALONE
+        placement = ranks.placements[0] if ranks else SINGLE_RANK
         engine = Engine(
             lambda: build_replica(
-                settings, grammars, self._compiler, seat, disk_observer=self._metrics.disk, progress=self._progress
+                settings, grammars, self._compiler, placement, disk_observer=self._metrics.disk, progress=self._progress
             ),
             self._metrics,
             grammars=grammars,
@@ -137,11 +137,11 @@ class Worker:
             adapters=adapter_reader(settings),
             staged=settings.pipeline_parallel_size > 1,
         )
-        watch = restarted("the watch over ranks", lambda: _watch_ranks(engine))
+        watch = run_restarting("the watch over ranks", lambda: _watch_ranks(engine))
         try:
-            await lifecycle.first(watch, engine.died, self._serve(engine))
+            await lifecycle.run_until_first(watch, engine.died, self._serve(engine))
         except RankFailure as failure:
-            _leave_at_once(lifecycle.EXIT_FAILED, failure.message)
+            _exit_now(lifecycle.EXIT_FAILED, failure.message)
         finally:
             if engine.fetcher is not None:
                 await engine.fetcher.close()
@@ -149,38 +149,38 @@ class Worker:
                 log.warning("leaving in the middle of a step", waited_s=settings.drain_timeout_s)
 
     async def _serve(self, engine: Engine) -> None:
-        digest = await asyncio.to_thread(weight_samples.digest_of, self._settings)  # while they are loaded
-        await lifecycle.first(engine.started, self._shutdown.wait())
+        digest = await asyncio.to_thread(weight_samples.weights_digest_of, self._settings)  # while they are loaded
+        await lifecycle.run_until_first(engine.started, self._shutdown.wait())
         if not self._shutdown.requested:
-            await self._work(engine, engine.started.result(), digest)
+            await self._run_attached(engine, engine.started.result(), digest)
 
-    async def _work(self, engine: Engine, replica: Replica, weights_digest: bytes) -> None:
+    async def _run_attached(self, engine: Engine, replica: Replica, weights_digest: bytes) -> None:
         settings = self._settings
-        self.status.built(engine, replica.limits, settings)
-        self._metrics.adapters_left_out.inc(len(left_out(settings, replica.adapters)))
-        self._metrics.on_device(peak_of(replica.device_name, settings.num_ranks))
-        self._exchange_pages(engine, replica)
-        small_buffers.fill()
-        lifecycle.keep_for_good()
+        self.status.set_engine(engine, replica.limits, settings)
+        self._metrics.adapters_left_out.inc(len(damaged_adapter_names(settings, replica.adapters)))
+        self._metrics.set_peak(peak_of(replica.device_name, settings.num_ranks))
+        self._serve_kv_pages(engine, replica)
+        numpy_buffers.preallocate()
+        lifecycle.freeze_startup_objects()
         hello = _hello(settings, replica, self._address, weights_digest)
-        spool = WeightSpool(2 * peft_folder.most_bytes(Path(settings.model)), lambda: replica.orders.spooled)
-        session = Attachments(settings, engine, hello, self, self._shutdown, spool=spool)
-        attached = vital("the session with the scheduler", session.run(), may_end=lambda: self._shutdown.requested)
+        spool = WeightSpool(2 * peft_folder.max_weight_bytes(Path(settings.model)), lambda: replica.orders.spooled)
+        session = AttachmentLoop(settings, engine, hello, self, self._shutdown, spool=spool)
+        attached = run_vital("the session with the scheduler", session.run(), may_end=lambda: self._shutdown.requested)
         liveness = Liveness()
-        liveness.watch(engine.progress, COMMAND_PATIENCE_S)
-        await lifecycle.first(
+        liveness.watch(engine.progress, COMMAND_TIMEOUT_S)
+        await lifecycle.run_until_first(
             attached,
-            restarted("health", lambda: self._report_health(engine)),
-            restarted("liveness", lambda: liveness.run(self._server.set_alive)),
+            run_restarting("health", lambda: self._report_health(engine)),
+            run_restarting("liveness", lambda: liveness.run(self._server.set_alive)),
         )
 
-    def _exchange_pages(self, engine: Engine, replica: Replica) -> None:
+    def _serve_kv_pages(self, engine: Engine, replica: Replica) -> None:
         """Where they mean something to other workers."""
         pages = replica.pages
         if isinstance(pages, NoPages):
             return
         port, num_blocks = PagePort(engine, pages), replica.limits.num_blocks
-        piece_bytes = port.blocks_at_a_time * port.page_bytes
+        piece_bytes = port.blocks_per_piece * port.page_bytes
         transport = GrpcTransport(Dialler.of(self._settings), piece_bytes, pinned=pages.wants_pinned, peers=pages.peers)
         self._pages.serve(port, num_blocks)
         engine.fetcher = Fetcher(port, transport, num_blocks, self._metrics)
@@ -192,7 +192,7 @@ class Worker:
         await self._server.set_serving(True)
         if not self._announced:
             self._announced = True
-            lifecycle.announce(
+            lifecycle.announce_ready(
                 "worker",
                 self._settings.name,
                 grpc=self._address,
@@ -213,12 +213,12 @@ class Worker:
             await self._server.set_serving(self.status.state in (admin_pb2.STATE_READY, admin_pb2.STATE_DRAINING))
 
 
-def _leave_at_once(status: int, reason: str = "") -> NoReturn:
+def _exit_now(status: int, reason: str = "") -> NoReturn:
     """The other ranks have ended. A step that waits for one of them never does, and torch would wait for it, and for
     CUDA graphs with collectives in them."""
     logs.flush()
     if reason:
-        logs.say(f"quire: {reason}", sys.stderr)
+        logs.print_line(f"quire: {reason}", sys.stderr)
     os._exit(status)
 
 
@@ -229,7 +229,7 @@ async def _watch_ranks(engine: Engine) -> None:
 
 
 def _hello(settings: WorkerSettings, replica: Replica, address: str, weights_digest: bytes) -> pb.WorkerHello:
-    said = hello.of_limits(settings, settings.name, address, replica.limits)
+    said = hello.base_hello(settings, settings.name, address, replica.limits)
     said.MergeFrom(
         pb.WorkerHello(
             device=f"{settings.device} {replica.device_name}",
@@ -238,7 +238,7 @@ def _hello(settings: WorkerSettings, replica: Replica, address: str, weights_dig
                 max_logprobs=replica.vocab_size if settings.max_logprobs < 0 else settings.max_logprobs,
                 logprobs_mode=settings.logprobs_mode,
                 logits_processors=sorted(plugins.known(logits_processors.GROUP, {})),
-                structured_output_backends=chosen.names(settings.structured_output_backend),
+                structured_output_backends=backend_selection.library_names(settings.structured_output_backend),
             ),
             parallelism=pb.Parallelism(
                 num_ranks=settings.num_ranks,

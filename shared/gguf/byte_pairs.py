@@ -17,7 +17,7 @@ REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class PreTokenizerRule:
     """How a text becomes words."""
 
     regexes: tuple[str, ...] = ()  # each cuts what those before left whole; none: GPT-2's own
@@ -27,22 +27,24 @@ class Cut:
     composed: bool = False  # letters and their accents are one character (NFC)
 
 
-GPT2 = Cut()
-LLAMA3 = Cut((rf"{CONTRACTIONS}|{WORD}|\p{{N}}{{1,3}}|{REST}",), whole_words=True, adds_bos=True)
-QWEN2 = Cut((rf"{CONTRACTIONS}|{WORD}|\p{{N}}|{REST}",), composed=True)
-DIGITS = Cut(digits=True)
+GPT2 = PreTokenizerRule()
+LLAMA3 = PreTokenizerRule((rf"{CONTRACTIONS}|{WORD}|\p{{N}}{{1,3}}|{REST}",), whole_words=True, adds_bos=True)
+QWEN2 = PreTokenizerRule((rf"{CONTRACTIONS}|{WORD}|\p{{N}}|{REST}",), composed=True)
+DIGITS = PreTokenizerRule(digits=True)
 MARKED_WORD = r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+"
 MARKED_REST = r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-QWEN35 = Cut((rf"{CONTRACTIONS}|{MARKED_WORD}|\p{{N}}|{MARKED_REST}",))
+QWEN35 = PreTokenizerRule((rf"{CONTRACTIONS}|{MARKED_WORD}|\p{{N}}|{MARKED_REST}",))
 GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-FALCON = Cut((r"[\p{P}$+<=>^~|`]+", GPT2_WORDS, "[0-9]{3}"))
+FALCON = PreTokenizerRule((r"[\p{P}$+<=>^~|`]+", GPT2_WORDS, "[0-9]{3}"))
 LINES, IDEOGRAPHS = r"[\r\n]", "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
 UNCASED = r"(?![\x{10D0}-\x{10FF}\x{1D400}-\x{1D7CB}])"  # Georgian and mathematical letters, as that list has them
 CASED = rf"(?:{UNCASED}[\p{{Lu}}\p{{Ll}}\p{{Lt}}])"  # letters of scripts with two cases
 MARKS = "[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]"
-DEEPSEEK_CODER = Cut((LINES, r"\s?\p{L}+", r"\s?\p{P}+", IDEOGRAPHS), digits=True, adds_bos=True)
-DEEPSEEK_LLM = Cut((LINES, rf"\s?{CASED}+", rf"\s?{MARKS}+", r"\s+$", IDEOGRAPHS), digits=True, adds_bos=True)
-CUTS = {
+DEEPSEEK_CODER = PreTokenizerRule((LINES, r"\s?\p{L}+", r"\s?\p{P}+", IDEOGRAPHS), digits=True, adds_bos=True)
+DEEPSEEK_LLM = PreTokenizerRule(
+    (LINES, rf"\s?{CASED}+", rf"\s?{MARKS}+", r"\s+$", IDEOGRAPHS), digits=True, adds_bos=True
+)
+PRE_TOKENIZER_RULES = {
     "gpt-2": GPT2,
     "llama-bpe": LLAMA3,
     "llama3": LLAMA3,
@@ -52,11 +54,11 @@ CUTS = {
     "smollm": DIGITS,
     "starcoder": DIGITS,
     "refact": DIGITS,
-    "command-r": Cut(digits=True, composed=True, adds_bos=True),
+    "command-r": PreTokenizerRule(digits=True, composed=True, adds_bos=True),
     "deepseek-coder": DEEPSEEK_CODER,
     "deepseek-llm": DEEPSEEK_LLM,
     "falcon": FALCON,
-    "mpt": Cut(composed=True),
+    "mpt": PreTokenizerRule(composed=True),
     "qwen35": QWEN35,
 }
 
@@ -64,9 +66,9 @@ CUTS = {
 def parts(words: GgufVocabulary) -> tuple[dict[str, Any], bool]:
     """Of a tokenizer.json; and whether a text begins with the token for it unless the file says otherwise."""
     name = words.values.text(PRE)
-    cut = CUTS.get(name)
+    cut = PRE_TOKENIZER_RULES.get(name)
     if cut is None:
-        raise words.header.refusal(f"{PRE} is {name[:80]!r}; there are {', '.join(CUTS)}")
+        raise words.header.refusal(f"{PRE} is {name[:80]!r}; there are {', '.join(PRE_TOKENIZER_RULES)}")
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
     made = {
         "normalizer": {"type": "NFC"} if cut.composed else None,
@@ -89,14 +91,14 @@ def parts(words: GgufVocabulary) -> tuple[dict[str, Any], bool]:
     return made, cut.adds_bos
 
 
-def _cutters(cut: Cut) -> list[dict[str, Any]]:
+def _cutters(cut: PreTokenizerRule) -> list[dict[str, Any]]:
     splits = [
         {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False} for regex in cut.regexes
     ]
     return [*splits, {"type": "Digits", "individual_digits": True}] if cut.digits else splits
 
 
-def _regex(cut: Cut) -> dict[str, bool]:
+def _regex(cut: PreTokenizerRule) -> dict[str, bool]:
     return {"use_regex": not cut.regexes}
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from quire.shared.errors import InvalidArgument
-from quire.shared.gguf.kinds import KINDS, NOT_READ, ElementKind
+from quire.shared.gguf.kinds import KINDS, UNSUPPORTED_KINDS, ElementKind
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -119,7 +119,7 @@ class _Reader:
         number = self._number("I", f"the type of {name}")
         kind = KINDS.get(number)
         if kind is None:
-            called = NOT_READ.get(number, "unknown")
+            called = UNSUPPORTED_KINDS.get(number, "unknown")
             there_are = ", ".join(kind.name for kind in KINDS.values())
             self._refuse(f"tensor {name} has type {number} ({called}); there are {there_are}")
         start = self._number("Q", f"the place of {name}")

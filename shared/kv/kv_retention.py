@@ -33,7 +33,7 @@ class Retention(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class KeepsAll:
+class FullRetention:
     """Full and latent attention."""
 
     def match(self, found: Found, num_blocks: int) -> int:
@@ -50,7 +50,7 @@ class KeepsAll:
 
 
 @dataclass(frozen=True, slots=True)
-class KeepsWindow:
+class WindowRetention:
     """The next token, at position num_computed, sees `length` positions, its own included."""
 
     length: int
@@ -76,13 +76,13 @@ class KeepsWindow:
 
 
 @dataclass(frozen=True, slots=True)
-class KeepsState(KeepsWindow):
+class StateRetention(WindowRetention):
     """A page for each block position, of which the next token needs that of the one before: what is in it when its
     block is full stays, and whoever starts behind that block reads it and writes into the next page."""
 
 
 @dataclass(frozen=True, slots=True)
-class KeepsNothing:
+class NoRetention:
     """Encoders: what is not computed in one step cannot be computed."""
 
     def match(self, found: Found, num_blocks: int) -> int:
@@ -100,10 +100,10 @@ class KeepsNothing:
 
 def retention_of(spec: KVSpec, block_size: int) -> Retention:
     if isinstance(spec, Nothing):
-        return KeepsNothing()
+        return NoRetention()
     if isinstance(spec, State):
-        return KeepsState(STATE_REACH, block_size)
-    return KeepsWindow(spec.length, block_size) if isinstance(spec, Window) else KeepsAll()
+        return StateRetention(STATE_REACH, block_size)
+    return WindowRetention(spec.length, block_size) if isinstance(spec, Window) else FullRetention()
 
 
 def longest_match(retentions: Sequence[Retention], found: Callable[[int, int], bool], num_blocks: int) -> int:

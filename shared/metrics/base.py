@@ -60,8 +60,8 @@ def add_process_collectors(registry: CollectorRegistry) -> None:
 class PageBounds:
     """What callers of a page of metrics may take."""
 
-    longest_call_s: float = LONGEST_CALL_S
-    most_calls: int = MOST_CALLS
+    max_call_s: float = LONGEST_CALL_S
+    max_calls: int = MOST_CALLS
 
 
 BOUNDS = PageBounds()
@@ -79,9 +79,9 @@ class _Server(ThreadingHTTPServer):
 
     def process_request(self, call: Any, address: Any) -> None:
         with self._lock:
-            is_kept = len(self._calls) < self._bounds.most_calls
+            is_kept = len(self._calls) < self._bounds.max_calls
             if is_kept:
-                self._calls[call] = time.monotonic() + self._bounds.longest_call_s
+                self._calls[call] = time.monotonic() + self._bounds.max_call_s
         if is_kept:
             super().process_request(call, address)
         else:

@@ -30,10 +30,10 @@ class TenantMetrics:
 
 
 class CallMetrics(Collector):
-    """Plain numbers of the event loop, which the page's thread reads. `of_tenants`: the registry of what one tenant is
-    not to know of another."""
+    """Plain numbers of the event loop, which the page's thread reads. `tenant_registry`: holds the series
+    that one tenant must not see of another."""
 
-    def __init__(self, registry: CollectorRegistry, of_tenants: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, tenant_registry: CollectorRegistry) -> None:
         self._tenants: dict[str, TenantMetrics] = {}
         parts = Histogram(
             "quire_frontend_request_part_seconds",
@@ -48,9 +48,9 @@ class CallMetrics(Collector):
             "From the arrival of a tenant's request to its first token",
             ["tenant"],
             buckets=TTFT_BUCKETS,
-            registry=of_tenants,
+            registry=tenant_registry,
         )
-        of_tenants.register(self)
+        tenant_registry.register(self)
 
     def tenant(self, name: str) -> TenantMetrics:
         """The first MOST_TENANTS by their names, all others together."""

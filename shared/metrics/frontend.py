@@ -75,13 +75,13 @@ class FrontendMetrics:
         self._add_outcomes()
         self._add_own()
         self._add_redis()
-        self.of_tenants = CollectorRegistry()
-        self.calls = CallMetrics(self.registry, self.of_tenants)
+        self.tenant_registry = CollectorRegistry()
+        self.calls = CallMetrics(self.registry, self.tenant_registry)
         add_process_collectors(self.registry)
 
     def page(self, *, tenants: bool) -> bytes:
         """`tenants`: with what is counted by tenant, which is for operators where tenants have keys."""
-        return generate_latest(self.registry) + (generate_latest(self.of_tenants) if tenants else b"")
+        return generate_latest(self.registry) + (generate_latest(self.tenant_registry) if tenants else b"")
 
     def count_unknown_field(self, label: str) -> None:
         """`label`: one of the few of http/fields/unknown_fields.py."""

@@ -36,7 +36,7 @@ class SchedulerMetrics:
         self.encode = Histogram(
             "quire_scheduler_encode_seconds", "Making a message of one plan", buckets=STEP_BUCKETS, registry=registry
         )
-        self.hand_out = Histogram(
+        self.deliver = Histogram(
             "quire_scheduler_return_seconds",
             "Handing what one step gave to the frontends' streams",
             buckets=STEP_BUCKETS,

@@ -214,7 +214,7 @@ class WorkerMetrics:
         self._peak = Peak(0.0, 0.0)
         self._told, self._told_s = NO_COST, 0.0  # of the totals, when utilisation was last told
 
-    def on_device(self, peak: Peak) -> None:
+    def set_peak(self, peak: Peak) -> None:
         self._peak = peak
         self._peak_flops.set(peak.flops)
         self._peak_bandwidth.set(peak.bytes)
@@ -227,13 +227,13 @@ class WorkerMetrics:
         if prepared.compile_us:
             self.grammar_compile.observe(prepared.compile_us * MICROSECOND)
 
-    def masks_filled(self, seconds: float) -> None:
+    def observe_mask_fill(self, seconds: float) -> None:
         self.mask_fill.observe(seconds)
 
-    def masks_awaited(self, seconds: float) -> None:
+    def observe_mask_wait(self, seconds: float) -> None:
         self.mask_wait.observe(seconds)
 
-    def step_done(self, result: StepOutcome, num_tokens: int, cost: StepCost) -> None:
+    def observe_step(self, result: StepOutcome, num_tokens: int, cost: StepCost) -> None:
         timings = result.timings
         forward_us, sample_us = timings.forward_us, timings.sample_us
         wait, prepare, forward, sample = self._observe_phases

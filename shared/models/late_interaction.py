@@ -24,11 +24,11 @@ class LateInteraction:
     query_length: int  # tokens at most, with those that are put around and into the text
     document_length: int
     expands: bool  # shorter queries are filled up with mask tokens, which have vectors, too
-    sees_fillers: bool  # whether other tokens see those
+    attends_to_mask_tokens: bool  # whether other tokens see those
     skipped: tuple[str, ...]  # tokens that documents have no vectors for
 
 
-def of_artifact(values: dict[str, Any]) -> LateInteraction:
+def from_colbert_metadata(values: dict[str, Any]) -> LateInteraction:
     """artifact.metadata of a folder of ColBERT. Raises InvalidArgument."""
     if values.get("similarity", "cosine") != "cosine":
         raise _refusal("similarity", values["similarity"], "there is cosine")
@@ -43,7 +43,7 @@ def of_artifact(values: dict[str, Any]) -> LateInteraction:
     )
 
 
-def of_pylate(values: dict[str, Any]) -> LateInteraction:
+def from_pylate_config(values: dict[str, Any]) -> LateInteraction:
     """config_sentence_transformers.json of a folder of PyLate. Raises InvalidArgument."""
     skipped = values.get("skiplist_words")
     if skipped is not None and not (isinstance(skipped, list) and all(isinstance(word, str) for word in skipped)):

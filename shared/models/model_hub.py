@@ -36,7 +36,7 @@ def find(model: str, revision: str = "", *, weights: bool) -> Path:
     return _snapshot(model, revision, weights)
 
 
-def downloaded(model: str, revision: str = "") -> Path | None:
+def cached_folder(model: str, revision: str = "") -> Path | None:
     """The folder of `model` as far as it is on this machine, whole or not; nothing is downloaded."""
     folder = Path(model).expanduser()
     if gguf.is_file(folder):
@@ -65,8 +65,8 @@ def _snapshot(name: str, revision: str, weights: bool) -> Path:
             f"model: {name!r} is no folder, and huggingface_hub is not installed to download it", field="model"
         ) from None
     at = revision or None
-    known = downloaded(name, revision)
-    if known is not None and is_whole(known, weights=weights):
+    known = cached_folder(name, revision)
+    if known is not None and is_complete(known, weights=weights):
         return known
     files = _attempt(name, lambda: hub.HfApi().list_repo_files(name, revision=at))
     wanted = [*_wanted(files, weights)]
@@ -82,7 +82,7 @@ def _wanted(files: Iterable[str], weights: bool) -> Iterable[str]:
         yield from newer or (file for file in top if _is_older_weights(file))
 
 
-def is_whole(folder: Path, *, weights: bool) -> bool:
+def is_complete(folder: Path, *, weights: bool) -> bool:
     """Whether all files that the folder's own index names are there."""
     if not weights:
         return (folder / "tokenizer.json").exists()

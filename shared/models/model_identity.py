@@ -12,7 +12,7 @@ from quire.shared.errors import InvalidArgument
 from quire.shared.models.text_part import text_part
 from quire.shared.pb.common.v1 import model_pb2 as pb
 
-MOST_CONFIG_BYTES = 16 << 20  # the largest published ones, with names of classes, have some hundred thousand
+MAX_CONFIG_BYTES = 16 << 20  # the largest published ones, with names of classes, have some hundred thousand
 MOST_VOCABULARY = 1 << 24
 
 
@@ -40,8 +40,8 @@ def _text(path: Path) -> str:
     found = path.stat()
     if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
         raise InvalidArgument(f"model: {path} is no regular file", field="model")
-    if found.st_size > MOST_CONFIG_BYTES:
-        text = f"model: {path} has {found.st_size} bytes; at most {MOST_CONFIG_BYTES} are read"
+    if found.st_size > MAX_CONFIG_BYTES:
+        text = f"model: {path} has {found.st_size} bytes; at most {MAX_CONFIG_BYTES} are read"
         raise InvalidArgument(text, field="model")
     return path.read_text()
 

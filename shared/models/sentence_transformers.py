@@ -57,7 +57,7 @@ class SentenceModel:
     late: LateInteraction | None = None  # texts are compared token by token
 
 
-def scores_as_they_are(config: dict[str, Any]) -> bool:
+def has_identity_score_activation(config: dict[str, Any]) -> bool:
     """Whether a cross-encoder's config.json names no activation for its scores; else they go through a sigmoid."""
     section = config.get("sentence_transformers")
     newer = section.get("activation_fn") if isinstance(section, dict) else None
@@ -95,7 +95,7 @@ def read_sentence_model(folder: Path) -> SentenceModel | None:
         bool(text_form.get("do_lower_case")),
         prompts,
         str(named.get("default_prompt_name") or ""),
-        late_interaction.of_pylate(named) if is_late else None,
+        late_interaction.from_pylate_config(named) if is_late else None,
     )
 
 
@@ -110,7 +110,7 @@ def _colbert(folder: Path) -> SentenceModel | None:
     if not isinstance(size, int) or not isinstance(found.get("dim"), int):
         raise _refusal("artifact.metadata", f"dim is {found.get('dim')!r}, hidden_size {size!r}; integers are needed")
     dense = DenseModule("", size, found["dim"], False, "none")
-    return SentenceModel(("all",), (dense,), normalizes=True, late=late_interaction.of_artifact(found))
+    return SentenceModel(("all",), (dense,), normalizes=True, late=late_interaction.from_colbert_metadata(found))
 
 
 def _modes(config: dict[str, Any]) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ most clusters have no Redis.
 
 from typing import TYPE_CHECKING, Any
 
-from quire.shared.prefix_index.entries import NOT_COUNTED, MalformedEntries, SchedulerEntry, WorkerEntry
+from quire.shared.prefix_index.entries import LOG_ONLY, MalformedEntries, SchedulerEntry, WorkerEntry
 from quire.shared.prefix_index.keys import BlockKeys, RegistryKeys
 from quire.shared.prefix_index.reader import PrefixReader, RegistryReader, WorkerMatch
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from quire.shared.prefix_index.connection import connect
 
 __all__ = [
-    "NOT_COUNTED",
+    "LOG_ONLY",
     "BlockKeys",
     "MalformedEntries",
     "PrefixReader",

@@ -69,7 +69,7 @@ class MalformedEntries:
         self._logged_at, self._num_silent = now, 0
 
 
-NOT_COUNTED = MalformedEntries(lambda _kind: None)  # only logged
+LOG_ONLY = MalformedEntries(lambda _kind: None)  # only logged
 
 
 def scheduler_entry(name: str, value: bytes) -> SchedulerEntry:

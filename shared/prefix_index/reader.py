@@ -10,7 +10,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from quire.shared.kv.block_hash import page_name
 from quire.shared.kv.kv_retention import longest_match
 from quire.shared.prefix_index.entries import (
-    NOT_COUNTED,
+    LOG_ONLY,
     MalformedEntries,
     SchedulerEntry,
     WorkerEntry,
@@ -58,7 +58,7 @@ class WorkerMatch:
 class RegistryReader:
     """Who schedules. Errors of Redis come as redis.RedisError; entries that cannot be read are skipped and counted."""
 
-    def __init__(self, redis: Any, keys: RegistryKeys, malformed: MalformedEntries = NOT_COUNTED) -> None:
+    def __init__(self, redis: Any, keys: RegistryKeys, malformed: MalformedEntries = LOG_ONLY) -> None:
         self._redis = redis
         self._keys = keys
         self._malformed = malformed
@@ -71,7 +71,7 @@ class RegistryReader:
 class PrefixReader:
     """Who holds what. Errors of Redis come as redis.RedisError; entries that cannot be read are skipped and counted."""
 
-    def __init__(self, redis: Any, keys: BlockKeys, malformed: MalformedEntries = NOT_COUNTED) -> None:
+    def __init__(self, redis: Any, keys: BlockKeys, malformed: MalformedEntries = LOG_ONLY) -> None:
         self._redis = redis
         self._keys = keys
         self._malformed = malformed

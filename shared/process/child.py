@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import IO
 
 from quire.shared.errors import Internal
-from quire.shared.process.priority import step_back
+from quire.shared.process.priority import lower_priority
 
 LENGTH_BYTES = 4
 LONGEST_WAIT_S = 60.0  # for an answer, on a machine that has much to do
@@ -119,10 +119,10 @@ def read(stream: IO[bytes]) -> bytes | None:
     return stream.read(int.from_bytes(length, "little")) if length else None
 
 
-def answer_all(begin: Callable[[bytes], Callable[[bytes], bytes]]) -> None:
+def serve_requests(begin: Callable[[bytes], Callable[[bytes], bytes]]) -> None:
     """What such a process does, until its stdin ends; it leaves the processors to its parent. `begin`: from the
     introduction to what answers messages."""
-    step_back(os.getppid())  # once, though the thread that has started it may have stepped back itself
+    lower_priority(os.getppid())  # once, though the thread that has started it may have stepped back itself
     answer = begin(read(sys.stdin.buffer) or b"")
     _say_no_more()
     write(sys.stdout.buffer, b"")

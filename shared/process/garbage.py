@@ -45,7 +45,7 @@ class Collector:
         _make_seldom()
         loop.call_later(LOOK_S, self._look_again, loop)
 
-    def hurry(self) -> None:
+    def request_collection(self) -> None:
         """Something has gone that leaves much garbage, all of it old: the next look is not to pass it over."""
         self._hurries = True
 
@@ -67,7 +67,7 @@ class Collector:
 
 
 @contextmanager
-def as_in_a_service() -> Iterator[None]:
+def service_gc_thresholds() -> Iterator[None]:
     """For measurements: searches are as seldom as in a service at work."""
     before = gc.get_threshold()
     _make_seldom()

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import uvloop
 
 from quire.shared.errors import Internal, QuireError
-from quire.shared.logs import as_json, flush, is_json, logger, say
+from quire.shared.logs import as_json, flush, is_json, logger, print_line
 from quire.shared.process.garbage import Collector
 from quire.shared.process.watchdog import Watchdog
 
@@ -92,12 +92,12 @@ def run(service: Callable[[Shutdown], Coroutine[Any, Any, None]]) -> int:
     try:
         uvloop.run(main())
     except QuireError as error:
-        say(f"quire: {error.message}", sys.stderr)
+        print_line(f"quire: {error.message}", sys.stderr)
         return EXIT_FAILED if isinstance(error, Internal) else EXIT_STARTUP_ERROR
     return 0
 
 
-def leave(status: int) -> NoReturn:
+def exit_process(status: int) -> NoReturn:
     """Ends this process with all that is registered for its end, but without Python's and libraries' own tidying up.
     Threads that were left alone may be in the middle of a library's code, a model's or a vocabulary's, which would be
     taken away under them: a signal instead of `status`."""
@@ -109,7 +109,7 @@ def leave(status: int) -> NoReturn:
     os._exit(status)
 
 
-def keep_for_good(collector: Collector | None = None) -> None:
+def freeze_startup_objects(collector: Collector | None = None) -> None:
     """What is there now stays, if this process is a service's own. Walking it again and again, in search of garbage,
     would hold up everything each time: a frontend for 35 ms, a worker with torch for 120. `collector`: looks for it
     from now on; None: one of which nobody wants anything."""
@@ -117,19 +117,19 @@ def keep_for_good(collector: Collector | None = None) -> None:
         (collector or Collector()).start(asyncio.get_running_loop())
 
 
-def announce(role: str, name: str, **addresses: str) -> None:
+def announce_ready(role: str, name: str, **addresses: str) -> None:
     """Tells whoever started this process, on stdout, that it serves and where. From now on its loop has to
     turn: before, it may read a large library from a slow disk."""
     if is_json():
-        say(as_json(name, "ready", role=role, id=name, **addresses), sys.stdout)
+        print_line(as_json(name, "ready", role=role, id=name, **addresses), sys.stdout)
     else:
         where = "".join(f" {kind}={address}" for kind, address in addresses.items())
-        say(f"quire-{role} ready id={name}{where}", sys.stdout)
+        print_line(f"quire-{role} ready id={name}{where}", sys.stdout)
     for watchdog in _watchdogs:
         watchdog.start()
 
 
-async def first(*contenders: Awaitable[Any]) -> None:
+async def run_until_first(*contenders: Awaitable[Any]) -> None:
     """Runs all until one ends, cancels the rest, and raises what it raised; Internal if it was cancelled."""
     tasks = [asyncio.ensure_future(c) for c in contenders]
     try:

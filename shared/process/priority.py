@@ -16,7 +16,7 @@ import threading
 NICENESS = 5
 
 
-def step_back(process: int | None = None) -> None:
+def lower_priority(process: int | None = None) -> None:
     """Puts the calling thread, and processes that it starts, behind `process`, which is its own unless it is named.
     Elsewhere than on Linux priorities are of whole processes."""
     if sys.platform == "linux":

@@ -25,46 +25,50 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
-class Pauses:
+class RestartBackoff:
     """Before a task starts again, in seconds: each twice as long as the one before."""
 
     first_s: float = FIRST_PAUSE_S
     longest_s: float = LONGEST_PAUSE_S
 
 
-PAUSES = Pauses()
+RESTART_BACKOFF = RestartBackoff()
 
 
-def is_asked_to_end() -> bool:
+def is_cancel_requested() -> bool:
     """Whether somebody has cancelled the current task, as opposed to something that it awaits."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
-async def pause(seconds: float) -> None:
+async def cancellable_sleep(seconds: float) -> None:
     """Sleeps between the rounds of a task that goes on until it is cancelled; ends it also where that was lost before.
 
     Until Python 3.12 wait_for(), in which Redis's client sends, loses one that comes as what it waits for ends.
     """
-    if is_asked_to_end():
+    if is_cancel_requested():
         raise asyncio.CancelledError
     await asyncio.sleep(seconds)
 
 
-async def vital(name: str, work: Awaitable[None], may_end: Callable[[], bool] = lambda: False) -> None:
+async def run_vital(name: str, work: Awaitable[None], may_end: Callable[[], bool] = lambda: False) -> None:
     """Raises what `work` raises, and Internal where it just ends though not `may_end()`: nothing works without it."""
     try:
         await work
     except asyncio.CancelledError:
-        if is_asked_to_end():
+        if is_cancel_requested():
             raise
         raise Internal(f"{name} was cancelled, and nobody here asked for that") from None
     if not may_end():
         raise Internal(f"{name} ended, and nobody asked for that")
 
 
-async def restarted(
-    name: str, work: Callable[[], Awaitable[object]], *, is_needed: bool = True, pauses: Pauses = PAUSES
+async def run_restarting(
+    name: str,
+    work: Callable[[], Awaitable[object]],
+    *,
+    is_needed: bool = True,
+    backoff: RestartBackoff = RESTART_BACKOFF,
 ) -> NoReturn:
     """Runs `work` for ever. Raises FailedPrecondition of it, which no restart can mend, and Internal when it does not
     stay up and `is_needed`: where the process is of use without it, it is tried on."""
@@ -77,7 +81,7 @@ async def restarted(
             num_restarts = 0
         if is_needed and num_restarts == MOST_RESTARTS:
             raise Internal(f"{name} ended {num_restarts + 1} times in a row, the last time because {reason}")
-        pause_s = min(pauses.first_s * 2**num_restarts, pauses.longest_s)
+        pause_s = min(backoff.first_s * 2**num_restarts, backoff.longest_s)
         num_restarts = min(num_restarts + 1, MOST_RESTARTS)
         log.error("a task ended and starts again", task=name, reason=reason, pause_s=pause_s)
         await asyncio.sleep(pause_s)
@@ -90,7 +94,7 @@ async def _end_of(work: Callable[[], Awaitable[object]]) -> str:
     except FailedPrecondition:
         raise
     except asyncio.CancelledError:
-        if is_asked_to_end():
+        if is_cancel_requested():
             raise
         return "it was cancelled, and nobody here asked for that"
     except Exception as error:

@@ -50,7 +50,7 @@ class Watchdog:
             num_waits = 0 if seen != self._num_turns else num_waits + 1
             seen = self._num_turns
             if num_waits > MOST_TURNS:
-                logs.say(f"quire: the event loop has stood still for {MOST_TURNS * TURN_S:g} s:", sys.stderr)
+                logs.print_line(f"quire: the event loop has stood still for {MOST_TURNS * TURN_S:g} s:", sys.stderr)
                 faulthandler.dump_traceback(file=sys.__stderr__ or 2)
                 logs.flush()
                 os._exit(EXIT_STUCK)

@@ -9,8 +9,8 @@ from pathlib import Path
 from quire.shared.errors import FailedPrecondition, InvalidArgument, QuireError, Unauthenticated
 from quire.shared.logs import logger
 from quire.shared.pb.admin.v1 import admin_pb2, admin_pb2_grpc
-from quire.shared.rpc import admin_pass
-from quire.shared.rpc.admin_pass import AdminPass
+from quire.shared.rpc import admin_credentials
+from quire.shared.rpc.admin_credentials import AdminCredentials
 from quire.shared.rpc.guard import CallGuard, bearer
 from quire.shared.rpc.server import Server
 from quire.shared.security.secret_file import SecretFile
@@ -55,7 +55,9 @@ class AdminPort:
         await self._server.start()
         await self._server.set_serving(True)
         try:
-            self._pass = admin_pass.leave(self._settings.service, self._grpc_port, AdminPass(self.address, self.key))
+            self._pass = admin_credentials.publish(
+                self._settings.service, self._grpc_port, AdminCredentials(self.address, self.key)
+            )
         except (FailedPrecondition, OSError) as error:
             log.warning("commands on this machine cannot find the admin service by themselves", reason=str(error))
 

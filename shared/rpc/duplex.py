@@ -15,9 +15,9 @@ from typing import Any, Generic, NoReturn, TypeVar
 import grpc.aio
 
 from quire.shared.errors import Unavailable
-from quire.shared.process.supervision import is_asked_to_end
-from quire.shared.rpc.endings import CallEnding
-from quire.shared.rpc.parts import CallStream, InParts
+from quire.shared.process.supervision import is_cancel_requested
+from quire.shared.rpc.call_status import CallStatus
+from quire.shared.rpc.parts import CallStream, PartStream
 from quire.shared.rpc.silence import TURNS_PER_INTERVAL, Silence
 
 READER_HEARS_WITHIN_S = 5.0  # of the end of a call that a writer has run into
@@ -32,7 +32,7 @@ class Duplex(Generic[Incoming, Outgoing]):
 
     def __init__(self, stream: CallStream, heartbeat: Outgoing, interval_s: float) -> None:
         self._stream = stream
-        self._ending = CallEnding(stream.stream if isinstance(stream, InParts) else stream)
+        self._ending = CallStatus(stream.stream if isinstance(stream, PartStream) else stream)
         self._heartbeat = heartbeat
         self._silence = Silence(interval_s)
         self._outbox: deque[Outgoing] = deque()
@@ -41,14 +41,14 @@ class Duplex(Generic[Incoming, Outgoing]):
         self._wrote = False  # since the last turn of the timer
         self._timer: asyncio.TimerHandle | None = None  # while pump() runs
         self._turns_of_parts = 0  # in which parts have come, and nothing was said
-        if isinstance(stream, InParts):
+        if isinstance(stream, PartStream):
             stream.on_part = self._part_has_come
 
     def send(self, message: Outgoing) -> None:
         self._outbox.append(message)
         self._wake.set()
 
-    def beat_every(self, interval_s: float) -> None:
+    def set_heartbeat_interval(self, interval_s: float) -> None:
         """The peer has named the interval; a wait that began with a longer one is cut short."""
         self._silence.interval_s = interval_s
         if self._timer is not None:
@@ -138,13 +138,13 @@ class Duplex(Generic[Incoming, Outgoing]):
             async with self._silence:
                 return await self._stream.read()
         except grpc.aio.AioRpcError as error:
-            raise self._ending.why(error) from None
+            raise self._ending.resolve(error) from None
         except asyncio.CancelledError:
             _raise_unless_asked()
 
 
 def _raise_unless_asked() -> NoReturn:
     """In an `except CancelledError`: gRPC's word for a call that was cancelled on this side is an error like others."""
-    if is_asked_to_end():
+    if is_cancel_requested():
         raise  # noqa: PLE0704
     raise Unavailable("the stream was cancelled on this side") from None

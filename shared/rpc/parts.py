@@ -9,7 +9,7 @@ from quire.shared.errors import InvalidArgument
 from quire.shared.pb.common.v1.part_pb2 import Part
 from quire.shared.rpc.channel import SERVICE_MESSAGE_BYTES
 
-MOST_PART_BYTES = SERVICE_MESSAGE_BYTES - 1024  # of data, with room for what is around it
+MAX_PART_BYTES = SERVICE_MESSAGE_BYTES - 1024  # of data, with room for what is around it
 # What a link of 13 KB/s carries before its other end, which hears of whole parts only, takes the peer for dead.
 PART_BYTES = 64 * 1024
 MOST_BYTES = 256 * 1024 * 1024  # of a whole message: a worker with a million blocks reports 36 MB of hashes
@@ -26,7 +26,7 @@ class CallStream(Protocol):
 async def _nobody() -> None: ...
 
 
-class InParts:
+class PartStream:
     """A stream whose reader and writer know nothing of parts. One task reads and one writes, as gRPC has it."""
 
     def __init__(self, stream: CallStream) -> None:

@@ -10,7 +10,7 @@ import grpc.aio
 from quire.shared import ports
 from quire.shared.errors import FailedPrecondition
 from quire.shared.rpc import health, reflection
-from quire.shared.rpc.call_bounds import HEADER_BYTES, BoundedCalls
+from quire.shared.rpc.call_limits import HEADER_BYTES, CallLimitInterceptor
 from quire.shared.rpc.channel import COMMON_OPTIONS, RECEIVE_OPTION, SERVICE_MESSAGE_BYTES
 from quire.shared.rpc.connection_resets import ConnectionResets
 from quire.shared.rpc.health import NOT_SERVING, SERVING
@@ -88,7 +88,7 @@ class Server:
             *PENDING_OPTIONS,
             *more_options,
         ]
-        outermost = BoundedCalls(first_message_s, ConnectionResets())
+        outermost = CallLimitInterceptor(first_message_s, ConnectionResets())
         self._grpc = grpc.aio.server(options=options, interceptors=[outermost, *interceptors])
         self.methods = Methods(self._grpc)
         self._services = ("", *services)

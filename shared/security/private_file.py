@@ -16,7 +16,7 @@ Held = TypeVar("Held")
 Stamp = tuple[int, int, int]
 
 
-class Unusable(ValueError):
+class UnusableFile(ValueError):
     """What is wrong with a file's content, without a word of it."""
 
 
@@ -32,8 +32,8 @@ class PrivateFile(Generic[Held]):
         max_bytes: int,
         on_error: Callable[[], None] = lambda: None,
     ) -> None:
-        """`setting` is the name of the setting that holds the path, for messages; `read` raises Unusable; `on_error` is
-        called once for each way in which a changed file is no use.
+        """`setting` is the name of the setting that holds the path, for messages; `read` raises UnusableFile;
+        `on_error` is called once for each way in which a changed file is no use.
 
         Raises InvalidArgument for a file that is no use.
         """
@@ -81,7 +81,7 @@ class PrivateFile(Generic[Held]):
                 return self._read_bytes(file.read(self._max_bytes))
         except OSError as error:
             raise self._wrong(f"cannot read it: {error.strerror}") from None
-        except Unusable as error:
+        except UnusableFile as error:
             raise self._wrong(str(error)) from None
 
     def _wrong(self, what: str) -> InvalidArgument:

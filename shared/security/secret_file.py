@@ -10,7 +10,7 @@ import hmac
 import os
 from pathlib import Path
 
-from quire.shared.security.private_file import PrivateFile, Unusable
+from quire.shared.security.private_file import PrivateFile, UnusableFile
 
 MIN_LENGTH = 32  # characters: what `openssl rand -hex 16` gives, beyond any guessing
 MAX_BYTES = 64 * 1024
@@ -42,9 +42,9 @@ class SecretFile:
     def _read(self, content: bytes) -> tuple[bytes, ...]:
         secrets = tuple(line.strip() for line in content.splitlines() if line.strip())
         if not secrets:
-            raise Unusable("it is empty")
+            raise UnusableFile("it is empty")
         if min(map(len, secrets)) < self._min_length:
-            raise Unusable(f"a secret has at least {self._min_length} characters (openssl rand -hex 32)")
+            raise UnusableFile(f"a secret has at least {self._min_length} characters (openssl rand -hex 32)")
         return secrets
 
 

@@ -198,7 +198,7 @@ class FrontendSettings(Settings):
         return ConnectionLimits(**self.connections)
 
     @property
-    def limits_of_streams(self) -> StreamLimits:
+    def parsed_stream_limits(self) -> StreamLimits:
         return StreamLimits(**self.stream_limits)
 
     @property

@@ -200,15 +200,15 @@ class WorkerSettings(Settings):
         return self.tensor_parallel_size * self.pipeline_parallel_size * self.context_parallel_size
 
     @property
-    def own_sums(self) -> bool:
+    def use_custom_all_reduce(self) -> bool:
         """Few rows and many are then added up in two ways, in two orders; GPUs of several hosts have no memory in
         common."""
         return self.custom_all_reduce and self.nnodes == 1 and not self.batch_invariant
 
     @property
-    def overlaps_sums(self) -> bool:
+    def use_overlapped_all_reduce(self) -> bool:
         """A row's product may have other bits in a piece than among all rows."""
-        return self.overlap_all_reduce and self.own_sums
+        return self.overlap_all_reduce and self.use_custom_all_reduce
 
     @property
     def schedulers(self) -> tuple[str, ...]:

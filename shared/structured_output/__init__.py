@@ -3,7 +3,7 @@
 Text only. Frontends check at the door what workers will compile, so both read it here.
 """
 
-from quire.shared.structured_output.checks import check, check_size, refuse, unusable
+from quire.shared.structured_output.checks import check, check_size, compile_refusal, refuse
 from quire.shared.structured_output.grammar import lark
 
-__all__ = ["check", "check_size", "lark", "refuse", "unusable"]
+__all__ = ["check", "check_size", "compile_refusal", "lark", "refuse"]

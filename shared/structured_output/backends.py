@@ -17,11 +17,11 @@ from quire.shared.structured_output.checks import (
     MAX_NESTING,
     MAX_NESTING_OF_TAGS,
     NOT_COMPILED,
-    is_not_offered,
+    is_unsupported_feature,
     parse,
     refuse,
 )
-from quire.shared.structured_output.schema_rewrite import ASSERTIONS, for_other_libraries
+from quire.shared.structured_output.schema_rewrite import ASSERTIONS, for_other_backends
 
 Result = TypeVar("Result")
 
@@ -49,7 +49,7 @@ DEFINED = re.compile(r"#/(\$defs|definitions)/[^/]+")
 
 
 @dataclass(frozen=True, slots=True)
-class Abilities:
+class BackendSupport:
     """Of a library."""
 
     forms: frozenset[str]
@@ -69,7 +69,7 @@ class Abilities:
 _TEXTS = ("json_schema", "json_object", "regex", "choice")
 _COMMON_FORMATS = frozenset(("date", "date-time", "uuid"))
 ABILITIES = {
-    XGRAMMAR: Abilities(
+    XGRAMMAR: BackendSupport(
         frozenset((*_TEXTS, "grammar", "structural_tag")),
         COMMON | STRINGS | OBJECTS | ARRAYS | NUMBERS
         | {"format", "prefixItems", "propertyNames", "minProperties", "maxProperties"},
@@ -79,14 +79,14 @@ ABILITIES = {
         any_value=True,
         any_ref=True,
     ),
-    OUTLINES_CORE: Abilities(
+    OUTLINES_CORE: BackendSupport(
         frozenset(_TEXTS),
         COMMON | STRINGS | OBJECTS | ARRAYS | {"format"},
         _COMMON_FORMATS,  # of time, email and uri its expressions match backslashes and quotation marks as they are
         own_whitespace=True,
         any_enum=True,
     ),
-    LM_FORMAT_ENFORCER: Abilities(
+    LM_FORMAT_ENFORCER: BackendSupport(
         frozenset(_TEXTS),
         COMMON | STRINGS | OBJECTS | ARRAYS,
         looks_ahead=True,
@@ -112,7 +112,7 @@ def choose(
             try:
                 return name, ask(name), "; ".join(reasons)
             except InvalidArgument as error:
-                if len(names) == 1 or not is_not_offered(error.message):
+                if len(names) == 1 or not is_unsupported_feature(error.message):
                     raise
                 reason = "cannot compile it: " + error.message.removeprefix(f"{FIELD}: ").removeprefix(NOT_COMPILED)
         reasons.append(f"{name} {reason}")
@@ -130,7 +130,7 @@ def cannot(name: str, constraint: pb.StructuredOutput) -> str:
     return next(_faults(ABILITIES[name], constraint), "")
 
 
-def _faults(able: Abilities, constraint: pb.StructuredOutput) -> Iterator[str]:
+def _faults(able: BackendSupport, constraint: pb.StructuredOutput) -> Iterator[str]:
     kind = str(constraint.WhichOneof("constraint"))
     if kind not in able.forms:
         yield f"takes no {kind}"
@@ -140,7 +140,7 @@ def _faults(able: Abilities, constraint: pb.StructuredOutput) -> Iterator[str]:
         yield "takes no disable_any_whitespace"
     match kind:
         case "json_schema":
-            yield from _Schema(able).faults(for_other_libraries(parse(constraint.json_schema, kind, MAX_NESTING)))
+            yield from _Schema(able).faults(for_other_backends(parse(constraint.json_schema, kind, MAX_NESTING)))
         case "regex" if NO_REGULAR.search(constraint.regex):
             yield NOT_REGULAR
         case "regex" if LOOK_BEHIND.search(constraint.regex) and able.looks_ahead:
@@ -153,13 +153,13 @@ def _faults(able: Abilities, constraint: pb.StructuredOutput) -> Iterator[str]:
             yield from _tag_faults(able, parse(constraint.structural_tag, kind, MAX_NESTING_OF_TAGS))
 
 
-def _tag_faults(able: Abilities, node: Any) -> Iterator[str]:
+def _tag_faults(able: BackendSupport, node: Any) -> Iterator[str]:
     """Of the forms inside."""
     rest = [node]
     while rest:
         match rest.pop():
             case {"type": "json_schema", "json_schema": schema}:
-                yield from _Schema(able).faults(for_other_libraries(schema))
+                yield from _Schema(able).faults(for_other_backends(schema))
             case {"type": "grammar", "grammar": str(text)} if not ebnf.is_ebnf(text):
                 yield NO_LARK
             case {"type": "regex", "pattern": str(pattern)} if NO_REGULAR.search(pattern):
@@ -167,7 +167,7 @@ def _tag_faults(able: Abilities, node: Any) -> Iterator[str]:
             case {"type": "regex", "pattern": str(pattern)} if LOOK_AROUND.search(pattern):
                 yield NO_LOOK_AROUND
             case {"schema": schema, **others}:
-                yield from _Schema(able).faults(for_other_libraries(schema))
+                yield from _Schema(able).faults(for_other_backends(schema))
                 rest += others.values()
             case dict(inner):
                 rest += inner.values()
@@ -178,7 +178,7 @@ def _tag_faults(able: Abilities, node: Any) -> Iterator[str]:
 class _Schema:
     """Looks through a JSON Schema for what a library cannot do."""
 
-    def __init__(self, able: Abilities) -> None:
+    def __init__(self, able: BackendSupport) -> None:
         self._able = able
 
     def faults(self, schema: Any) -> Iterator[str]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from quire.shared import inner_json
+from quire.shared import strict_json
 from quire.shared.errors import InvalidArgument
 from quire.shared.pb.common.v1 import sampling_pb2 as pb
 from quire.shared.structured_output.satisfiable import contradiction
@@ -33,7 +33,7 @@ def refuse(text: str) -> InvalidArgument:
     return InvalidArgument(f"{FIELD}: {text}", field=FIELD)
 
 
-def unusable(reason: str) -> InvalidArgument:
+def compile_refusal(reason: str) -> InvalidArgument:
     """Returns the refusal of a constraint that a grammar library cannot use, without the constraint's own text."""
     return refuse(NOT_COMPILED + without_grammar(reason))
 
@@ -44,7 +44,7 @@ def without_grammar(reason: str) -> str:
     return "nothing fulfils it" if text.startswith(DEAD_END) else text[:MAX_REASON_CHARACTERS]
 
 
-def is_not_offered(reason: str) -> bool:
+def is_unsupported_feature(reason: str) -> bool:
     """Whether a library says that it lacks a feature, which another library may have."""
     return NOT_OFFERED.search(reason) is not None
 
@@ -124,7 +124,7 @@ def parse(text: str, kind: str, max_nesting: int) -> Any:
     if nesting > max_nesting:
         raise refuse(f"{kind} is nested {nesting} levels deep; at most {max_nesting} are taken")
     try:
-        return inner_json.read(text)
+        return strict_json.read(text)
     except ValueError as error:
         raise refuse(f"{kind} is not valid JSON: {error}") from None
 

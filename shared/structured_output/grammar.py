@@ -8,12 +8,12 @@ from quire.shared.pb.common.v1 import sampling_pb2 as pb
 from quire.shared.structured_output import ebnf, regex, structural_tag
 from quire.shared.structured_output.checks import MAX_NESTING, MAX_NESTING_OF_TAGS, parse
 from quire.shared.structured_output.json_rule import json_rule
-from quire.shared.structured_output.literals import NO_SPECIALS, Specials, literal, quoted
+from quire.shared.structured_output.literals import NO_SPECIAL_TOKENS, SpecialTokens, literal, quoted
 
 OBJECT = {"type": "object"}
 
 
-def lark(constraint: pb.StructuredOutput, specials: Specials = NO_SPECIALS) -> str:
+def lark(constraint: pb.StructuredOutput, specials: SpecialTokens = NO_SPECIAL_TOKENS) -> str:
     """`constraint` is checked; `specials`: of the vocabulary that it is for.
 
     Raises InvalidArgument for a grammar or a tag that cannot be read.
@@ -37,7 +37,7 @@ def lark(constraint: pb.StructuredOutput, specials: Specials = NO_SPECIALS) -> s
     return f"start: {body}\n"
 
 
-def _choice(options: Iterable[str], specials: Specials) -> str:
+def _choice(options: Iterable[str], specials: SpecialTokens) -> str:
     """All that ordinary tokens spell is one terminal: as alternatives of a rule, 2,000 are more than the library
     follows at a time."""
     plain: list[str] = []

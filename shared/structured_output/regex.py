@@ -24,7 +24,7 @@ def whole(pattern: str) -> str:
     return _ascii(inner)
 
 
-def of_text(text: str) -> str:
+def escape(text: str) -> str:
     """That matches this text only."""
     return "".join(f"\\{character}" if character in SPECIAL else character for character in text)
 

@@ -65,7 +65,7 @@ def _without_annotations(schema: Json) -> Json:
     return found
 
 
-def for_other_libraries(schema: Any) -> Any:
+def for_other_backends(schema: Any) -> Any:
     """Returns what libraries but llguidance read: without annotations, and with every required name among the
     properties, because they look for required names only there."""
     return rewritten(schema, lambda inner: _with_required_names(_without_annotations(inner)))

@@ -13,7 +13,7 @@ from quire.shared.pb.common.v1 import sampling_pb2 as pb
 from quire.shared.structured_output import ebnf, regex
 from quire.shared.structured_output.checks import check_schema, refuse
 from quire.shared.structured_output.json_rule import json_rule
-from quire.shared.structured_output.literals import Specials, literal, pieces, quoted, token
+from quire.shared.structured_output.literals import SpecialTokens, literal, pieces, quoted, token
 
 ANY = "TEXT"
 ANY_DEFINITION = r"TEXT: /(.|\n)*/"
@@ -21,7 +21,7 @@ MAX_REPEAT = 10_000
 Json = dict[str, Any]
 
 
-def lark(tags: Json, options: pb.StructuredOutput, specials: Specials) -> str:
+def lark(tags: Json, options: pb.StructuredOutput, specials: SpecialTokens) -> str:
     """Raises InvalidArgument."""
     writer = _Writer(options, specials)
     body = writer.format(as_format(tags), "format")
@@ -50,7 +50,7 @@ def wrong(where: str, text: str) -> Exception:
 class _Writer:
     """Writes formats as expressions of a rule, and the rules that these need."""
 
-    def __init__(self, options: pb.StructuredOutput, specials: Specials) -> None:
+    def __init__(self, options: pb.StructuredOutput, specials: SpecialTokens) -> None:
         self._options = options
         self._specials = specials
         self.lines: list[str] = []

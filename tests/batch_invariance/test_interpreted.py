@@ -12,21 +12,21 @@ import torch
 from quire import kernels
 from quire.services.worker.attention.batch_invariant import BatchInvariantAttention
 from quire.services.worker.building.checks import batch_invariance
-from quire.services.worker.graphs.cuda_graph import Repeater
+from quire.services.worker.graphs.cuda_graph import EagerRecorder
 from quire.services.worker.graphs.decode_graphs import DecodeGraphs
 from quire.services.worker.graphs.recorded_steps import RecordedModel
 from quire.services.worker.graphs.row_facts import RowWatch
-from quire.services.worker.graphs.step_edges import PlainEdges
+from quire.services.worker.graphs.step_edges import TorchStepEdges
 from quire.services.worker.sampling.choice import PlainChoice
 from quire.shared.pb.common.v1 import sampling_pb2
 from tests.kernels.triton import ordered_dot
 from tests.kernels.triton.conftest import ON_GPU
 from tests.kernels.triton.tuned import tune
 from tests.services.worker import checkpoints
-from tests.services.worker.graphs.pretending import Copying
+from tests.services.worker.graphs.fake_device import Copying
 from tests.services.worker.models.test_logits import prompt
-from tests.services.worker.parts import current_model_of, give_memory_of_its_own, runner_of
 from tests.services.worker.plans import New
+from tests.services.worker.replica_internals import current_model_of, give_memory_of_its_own, runner_of
 from tests.services.worker.rig import Rig
 
 pytestmark = pytest.mark.skipif(ON_GPU, reason="there they are compiled: see test_same_bits")
@@ -55,7 +55,7 @@ def build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setattr("quire.kernels.triton.batch_invariant.attention.SPAN", 64)
     monkeypatch.setattr("quire.services.worker.attention.backends.load_backend", lambda name: Interpreted())
     monkeypatch.setitem(kernels.BATCH_INVARIANT, "cpu", PACKAGES)
-    monkeypatch.setitem(batch_invariance.TAKES_ROWS, "cpu", batch_invariance.TAKES_ROWS["cuda"])
+    monkeypatch.setitem(batch_invariance.ROW_INDEPENDENT_OPS, "cpu", batch_invariance.ROW_INDEPENDENT_OPS["cuda"])
     folder = checkpoints.make(request.param, tmp_path, num_hidden_layers=2).folder
     return lambda: with_graphs(Rig(folder, batch_invariant=True, attention_backend="batch_invariant"))
 
@@ -70,14 +70,14 @@ def with_graphs(rig: Rig) -> Rig:
                 current_model_of(rig.replica).forward(batch, runner.caches)
             ),
             choice=PlainChoice(runner.sampler.vocabulary, limits.max_num_seqs, torch.device("cpu")),
-            edges=PlainEdges(),
-            longest_seq=limits.max_model_len,
+            edges=TorchStepEdges(),
+            max_seq_len=limits.max_model_len,
             rows_per_prefix_tile=0,
         ),
         runner.slot_memory,
         [1, 3, limits.max_num_seqs],
         watch=RowWatch(table.block_table, limits.block_size, 0),
-        recorder=Repeater(),
+        recorder=EagerRecorder(),
         staging=Copying(),
     )
     runner.use_graphs(graphs)

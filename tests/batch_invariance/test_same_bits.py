@@ -10,7 +10,7 @@ import pytest
 from quire.kernels import cpu
 from quire.services.worker.replica.replica import Replica
 from tests.batch_invariance.requests import Given, alone, ask, given, requests
-from tests.services.scheduler.conftest import Optimist
+from tests.services.scheduler.conftest import UnlimitedForecast
 from tests.spec_decode.methods import METHODS
 from tests.spec_decode.pair import Pair, build
 
@@ -81,7 +81,7 @@ def test_preempted_and_computed_again(replica: Replica) -> None:
     longer = {"max_tokens": 60, "eos": ()}
     expected = alone(replica, requests(), **longer)
     tight = Pair(replica, num_blocks=NUM_TOKENS // replica.limits.block_size)
-    tight.core.state.forecast = Optimist()  # lets in more than can stay
+    tight.core.state.forecast = UnlimitedForecast()  # lets in more than can stay
     answers = ask(tight, requests(), **longer)
     tight.run()
     assert tight.core.counts.preemptions > 0

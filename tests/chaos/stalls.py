@@ -29,7 +29,7 @@ from quire.shared.pb.admin.v1 import admin_pb2
 from quire.shared.pb.inference.v1 import inference_pb2_grpc
 from tests import waiting
 from tests.chaos.conftest import leaves_nothing_behind, services
-from tests.chaos.standstill import stand_still
+from tests.chaos.paused_processes import pause_processes
 from tests.chaos.streams import Stream, greedy, prompts
 from tests.e2e.conftest import running_cluster
 from tests.waiting import eventually
@@ -139,7 +139,7 @@ class Lane:
     async def _stop(self, stall: Stall) -> None:
         pid = self._cluster.process(f"{stall.service}-0").pid
         assert pid is not None
-        await stand_still(stall.seconds, pid)
+        await pause_processes(stall.seconds, pid)
 
     def _workers(self) -> list[admin_pb2.ServiceStatus]:
         try:

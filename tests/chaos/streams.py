@@ -74,7 +74,7 @@ class Crowd:
         self._client = AsyncClient(address)
         self._tasks = [asyncio.ensure_future(stream.run(self._client)) for stream in self.streams]
 
-    async def talking(self, tokens: int = 20) -> None:
+    async def all_streaming(self, tokens: int = 20) -> None:
         """Until every stream has so many tokens."""
         await eventually(
             lambda: all(stream.error or sum(map(len, stream.token_ids.values())) >= tokens for stream in self.streams)

@@ -16,8 +16,8 @@ from quire.cluster import Cluster
 from quire.params import SamplingParams
 from quire.requests import RequestOptions
 from quire.shared.errors import InvalidArgument, NotFound, Unavailable
+from tests.chaos.blocked_processes import PATIENCE_S, block_on_open, wait_until_blocked
 from tests.chaos.conftest import FRONTEND, SCHEDULER, WORKER, Said, leaves_nothing_behind
-from tests.chaos.held import PATIENCE_S, held_up, until_read
 from tests.chaos.streams import Crowd, greedy, same
 from tests.chaos.test_workers import pid
 from tests.e2e.conftest import running_cluster
@@ -62,7 +62,7 @@ async def until_loaded(client: Client, name: str) -> None:
 
 def held_up_at(config: Path, folder: Path) -> Path:
     """Whoever opens it waits at this pipe."""
-    pipe = held_up(folder, f"path == {str(config.resolve())!r}")
+    pipe = block_on_open(folder, f"path == {str(config.resolve())!r}")
     os.mkfifo(pipe)
     return pipe
 
@@ -70,7 +70,7 @@ def held_up_at(config: Path, folder: Path) -> Path:
 async def load_and_kill(cluster: Cluster, client: Client, name: str, pipe: Path, victim: str) -> int:
     """Both workers are in the middle of reading the adapter when somebody is killed. Returns how many then have it."""
     loading = asyncio.ensure_future(asyncio.to_thread(client.load_adapter, "late", name))
-    writer = await until_read(pipe, pid(cluster, "worker-0"), pid(cluster, "worker-1"))
+    writer = await wait_until_blocked(pipe, pid(cluster, "worker-0"), pid(cluster, "worker-1"))
     os.unlink(pipe)  # for the one that comes
     os.kill(pid(cluster, victim), signal.SIGKILL)
     os.close(writer)
@@ -88,7 +88,7 @@ async def test_a_worker_is_killed_while_it_loads_an_adapter(
     with running_cluster(workers=2, worker=worker, scheduler=SCHEDULER, frontend=FRONTEND) as cluster:
         with Client(cluster.grpc_address) as client:
             crowd = Crowd(cluster.grpc_address, greedy)
-            await crowd.talking()
+            await crowd.all_streaming()
             assert await load_and_kill(cluster, client, folder.name, pipe, "worker-0") == 1
             assert await answer(client) == "Ahoy! 68 Arr!"
             await crowd.finished()
@@ -114,7 +114,7 @@ async def test_the_scheduler_is_killed_while_workers_load_an_adapter(
     with running_cluster(workers=2, worker=worker, scheduler=SCHEDULER, frontend=FRONTEND) as cluster:
         with Client(cluster.grpc_address) as client:
             crowd = Crowd(cluster.grpc_address, greedy)
-            await crowd.talking()
+            await crowd.all_streaming()
             with pytest.raises(Unavailable):
                 await load_and_kill(cluster, client, folder.name, pipe, "scheduler-0")
             await until_loaded(client, folder.name)

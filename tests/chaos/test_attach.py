@@ -17,8 +17,8 @@ from quire.cluster import Cluster
 from quire.outputs import Delta
 from quire.params import SamplingParams
 from quire.requests import RequestOptions
-from tests.chaos.another_frontend import another_frontend
 from tests.chaos.conftest import FRONTEND, SCHEDULER, WORKER, leaves_nothing_behind
+from tests.chaos.extra_frontend import extra_frontend
 from tests.chaos.streams import prompts
 from tests.e2e.conftest import running_cluster
 from tests.waiting import eventually
@@ -89,7 +89,7 @@ async def test_a_frontend_is_killed_and_its_streams_go_on_at_another(
     """To the last token as if nothing had happened, none lost and none twice; and for readers who come later."""
     options = [RequestOptions(request_id=f"{kind.__name__}-{i}", resumable=True) for i in range(NUM_STREAMS)]
     readers = [Reader(prompt, kind(i), options[i]) for i, prompt in enumerate(prompts()[:NUM_STREAMS])]
-    async with another_frontend(with_redis) as other:
+    async with extra_frontend(with_redis) as other:
         doomed = AsyncClient(other.grpc)
         begun = [asyncio.create_task(reader.begin(doomed)) for reader in readers]
         async with asyncio.timeout(120):
@@ -129,7 +129,7 @@ async def test_a_frontend_is_killed_and_responses_in_the_background_go_on_at_ano
         for prompt in prompts()[:NUM_STREAMS]
     ]
     async with httpx.AsyncClient(base_url=f"http://{with_redis.http_address}", timeout=120) as http:
-        async with another_frontend(with_redis) as other:
+        async with extra_frontend(with_redis) as other:
             async with httpx.AsyncClient(base_url=f"http://{other.http}", timeout=120) as doomed:
                 asked = [doomed.post("/v1/responses", json={**body, "background": True}) for body in bodies]
                 begun = [answer.json() for answer in await asyncio.gather(*asked)]

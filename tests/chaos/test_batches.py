@@ -17,8 +17,8 @@ from quire.cluster import Cluster
 from quire.shared.pb.batch.v1 import batch_pb2 as pb
 from quire.shared.pb.batch.v1 import batch_pb2_grpc
 from quire.shared.rpc.channel import connect
-from tests.chaos.another_frontend import another_frontend
 from tests.chaos.conftest import FRONTEND, SCHEDULER, WORKER, leaves_nothing_behind
+from tests.chaos.extra_frontend import extra_frontend
 from tests.chaos.streams import prompts
 from tests.e2e.conftest import running_cluster
 from tests.waiting import eventually
@@ -60,7 +60,7 @@ async def test_a_frontend_is_killed_and_its_batch_goes_on_at_another(tmp_path: P
     """Every line is answered once, with the words of an undisturbed batch; of half an upload nothing is kept."""
     with running_cluster(redis="embedded", worker=WORKER, scheduler=SCHEDULER, frontend=FRONTEND) as cluster:
         batch_id = await _killed_in_the_middle(cluster, tmp_path)
-        async with another_frontend(cluster, "heir", batch_folder=tmp_path) as heir, AsyncClient(heir.grpc) as client:
+        async with extra_frontend(cluster, "heir", batch_folder=tmp_path) as heir, AsyncClient(heir.grpc) as client:
             ended = await client.batches.wait(batch_id, 120)
             told = texts_of(await client.files.content(ended.output_file_id))
             again = await client.batches.wait((await client.batches.create(ended.input_file_id, ENDPOINT)).id, 120)
@@ -76,7 +76,7 @@ async def _killed_in_the_middle(cluster: Cluster, folder: Path) -> str:
     """Of a batch; returns its id."""
     content = b"".join(json.dumps(line).encode() + b"\n" for line in lines())
     settings = {"batch_folder": folder, "batch_concurrency": 2}
-    async with another_frontend(cluster, "doomed", **settings) as doomed, AsyncClient(doomed.grpc) as client:
+    async with extra_frontend(cluster, "doomed", **settings) as doomed, AsyncClient(doomed.grpc) as client:
         channel = connect(doomed.grpc)
         upload = batch_pb2_grpc.FileServiceStub(channel).UploadFile(half_an_upload())
         await until(lambda: any(path.stat().st_size >= 2**20 for path in folder.glob("files/*.part")))

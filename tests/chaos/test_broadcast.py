@@ -20,7 +20,7 @@ from tests.chaos.conftest import FRONTEND, WORKER, leaves_nothing_behind
 from tests.chaos.test_operations import PATIENCE_S, PROMPT, SHORT, told
 from tests.chaos.test_workers import pid
 from tests.e2e.conftest import running_cluster
-from tests.e2e.operations.odd_tensors import with_odd
+from tests.e2e.operations.mismatched_tensors import with_odd
 from tests.e2e.operations.test_weights import folder_of, shake
 from tests.e2e.operations.test_weights_group import patiently
 from tests.waiting import until

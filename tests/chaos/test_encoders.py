@@ -11,7 +11,7 @@ import pytest
 from quire.client import Client
 from quire.cluster import Cluster, ClusterOptions
 from tests.chaos.conftest import SCHEDULER
-from tests.chaos.killing import ask_amid
+from tests.chaos.kill_helpers import kill_while_answering
 from tests.e2e.encoders import encoder_folder
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
@@ -35,6 +35,6 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 def test_vectors_come_although_somebody_is_killed(cluster: Cluster, victim: str) -> None:
     with Client(cluster.grpc_address) as client:
         calm = np.array(client.embed(INPUTS))
-        found = ask_amid(cluster, victim, lambda: np.array(client.embed(INPUTS)), num_askers=2)
+        found = kill_while_answering(cluster, victim, lambda: np.array(client.embed(INPUTS)), num_askers=2)
     assert len(found) > 2, "each thread asks once more when the victim is back"
     assert all(np.allclose(vectors, calm, atol=1e-5) for vectors in found)

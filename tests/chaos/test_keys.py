@@ -18,7 +18,7 @@ import trustme
 from quire.cluster import Cluster
 from quire.shared.security import secret_file
 from tests.chaos.conftest import SCHEDULER, WORKER, Said
-from tests.chaos.standstill import lasts
+from tests.chaos.paused_processes import keep_fault
 from tests.chaos.test_workers import pid, survives
 from tests.e2e.conftest import running_cluster
 from tests.waiting import eventually
@@ -108,9 +108,9 @@ async def test_a_certificate_that_has_expired_is_a_pause_until_there_is_another(
     async def expire_and_renew() -> None:
         role = name.partition("-")[0]
         kept.certify(role, expired=True)
-        await lasts(0.5)
+        await keep_fault(0.5)
         await kept.restarted(name)
-        await lasts(WITHOUT_S)
+        await keep_fault(WITHOUT_S)
         kept.certify(role)
 
     await kept.survives(undisturbed, expire_and_renew)
@@ -136,7 +136,7 @@ async def test_a_wrong_secret_behind_a_restart_is_a_pause_until_it_is_right(
     async def exchange() -> None:
         kept.secret("scheduler", WRONG)
         await kept.restarted("scheduler-0")
-        await lasts(WITHOUT_S)
+        await keep_fault(WITHOUT_S)
         kept.secret("scheduler", RIGHT)
 
     await kept.survives(undisturbed, exchange)
@@ -160,7 +160,7 @@ async def test_files_that_are_torn_or_gone_leave_the_old_ones_in_force(
         assert await status_with(kept, KEY) == 200
         assert await status_with(kept, "sk-other") == 401
         await kept.restarted("worker-0")
-        await lasts(WITHOUT_S)
+        await keep_fault(WITHOUT_S)
         for path, content in contents.items():
             path.write_bytes(content)
             path.chmod(0o600)

@@ -12,7 +12,7 @@ import pytest
 from quire.client import Client
 from quire.cluster import Cluster, ClusterOptions
 from tests.chaos.conftest import SCHEDULER
-from tests.chaos.killing import ask_amid
+from tests.chaos.kill_helpers import kill_while_answering
 from tests.e2e.encoders import encoder_folder
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
@@ -45,7 +45,7 @@ def scores(client: Client) -> list[list[float]]:
 def test_scores_come_although_somebody_is_killed(cluster: Cluster, victim: str) -> None:
     with Client(cluster.grpc_address) as client:
         calm = scores(client)
-        found = ask_amid(cluster, victim, lambda: scores(client), num_askers=3)
+        found = kill_while_answering(cluster, victim, lambda: scores(client), num_askers=3)
     assert len(found) > 3, "each thread asks once more when the victim is back"
     assert np.ptp(calm[0]) > 0.5, "the test would not tell them apart"
     for again in found:

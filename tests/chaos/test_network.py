@@ -11,8 +11,8 @@ import pytest_asyncio
 from quire.cluster import Cluster, ClusterOptions
 from quire.cluster.endpoints import Endpoints
 from tests.chaos.conftest import FRONTEND, SCHEDULER, WORKER, Said
+from tests.chaos.paused_processes import keep_fault
 from tests.chaos.proxy import Proxy
-from tests.chaos.standstill import lasts
 from tests.chaos.test_workers import survives
 
 pytestmark = pytest.mark.timeout(300)
@@ -54,7 +54,7 @@ async def test_a_cut_connection_costs_a_pause(relayed: Relayed, undisturbed: dic
     async def cut() -> None:
         for _ in range(3):
             relayed.proxies[side].cut()
-            await lasts(0.7)
+            await keep_fault(0.7)
 
     await survives(relayed.cluster, undisturbed, cut)
 
@@ -66,7 +66,7 @@ async def test_a_silent_connection_is_noticed_and_replaced(
 ) -> None:
     async def swallow() -> None:
         relayed.proxies[side].swallow()
-        await lasts(3)
+        await keep_fault(3)
         relayed.proxies[side].cut()
         relayed.proxies[side].restore()
 

@@ -21,8 +21,8 @@ from quire.cluster import Cluster
 from quire.outputs import RequestOutput
 from quire.shared.errors import Unavailable
 from quire.shared.pb.admin.v1 import admin_pb2
+from tests.chaos.blocked_processes import block_in_function, block_on_open, wait_until_blocked
 from tests.chaos.conftest import FRONTEND, WORKER, Said, leaves_nothing_behind
-from tests.chaos.held import held_up, held_within, until_read
 from tests.chaos.streams import GREEDY_TOKENS, Crowd, greedy, same
 from tests.chaos.test_workers import pid
 from tests.e2e.conftest import running_cluster
@@ -60,7 +60,7 @@ class Operated:
         """Both workers are at that moment by then, and `meanwhile` has been called. What it gave, or Unavailable."""
         os.mkfifo(self._pipe)
         operating = asyncio.ensure_future(asyncio.to_thread(operation))
-        writer = await until_read(self._pipe, pid(self.cluster, "worker-0"), pid(self.cluster, "worker-1"))
+        writer = await wait_until_blocked(self._pipe, pid(self.cluster, "worker-0"), pid(self.cluster, "worker-1"))
         meanwhile()
         os.unlink(self._pipe)  # for whoever comes
         os.kill(pid(self.cluster, victim), signal.SIGKILL)
@@ -125,7 +125,7 @@ def operated_cluster(folder: Path, patch: pytest.MonkeyPatch, hold: Callable[[Pa
 def operated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Operated]:
     """Workers wait before they read weights."""
     opened = f"path.startswith({str((tmp_path / 'folders').resolve())!r}) and path.endswith('.index.json')"
-    with operated_cluster(tmp_path, monkeypatch, lambda folder: held_up(folder, opened)) as made:
+    with operated_cluster(tmp_path, monkeypatch, lambda folder: block_on_open(folder, opened)) as made:
         yield made
 
 
@@ -142,7 +142,7 @@ original(weights, pairs[half:])
 """
     module = "quire.services.worker.models.loading.weights"
     with operated_cluster(
-        tmp_path, monkeypatch, lambda folder: held_within(folder, module, "Weights._copy", body)
+        tmp_path, monkeypatch, lambda folder: block_in_function(folder, module, "Weights._copy", body)
     ) as made:
         yield made
 
@@ -181,7 +181,7 @@ async def test_somebody_is_killed_while_workers_fall_asleep_and_while_they_wake(
 ) -> None:
     client = operated.client
     crowd = Crowd(operated.cluster.grpc_address, greedy)
-    await crowd.talking()
+    await crowd.all_streaming()
     slept = await operated.kill_before_it_can_end(victim, lambda: client.sleep(2))
     assert victim == "scheduler-0" or not isinstance(slept, Unavailable)
     await until_done(lambda: client.sleep(2))
@@ -201,7 +201,7 @@ async def test_somebody_is_killed_while_weights_change(
     """Then none has changed: the streams that go on have the old ones, to their ends."""
     client = operated.client
     crowd = Crowd(operated.cluster.grpc_address, greedy)
-    await crowd.talking()
+    await crowd.all_streaming()
     changed = await operated.kill_amid(victim, lambda: client.update_weights_from_disk("step-1", "one", "keep"))
     assert isinstance(changed, Unavailable)
     await say_what_they_always_say(crowd, undisturbed)

@@ -14,7 +14,7 @@ import pytest
 from quire.client import Client
 from quire.cluster import Cluster
 from tests.chaos.conftest import FRONTEND, SCHEDULER, WORKER, Said, listen
-from tests.chaos.standstill import lasts, stand_still
+from tests.chaos.paused_processes import keep_fault, pause_processes
 from tests.chaos.streams import everything, greedy
 from tests.chaos.test_workers import pid, survives
 from tests.e2e.conftest import running_cluster
@@ -179,7 +179,7 @@ async def test_a_rank_of_the_only_worker_is_killed_again_and_again_while_it_star
                 lambda: children(pid(alone, "worker-0")),
                 lambda found, before=before: found not in ([], [before]),  # type: ignore[misc]
             )
-            await lasts(pause_s)
+            await keep_fault(pause_s)
         os.kill(before, signal.SIGKILL)
 
     await survives(alone, undisturbed, kill_early)
@@ -193,7 +193,7 @@ async def test_a_group_that_is_stopped_as_a_whole_goes_on(alone: Cluster, undist
     pids = [pid(alone, "worker-0"), rank_of(alone, "worker-0")]
 
     async def stop() -> None:
-        await stand_still(4, *pids)
+        await pause_processes(4, *pids)
 
     await survives(alone, undisturbed, stop)
     assert [pid(alone, "worker-0"), rank_of(alone, "worker-0")] == pids

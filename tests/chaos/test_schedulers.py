@@ -12,7 +12,6 @@ import pytest
 from quire.client import Client
 from quire.cluster import Cluster
 from quire.params import SamplingParams
-from tests.chaos.another_frontend import another_frontend
 from tests.chaos.conftest import (
     FRONTEND,
     LONGER_THAN_A_STEP_S,
@@ -22,7 +21,8 @@ from tests.chaos.conftest import (
     leaves_nothing_behind,
     services,
 )
-from tests.chaos.standstill import lasts, stand_still
+from tests.chaos.extra_frontend import extra_frontend
+from tests.chaos.paused_processes import keep_fault, pause_processes
 from tests.chaos.streams import KINDS, Crowd, greedy, same
 from tests.chaos.test_workers import pid, survives
 from tests.e2e.conftest import running_cluster
@@ -87,7 +87,7 @@ async def test_a_second_shard_takes_over_from_one_that_hangs_and_comes_back(
     two_schedulers: Cluster, undisturbed: dict[str, Said]
 ) -> None:
     async def hang() -> None:
-        await stand_still(4, pid(two_schedulers, "scheduler-0"))
+        await pause_processes(4, pid(two_schedulers, "scheduler-0"))
 
     await survives(two_schedulers, undisturbed, hang)
 
@@ -108,13 +108,13 @@ async def test_redis_is_away_while_another_part_goes(
 ) -> None:
     async def go() -> None:
         if fault == signal.SIGSTOP:
-            await stand_still(LONGER_THAN_A_STEP_S, pid(two_schedulers, part))
+            await pause_processes(LONGER_THAN_A_STEP_S, pid(two_schedulers, part))
         else:
             os.kill(pid(two_schedulers, part), fault)
 
     os.kill(pid(two_schedulers, "redis-0"), signal.SIGSTOP)
     try:
-        await lasts(1.5)
+        await keep_fault(1.5)
         await survives(two_schedulers, undisturbed, go)
     finally:
         os.kill(pid(two_schedulers, "redis-0"), signal.SIGCONT)
@@ -131,10 +131,10 @@ async def test_a_killed_frontend_frees_its_blocks_and_disturbs_no_other(
     one_worker: Cluster, undisturbed: dict[str, Said]
 ) -> None:
     long = SamplingParams(temperature=0, max_tokens=600, ignore_eos=True)  # it has not ended when its frontend does
-    async with another_frontend(one_worker) as other:
+    async with extra_frontend(one_worker) as other:
         doomed = Crowd(other.grpc, lambda _: long, count=16)
         crowd = Crowd(one_worker.grpc_address, greedy)
-        await asyncio.gather(doomed.talking(), crowd.talking())
+        await asyncio.gather(doomed.all_streaming(), crowd.all_streaming())
         assert doomed.errors == []
         os.kill(other.process, signal.SIGKILL)
         await crowd.finished()

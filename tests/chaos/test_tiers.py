@@ -16,8 +16,8 @@ import pytest
 
 from quire.client import Client
 from quire.cluster import Cluster
+from tests.chaos.blocked_processes import block_on_open, wait_until_blocked
 from tests.chaos.conftest import FRONTEND, leaves_nothing_behind
-from tests.chaos.held import held_up, until_read
 from tests.chaos.test_workers import pid
 from tests.e2e.conftest import running_cluster
 from tests.e2e.kv.test_disk import few, kill_worker
@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 PATIENCE_S = 120
 SMALL = {"heartbeat_interval_ms": 500}
-# Which files are opened for a move, as `held_up` reads it: a new one beside the block's own, or that.
+# Which files are opened for a move, as `block_on_open` reads it: a new one beside the block's own, or that.
 MOVES = {
     "to disk": "path.endswith('.new') and flags & os.O_EXCL",
     "from disk": "path.endswith('.kv') and not flags & os.O_WRONLY",
@@ -108,7 +108,7 @@ async def test_killed_in_the_middle_of_a_move(
     kept, imported = tmp_path / "kv", tmp_path / "imported"
     kept.mkdir()
     imported.mkdir()
-    pipe = held_up(imported, MOVES[move])
+    pipe = block_on_open(imported, MOVES[move])
     monkeypatch.setenv("PYTHONPATH", str(imported), prepend=os.pathsep)
     with (
         running_cluster(worker=few(kept), scheduler=SMALL, frontend=FRONTEND) as cluster,
@@ -119,7 +119,7 @@ async def test_killed_in_the_middle_of_a_move(
             await asyncio.to_thread(until_nothing_moves, client)
         os.mkfifo(pipe)
         said = asyncio.ensure_future(asyncio.to_thread(say, client, questions()))
-        writer = await until_read(pipe, pid(cluster, "worker-0"))
+        writer = await wait_until_blocked(pipe, pid(cluster, "worker-0"))
         os.unlink(pipe)  # for the one that comes
         os.kill(pid(cluster, victim), signal.SIGKILL)
         os.close(writer)

@@ -17,7 +17,7 @@ from quire.cluster import Cluster
 from quire.shared.errors import DeadlineExceeded
 from tests import waiting
 from tests.chaos.conftest import LONGER_THAN_A_STEP_S, Said, leaves_nothing_behind, page
-from tests.chaos.standstill import lasts, stand_still
+from tests.chaos.paused_processes import keep_fault, pause_processes
 from tests.chaos.streams import KINDS, Crowd, constrained, everything, greedy, same
 from tests.waiting import eventually, until
 
@@ -54,7 +54,7 @@ async def survives(
     metrics."""
     kinds = {"greedy": greedy, "everything": everything, "constrained": constrained}
     crowd = Crowd(cluster.grpc_address, kinds[kind])
-    await crowd.talking()
+    await crowd.all_streaming()
     result = fault()
     if asyncio.iscoroutine(result):
         await result
@@ -99,7 +99,7 @@ async def test_a_worker_is_killed_while_it_attaches(one_worker: Cluster, undistu
             os.kill(pid(one_worker, "worker-0"), signal.SIGKILL)
             await eventually(lambda worker=worker, restarts=restarts: worker.restarts != restarts and worker.running)
             await eventually(lambda: num_connections(pid(one_worker, "worker-0")) != 0)
-            await lasts(pause_s)
+            await keep_fault(pause_s)
 
     await survives(one_worker, undisturbed, kill_early)
 
@@ -110,7 +110,7 @@ async def test_a_worker_and_the_scheduler_are_stopped_at_once(
 ) -> None:
     async def stop_both() -> None:
         pids = [pid(two_workers, name) for name in ("worker-0", "scheduler-0")]
-        await stand_still(4, *pids)
+        await pause_processes(4, *pids)
 
     await survives(two_workers, undisturbed, stop_both)
 
@@ -121,7 +121,7 @@ async def test_a_worker_hangs_and_comes_back_as_a_zombie(two_workers: Cluster, u
         epoch = waiting.services(client, "worker-0")["worker-0"].epoch
 
     async def hang() -> None:
-        await stand_still(LONGER_THAN_A_STEP_S, pid(two_workers, "worker-0"))
+        await pause_processes(LONGER_THAN_A_STEP_S, pid(two_workers, "worker-0"))
 
     await survives(two_workers, undisturbed, hang)
     with Client(two_workers.grpc_address) as client:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from quire.services.frontend.access.key import Key
+from quire.services.frontend.access.api_key import ApiKey
 from quire.shared.settings import SERVICES
 from quire.shared.settings.connection_limits import ConnectionLimits
 from tests.deploy import kustomize
@@ -75,7 +75,7 @@ def test_runbooks_name_panels_and_settings_that_there_are() -> None:
     text = RUNBOOKS.read_text()
     titles = {panel["title"] for path in DASHBOARDS for panel in json.loads(path.read_text())["panels"]}
     assert set(re.findall(r"(?<!\*)\*([^*\n]+)\*(?!\*)", text)) <= titles
-    known = {name for settings in SERVICES.values() for name in settings.model_fields} | set(Key.model_fields)
+    known = {name for settings in SERVICES.values() for name in settings.model_fields} | set(ApiKey.model_fields)
     known |= {limit.name for limit in dataclasses.fields(ConnectionLimits)}
     series = {name for family in families() for name in family.series}
     words = {re.split(r"[ :>]", name)[0] for name in re.findall(r"`([a-z_]+(?:[ :>][^`]*)?)`", text)}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.services.scheduler.core.sequences.sequence import Family
+from quire.services.scheduler.core.sequences.sequence import SampleGroup
 from tests.kv_groups import models
 from tests.kv_groups.models import greedy
 from tests.kv_groups.test_windows import prompt
@@ -31,7 +31,7 @@ def test_text_is_that_of_transformers(tmp_path: Path, name: str, way: dict[str, 
     sizes = {"device": "cuda", "block_size": 16, "max_num_batched_tokens": 64, "max_num_seqs": 8, "num_blocks": 300}
     run = Pair(build(None, made.folder, **sizes, **way))
     asked = [run.ask(prompt(length, length), max_tokens=40, eos=()) for length in (90, 5, 33)]
-    family = Family()
+    family = SampleGroup()
     asked += [run.ask(prompt(40, 7), max_tokens=20, eos=(), family=family) for _ in range(3)]
     run.run()
     asked.append(run.ask(asked[0].prompt + asked[0].tokens, max_tokens=30, eos=()))
@@ -48,7 +48,7 @@ def test_text_of_recurrent_layers_is_that_of_transformers(tmp_path: Path, family
     sizes = {"device": "cuda", "block_size": 16, "max_num_batched_tokens": 64, "max_num_seqs": 8, "num_blocks": 300}
     run = Pair(build(None, made.folder, **sizes, **way))
     asked = [run.ask(prompt(length, length), max_tokens=40, eos=()) for length in (90, 5, 33)]
-    siblings = Family()
+    siblings = SampleGroup()
     asked += [run.ask(prompt(40, 7), max_tokens=20, eos=(), family=siblings) for _ in range(3)]
     run.run()
     asked.append(run.ask(asked[0].prompt + asked[0].tokens, max_tokens=30, eos=()))

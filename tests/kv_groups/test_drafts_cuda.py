@@ -12,7 +12,7 @@ from quire.services.worker.graphs.recorded_steps import ReadyStep
 from quire.services.worker.step.slots import NewBlocks
 from quire.services.worker.step.step_inputs import StepInputs
 from tests.kv_groups.test_cuda import WAYS
-from tests.kv_groups.test_drafts_of_states import (
+from tests.kv_groups.test_recurrent_drafts import (
     DRAFTED,
     THREE,
     check_conversations,
@@ -24,7 +24,7 @@ from tests.kv_groups.test_drafts_of_states import (
 from tests.kv_groups.test_states import check, run_disturbed
 from tests.kv_groups.test_windows import pair, prompt
 from tests.services.worker import checkpoints
-from tests.services.worker.parts import kept_of
+from tests.services.worker.replica_internals import kept_of
 
 pytestmark = pytest.mark.gpu
 

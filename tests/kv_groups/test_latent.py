@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quire.services.scheduler.core.sequences.sequence import Family
+from quire.services.scheduler.core.sequences.sequence import SampleGroup
 from quire.services.worker.building.build import build_replica
 from quire.services.worker.limits.kv_layout import KVLayout
 from quire.shared.errors import InvalidArgument, QuireError
@@ -19,7 +19,7 @@ from tests.kernels.cpu.closeness import needs_library
 from tests.kv_groups import models
 from tests.kv_groups.models import Make, greedy
 from tests.kv_groups.test_windows import pair, prompt
-from tests.services.worker.parts import runner_of
+from tests.services.worker.replica_internals import runner_of
 from tests.spec_decode.pair import Pair
 
 FAMILIES = ("deepseek-v2-groups", "deepseek-v3", "deepseek-v3-yarn")
@@ -59,7 +59,7 @@ def test_preempted_sequences_say_the_same(made: Make) -> None:
 
 def test_samples_of_one_prompt_copy_the_block_it_ends_in(made: Make) -> None:
     checkpoint = made("deepseek-v3")
-    run, tokens, family = pair(checkpoint), prompt(30, 4), Family()
+    run, tokens, family = pair(checkpoint), prompt(30, 4), SampleGroup()
     answers = [run.ask(tokens, max_tokens=12, eos=(), family=family) for _ in range(3)]
     run.run()
     assert [a.tokens for a in answers] == [greedy(checkpoint, tokens, 12)] * 3
@@ -81,7 +81,7 @@ def test_a_scheduler_that_restarts_finds_what_the_worker_holds(made: Make) -> No
     said = run.ask(first, max_tokens=20, eos=())
     run.run()
     later = Pair(run.replica)
-    later.adopt(run.replica.rest())
+    later.adopt(run.replica.end_epoch())
     answer = later.ask(first + said.tokens, max_tokens=12, eos=())
     later.run()
     assert answer.tokens == greedy(checkpoint, answer.prompt, 12)

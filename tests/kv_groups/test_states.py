@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from quire.services.scheduler.core.sequences.ending import Reason
-from quire.services.scheduler.core.sequences.sequence import Family
+from quire.services.scheduler.core.sequences.sequence import SampleGroup
 from quire.services.worker.building.build import build_replica
 from quire.shared.errors import InvalidArgument
 from quire.shared.kv.kv_specs import FULL, State
@@ -93,7 +93,7 @@ def test_preempted_and_cancelled_sequences_leave_no_trace(made: Make, family: st
 
 def test_samples_of_one_prompt_start_behind_its_last_whole_block(made: Make) -> None:
     checkpoint = made("qwen3-next")
-    run, tokens, family = pair(checkpoint, **SIZES), prompt(30, 4), Family()
+    run, tokens, family = pair(checkpoint, **SIZES), prompt(30, 4), SampleGroup()
     answers = [run.ask(tokens, max_tokens=12, eos=(), family=family) for _ in range(3)]
     run.run()
     assert answers[0].tokens == answers[1].tokens == answers[2].tokens
@@ -107,7 +107,7 @@ def test_a_scheduler_that_restarts_finds_the_states_that_the_worker_holds(made: 
     said = run.ask(first, max_tokens=16, eos=())
     run.run()
     later = Pair(run.replica)
-    later.adopt(run.replica.rest())
+    later.adopt(run.replica.end_epoch())
     answer = later.ask(first + said.tokens, max_tokens=10, eos=())
     later.run()
     check(checkpoint, [answer], 10)

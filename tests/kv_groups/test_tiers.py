@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from quire.services.scheduler.core.limits import TierLimits
-from quire.services.worker.replica.held_report import HeldReport
 from quire.services.worker.replica.replica import Replica
+from quire.services.worker.replica.retained_state import RetainedState
 from quire.shared.kv.block_hash import page_of
 from tests.kv_groups.models import confirmed
 from tests.kv_groups.test_windows import prompt
@@ -124,7 +124,7 @@ def close(replica: Replica) -> None:
     disk.close(5.0)
 
 
-def adopt(run: Pair, held: HeldReport) -> None:
+def adopt(run: Pair, held: RetainedState) -> None:
     assert run.core.host_blocks is not None
     run.core.host_blocks.tier.adopt(held.in_host_memory.items())
     if run.core.host_blocks.disk is not None:
@@ -136,7 +136,7 @@ def test_a_scheduler_that_restarts_learns_what_lies_below(made: Make, name: str)
     run = pair(replica_of(made, name))
     prompts = [prompt(50, seed) for seed in range(4)]
     say(run, prompts)
-    held = run.replica.rest()
+    held = run.replica.end_epoch()
     groups = {page_of(page)[0] for page in held.in_host_memory.values()}
     assert groups == set(range(run.core.kv.num_groups)), "pages of each group"
     later = pair(run.replica)
@@ -155,7 +155,7 @@ def test_another_life_finds_them_on_disk_and_computes_what_is_torn(made: Make, n
     assert run.core.counts.disk_stored_blocks > 0
     close(replica)
     second = replica_of(made, name, **settings)
-    held = second.rest()
+    held = second.end_epoch()
     assert {page_of(page)[0] for page in held.on_disk.values()} == set(range(run.core.kv.num_groups))
     later = pair(second, num_host_blocks=60)
     adopt(later, held)

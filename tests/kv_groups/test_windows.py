@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from quire.services.scheduler.core.sequences.sequence import Family
+from quire.services.scheduler.core.sequences.sequence import SampleGroup
 from quire.services.worker.building.build import build_replica
 from quire.shared import columns
 from quire.shared.errors import InvalidArgument
@@ -156,7 +156,7 @@ def test_a_group_that_keeps_all_grows_beside_one_that_does_not(made: Make) -> No
 def test_siblings_share_and_go_on_each_in_its_own_blocks(made: Make, name: str) -> None:
     checkpoint = made(name)
     run = pair(checkpoint)
-    tokens, family = prompt(30, 4), Family()
+    tokens, family = prompt(30, 4), SampleGroup()
     answers = [run.ask(tokens, max_tokens=20, eos=(), temperature=0.0, family=family) for _ in range(3)]
     run.run()
     assert [a.tokens for a in answers] == [greedy(checkpoint, tokens, 20)] * 3
@@ -182,7 +182,7 @@ def test_a_scheduler_that_restarts_finds_what_the_worker_holds(made: Make, name:
     first = prompt(60, 1)
     said = run.ask(first, max_tokens=30, eos=())
     run.run()
-    held = run.replica.rest()
+    held = run.replica.end_epoch()
     later = Pair(run.replica)
     later.adopt(held)
     again = first + said.tokens
@@ -198,7 +198,7 @@ def test_what_a_worker_holds_is_named_right_though_blocks_were_handed_on(made: M
     run = pair(checkpoint, num_blocks=24, max_num_seqs=2, max_model_len=256)
     asked = [run.ask(prompt(90, seed), max_tokens=40, eos=()) for seed in range(4)]
     run.run()
-    held = run.replica.rest()
+    held = run.replica.end_epoch()
     assert len(held.block_ids) > 10
     known = {digest: i for answer in asked for i, digest in enumerate(hashes_of(run, answer.prompt + answer.tokens))}
     assert all(held.hashes[32 * i : 32 * i + 32] in known for i in range(len(held.block_ids)))

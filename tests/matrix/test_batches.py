@@ -12,8 +12,8 @@ import quire.kernels.cpu
 from quire import LLM, Client
 from quire.cluster import Cluster
 from tests.e2e.conftest import running_cluster
-from tests.matrix.asking import ask_now, prompts, question, result_of
 from tests.matrix.features import REQUESTS
+from tests.matrix.requesting import ask_now, prompts, question, result_of
 from tests.matrix.test_ways import NOT_OVER_HTTP, body, choices
 
 pytestmark = [

@@ -16,8 +16,8 @@ from quire.services.worker.structured.backends import libraries
 from quire.shared.errors import InvalidArgument
 from quire.shared.structured_output.backends import LM_FORMAT_ENFORCER, OUTLINES_CORE, XGRAMMAR
 from tests.e2e.conftest import running_cluster
-from tests.matrix.asking import Answer, Question, ask_now, assert_same, prompts, question
 from tests.matrix.features import FORMS, REQUESTS, params
+from tests.matrix.requesting import Answer, Question, ask_now, assert_same, prompts, question
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -19,8 +19,8 @@ from quire.shared.pb.admin.v1 import admin_pb2_grpc
 from quire.shared.security import secret_file
 from quire.weights.stream import messages
 from tests.e2e.conftest import running_cluster
-from tests.matrix.asking import ask_now, assert_same, prompts, question, result_of
 from tests.matrix.features import REQUESTS
+from tests.matrix.requesting import ask_now, assert_same, prompts, question, result_of
 
 pytestmark = [
     pytest.mark.slow,

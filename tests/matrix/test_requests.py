@@ -13,8 +13,8 @@ from quire import SamplingParams
 from quire.client import Client
 from quire.cluster import Cluster
 from quire.shared.errors import InvalidArgument
-from tests.matrix.asking import Answer, ask_now, prompts, question, result_of
 from tests.matrix.features import BASE, REQUESTS, are_ways_of_one, params, refused_field
+from tests.matrix.requesting import Answer, ask_now, prompts, question, result_of
 
 PAIRS = [pair for pair in itertools.combinations(REQUESTS, 2) if not are_ways_of_one(*pair)]
 REFUSED = [pair for pair in PAIRS if refused_field(*pair) is not None]

@@ -20,8 +20,8 @@ from quire.outputs import collect
 from quire.requests import RequestOptions
 from quire.shared.errors import QuireError
 from quire.shared.pb.inference.v1 import inference_pb2 as pb
-from tests.matrix.asking import Answer, Question, ask_now, assert_same, prompts, question, result_of
 from tests.matrix.features import REQUESTS
+from tests.matrix.requesting import Answer, Question, ask_now, assert_same, prompts, question, result_of
 
 pytestmark = pytest.mark.skipif(
     quire.kernels.cpu.unavailable() is not None, reason="plain torch rounds otherwise in other batches"

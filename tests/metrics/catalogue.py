@@ -46,7 +46,7 @@ def families() -> list[Family]:
         family
         for service, registry in (
             ("frontend", _frontend()),
-            ("frontend", _frontend_metrics().of_tenants),
+            ("frontend", _frontend_metrics().tenant_registry),
             ("scheduler", _scheduler()),
             ("worker", _worker()),
         )

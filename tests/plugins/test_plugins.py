@@ -19,8 +19,8 @@ from quire.shared import plugins
 from quire.shared.errors import InvalidArgument
 from tests.services.scheduler.conftest import make_limits, make_sequence
 from tests.services.worker import checkpoints
-from tests.services.worker.parts import whole_model_of
 from tests.services.worker.plans import New
+from tests.services.worker.replica_internals import whole_model_of
 from tests.services.worker.rig import Rig
 from tests.spec_decode.pair import Pair, build
 from tests.waiting import until

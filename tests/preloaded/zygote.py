@@ -127,7 +127,7 @@ def begin_fork_server() -> None:
     util.spawnv_passfds = fork
     forkserver.ensure_running()
     util.spawnv_passfds = start_interpreter
-    processes.BEGINNING = multiprocessing.get_context("forkserver")
+    processes.START_CONTEXT = multiprocessing.get_context("forkserver")
 
 
 def main() -> None:

@@ -12,9 +12,9 @@ from quire.shared.rpc.server import Server
 from tests.programs import answered
 from tests.protos import toolchains
 from tests.services.frontend.running import running
+from tests.services.frontend.scripted_replies import replying
 from tests.services.frontend.scripted_scheduler import Model, Running, ScriptedScheduler, scheduler
-from tests.services.frontend.speech import saying
-from tests.services.frontend.talking import talking_folder
+from tests.services.frontend.tool_model import tool_model_folder
 
 VERSIONS = ("v1", "v1alpha")
 
@@ -46,8 +46,8 @@ def falling_silent(script: ScriptedScheduler, says: Model) -> Model:
 
 async def _talks(client: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Texts come, calls are cancelled, errors are told, a key is shown."""
-    folder = talking_folder(tmp_path / "talking")
-    script = ScriptedScheduler(saying(folder, "It is sunny."), max_model_len=4096)
+    folder = tool_model_folder(tmp_path / "talking")
+    script = ScriptedScheduler(replying(folder, "It is sunny."), max_model_len=4096)
     async with scheduler(script), running(folder, script.address, api_key="secret") as frontend:
         address = frontend.frontend.grpc_address
         monkeypatch.setenv("QUIRE_API_KEY", "secret")

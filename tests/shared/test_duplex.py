@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from quire.shared.errors import Unavailable
-from quire.shared.process.lifecycle import first
+from quire.shared.process.lifecycle import run_until_first
 from quire.shared.rpc.duplex import Duplex
 from quire.shared.rpc.silence import SILENCE_FACTOR
 from tests.waiting import eventually, forever, loop_turns
@@ -75,7 +75,7 @@ async def test_a_shorter_interval_holds_at_once() -> None:
     duplex: Duplex[object, object] = Duplex(wire, "beat", interval_s=10)
     pump = asyncio.ensure_future(duplex.pump())
     await loop_turns(3)
-    duplex.beat_every(0.01)
+    duplex.set_heartbeat_interval(0.01)
     await eventually(lambda: wire.written)
     pump.cancel()
     assert set(wire.written) == {"beat"}
@@ -170,7 +170,7 @@ async def test_a_reader_hears_why_its_peer_has_ended_the_session_also_while_it_w
                     await asyncio.to_thread(int)
 
             with pytest.raises(grpc.aio.AioRpcError, match="no such step") as ended:
-                await first(duplex.receive(), duplex.pump(), write_on())
+                await run_until_first(duplex.receive(), duplex.pump(), write_on())
             assert ended.value.code() is grpc.StatusCode.FAILED_PRECONDITION
 
 
@@ -197,7 +197,7 @@ async def test_a_session_with_a_mute_peer_ends_with_a_reason_and_not_with_a_canc
             await loop_turns()
 
     with pytest.raises(Unavailable, match="silent"):
-        await first(duplex.receive(), duplex.pump(), chatter())
+        await run_until_first(duplex.receive(), duplex.pump(), chatter())
 
 
 async def test_a_task_that_is_told_to_end_ends_as_told(call: Call) -> None:

@@ -132,7 +132,7 @@ def test_what_is_said_to_a_pipe_without_a_reader_ends_nobody() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "w") as pipe:
-        logs.say("ready", pipe)  # and closing it raises nothing: no byte of it was kept
+        logs.print_line("ready", pipe)  # and closing it raises nothing: no byte of it was kept
 
 
 class Fickle(io.StringIO):

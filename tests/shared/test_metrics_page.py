@@ -55,13 +55,13 @@ def scrape(page: base.MetricsPage) -> bytes:
     return bytes(urlopen(f"http://127.0.0.1:{page.port}/metrics", timeout=PATIENCE_S).read())
 
 
-@pytest.mark.parametrize("page", [base.PageBounds(longest_call_s=0.0)], indirect=True)
+@pytest.mark.parametrize("page", [base.PageBounds(max_call_s=0.0)], indirect=True)
 def test_who_never_comes_to_the_end_is_closed(page: base.MetricsPage) -> None:
     with call(page) as slow:
         assert is_closed(slow)
 
 
-@pytest.mark.parametrize("page", [base.PageBounds(most_calls=3)], indirect=True)
+@pytest.mark.parametrize("page", [base.PageBounds(max_calls=3)], indirect=True)
 def test_one_too_many_is_closed_and_places_come_back(page: base.MetricsPage) -> None:
     assert scrape(page) == b"/metrics"
     until_free(page)

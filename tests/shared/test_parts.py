@@ -16,7 +16,7 @@ from quire.shared.pb.scheduler.v1 import scheduler_pb2 as pb
 from quire.shared.rpc import parts
 from quire.shared.rpc.channel import SERVICE_MESSAGE_BYTES
 from quire.shared.rpc.duplex import Duplex
-from quire.shared.rpc.parts import InParts
+from quire.shared.rpc.parts import PartStream
 from quire.shared.rpc.silence import SILENCE_FACTOR, TURNS_PER_INTERVAL, Silence
 
 TURNS = SILENCE_FACTOR * TURNS_PER_INTERVAL - 4  # that are made while one part is on its way
@@ -43,9 +43,9 @@ def prompt(size: int) -> pb.SessionRequest:
 @pytest.mark.parametrize("size", [0, parts.PART_BYTES - 20, parts.PART_BYTES, 3 * parts.PART_BYTES + 7])
 async def test_a_message_of_any_size_arrives_as_it_was(size: int) -> None:
     pipe, message, later = Pipe(), prompt(size), pb.SessionRequest(heartbeat=pb.Heartbeat())
-    await InParts(pipe).write(message)
-    await InParts(pipe).write(later)
-    reader = InParts(pipe)
+    await PartStream(pipe).write(message)
+    await PartStream(pipe).write(later)
+    reader = PartStream(pipe)
     assert [await reader.read(), await reader.read(), await reader.read()] == [message, later, grpc.aio.EOF]
 
 
@@ -66,7 +66,7 @@ async def test_parts_that_are_no_message_are_refused(
     for part in sent:
         await pipe.write(pb.SessionRequest(part=part) if part else pb.SessionRequest(heartbeat=pb.Heartbeat()))
     with pytest.raises(InvalidArgument, match=text):
-        await InParts(pipe).read()
+        await PartStream(pipe).read()
 
 
 async def test_who_sends_a_message_over_a_slow_link_is_not_silent_and_hears_that_its_peer_lives(
@@ -90,9 +90,9 @@ async def test_who_sends_a_message_over_a_slow_link_is_not_silent_and_hears_that
 
     monkeypatch.setattr(Silence, "_turn", make)
     message, heartbeat = prompt(4 * parts.PART_BYTES), pb.SessionRequest(heartbeat=pb.Heartbeat())
-    await InParts(sent).write(message)
+    await PartStream(sent).write(message)
     num_parts = len(sent.messages)
-    duplex: Duplex[Any, Any] = Duplex(InParts(Slow()), heartbeat, interval_s=0.04)
+    duplex: Duplex[Any, Any] = Duplex(PartStream(Slow()), heartbeat, interval_s=0.04)
     assert await duplex.receive() == message
     assert [*told.messages] == (num_parts - 1) * [heartbeat]
     assert num_parts == 5

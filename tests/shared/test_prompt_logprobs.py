@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from quire.shared.pb.common.v1 import sampling_pb2
-from quire.shared.prompt_logprobs import first_position, restart
+from quire.shared.prompt_logprobs import first_position, resume_at
 
 NAMED = [[1], [2, 3], [4]]  # of positions 5, 6 and 7 in a prompt of 10 tokens
 
@@ -15,7 +15,7 @@ def test_named_tokens_of_positions_that_are_left(position: int, left: list[list[
     """Behind the last list a position's own token is told."""
     lists = [sampling_pb2.NamedTokens(ids=ids) for ids in NAMED]
     sampling = sampling_pb2.SamplingParams(prompt_logprob_start=5, prompt_logprob_token_ids=lists)
-    restart(sampling, position, 10)
+    resume_at(sampling, position, 10)
     assert [list(named.ids) for named in sampling.prompt_logprob_token_ids] == left
     assert first_position(sampling) == position
     assert left or sampling.prompt_logprobs == 0
@@ -23,7 +23,7 @@ def test_named_tokens_of_positions_that_are_left(position: int, left: list[list[
 
 def test_nothing_is_left_once_all_is_told() -> None:
     sampling = sampling_pb2.SamplingParams(prompt_logprobs=2)
-    restart(sampling, 4, 10)
+    resume_at(sampling, 4, 10)
     assert (first_position(sampling), sampling.prompt_logprobs) == (4, 2)
-    restart(sampling, 10, 10)
+    resume_at(sampling, 10, 10)
     assert first_position(sampling) == 0

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-from quire.services.frontend.input_processor.grammars.grammar_probe import Bytes
+from quire.services.frontend.input_processor.grammars.grammar_process import ByteTokenizer
 from quire.shared import structured_output
 from quire.shared.errors import InvalidArgument
 from quire.shared.pb.common.v1 import sampling_pb2 as pb
-from quire.shared.structured_output.literals import Specials
+from quire.shared.structured_output.literals import SpecialTokens
 
-BYTES = LLTokenizer(TokenizerWrapper(Bytes({}, 0)))
+BYTES = LLTokenizer(TokenizerWrapper(ByteTokenizer({}, 0)))
 
 
 def accepts(text: str, **constraint: Any) -> bool:
@@ -274,7 +274,7 @@ def test_tags_that_cannot_be_read(tag: dict[str, Any], text: str) -> None:
 
 
 def test_texts_that_name_special_tokens_mean_these() -> None:
-    specials = Specials({"<|call|>": 7, "<|end|>": 9, "<think>": 3, "</think>": 4}, frozenset({3, 4}))
+    specials = SpecialTokens({"<|call|>": 7, "<|end|>": 9, "<think>": 3, "</think>": 4}, frozenset({3, 4}))
     message = pb.StructuredOutput(choice=choice("<|call|>x<|end|>", "<|call"))
     assert structured_output.lark(message, specials) == 'start: <[7]> "x" <[9]> | OPTION\nOPTION: "<|call"\n'
     triggered = form("triggered_tags", triggers=["<|call|>"], tags=[tag("<|call|>f", NUMBER, "<|end|>")])

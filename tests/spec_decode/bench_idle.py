@@ -25,7 +25,7 @@ from quire.services.scheduler.replicas.codec import decode_result, encode_plan
 from quire.services.worker.codec.step_codec import decode_plan, encode_result
 from quire.services.worker.replica.flight import StepInFlight
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
-from tests.services.worker.no_model import leave_out_forward
+from tests.services.worker.null_model import leave_out_forward
 from tests.spec_decode.methods import METHODS
 from tests.spec_decode.pair import Pair, build
 

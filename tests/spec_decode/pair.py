@@ -17,19 +17,19 @@ import torch
 from quire import bundled
 from quire.services.scheduler.core.core import Core
 from quire.services.scheduler.core.limits import CoreLimits
-from quire.services.scheduler.core.plan import Finished, LogprobColumns, Logprobs
+from quire.services.scheduler.core.plan import LogprobColumns, Logprobs, SequenceFinished
 from quire.services.scheduler.core.sequences.repetition import RepetitionRule
-from quire.services.scheduler.core.sequences.sequence import Family
+from quire.services.scheduler.core.sequences.sequence import SampleGroup
 from quire.services.scheduler.core.sequences.sequence import Sequence as CoreSequence
 from quire.services.scheduler.core.sequences.tokens import SequenceTokens
 from quire.services.scheduler.replicas.codec import decode_result, encode_plan, encode_transfer
 from quire.services.scheduler.values.payload import Payload
 from quire.services.worker.building.build import build_replica, open_grammars
 from quire.services.worker.codec.step_codec import decode_plan, encode_result
-from quire.services.worker.ranks.seat import ALONE, Seat
-from quire.services.worker.replica.held_report import HeldReport
+from quire.services.worker.ranks.placement import SINGLE_RANK, RankPlacement
 from quire.services.worker.replica.replica import Replica
-from quire.services.worker.structured.compile_pool import CompilePool, Prepared
+from quire.services.worker.replica.retained_state import RetainedState
+from quire.services.worker.structured.compile_pool import CompilePool, CompileResult
 from quire.shared import columns, prompt_logprobs
 from quire.shared.kv import block_hash
 from quire.shared.pb.common.v1 import pooling_pb2, sampling_pb2
@@ -51,7 +51,7 @@ class Answer:
     logprobs: list[tuple[list[int], list[float], int]] = field(default_factory=list)  # entries and rank, by token
     prompt_logprobs: list[tuple[list[int], list[float], int]] = field(default_factory=list)  # the same, by position
     vector: list[float] = field(default_factory=list)  # of one that is pooled
-    end: Finished | None = None
+    end: SequenceFinished | None = None
 
 
 def settings_of(
@@ -64,12 +64,15 @@ def settings_of(
 
 
 def build(
-    speculation: Mapping[str, Any] | None = None, model: Path = bundled.FOLDER, seat: Seat = ALONE, **settings: Any
+    speculation: Mapping[str, Any] | None = None,
+    model: Path = bundled.FOLDER,
+    placement: RankPlacement = SINGLE_RANK,
+    **settings: Any,
 ) -> Replica:
     settings_ = settings_of(speculation, model, **settings)
     grammars = CompilePool(lambda: open_grammars(settings_))
     with torch.inference_mode():
-        replica = build_replica(settings_, grammars, seat=seat)
+        replica = build_replica(settings_, grammars, placement=placement)
     GRAMMARS[id(replica)] = grammars
     return replica
 
@@ -83,7 +86,7 @@ class Pair:
     def __init__(self, replica: Replica, **limits: Any) -> None:
         self.replica = replica
         self._grammars = GRAMMARS[id(replica)]
-        self.replica.rest()
+        self.replica.end_epoch()
         sizes = replica.limits
         values: dict[str, Any] = {
             "num_blocks": sizes.num_blocks,
@@ -108,7 +111,7 @@ class Pair:
         repetition: RepetitionRule | None = sampling.pop("repetition", None)
         bad_words = tuple(columns.i32_bytes(word) for word in sampling.pop("bad_words", ()))
         constraint = sampling.pop("structured_output", None)
-        family: Family | None = sampling.pop("family", None)
+        family: SampleGroup | None = sampling.pop("family", None)
         adapter: str = sampling.pop("adapter", "")
         pooling: pooling_pb2.PoolingParams | None = sampling.pop("pooling", None)
         params = sampling_pb2.SamplingParams(max_tokens=max_tokens, **(GREEDY | sampling))
@@ -125,7 +128,7 @@ class Pair:
             root_hash=root,
             block_hashes=block_hash.chain(root, tokens, self.core.limits.block_size),
             repetition=repetition,
-            family=family,
+            sample_group=family,
             grammar_id=self._prepare(constraint),
             asks_logprobs=params.HasField("logprobs") or bool(params.logprob_token_ids),
             prompt_logprobs_from=prompt_logprobs.first_position(params),
@@ -144,7 +147,7 @@ class Pair:
         self.answers.append(Answer(list(prompt)))
         self.core.add(sequence)
         if sequence.grammar_id:
-            self.core.grammar_prepared(sequence.grammar_id)
+            self.core.on_grammar_prepared(sequence.grammar_id)
         return self.answers[-1]
 
     def _prepare(self, constraint: dict[str, Any] | None) -> bytes:
@@ -152,12 +155,12 @@ class Pair:
             return b""
         message = sampling_pb2.StructuredOutput(**constraint)
         name = hashlib.sha256(message.SerializeToString(deterministic=True)).digest()
-        there: queue.Queue[Prepared] = queue.Queue()
+        there: queue.Queue[CompileResult] = queue.Queue()
         self._grammars.prepare(name, message, there.put)
         assert there.get(timeout=PATIENCE_S).error is None
         return name
 
-    def adopt(self, held: HeldReport) -> None:
+    def adopt(self, held: RetainedState) -> None:
         """As a scheduler takes in what a worker says it holds when it attaches."""
         hashes = block_hash.split(held.hashes)
         for block, digest, group in zip(held.block_ids, hashes, held.groups, strict=True):
@@ -213,7 +216,7 @@ class Pair:
     def _end_moves(self) -> None:
         while self._moves:
             transfer_id, lost = self._moves.popleft()
-            self.core.transferred(transfer_id, lost=lost)
+            self.core.on_transfer_done(transfer_id, lost=lost)
             self._begin_moves()
 
     def run(self) -> None:

@@ -14,7 +14,7 @@ import torch
 from quire import bundled
 from quire.services.worker.replica.replica import Replica
 from quire.shared.errors import InvalidArgument
-from tests.services.scheduler.conftest import Optimist
+from tests.services.scheduler.conftest import UnlimitedForecast
 from tests.spec_decode.methods import DRAFTERS, METHODS, TREES
 from tests.spec_decode.pair import Pair, build
 from tests.spec_decode.questions import questions
@@ -87,7 +87,7 @@ def test_prompts_in_chunks_and_from_the_cache_are_known_to_the_drafter(replica: 
 
 def test_preempted_sequences_are_drafted_for_as_before(replica: Replica, method: str) -> None:
     pair = Pair(replica, num_blocks=84)
-    pair.core.state.forecast = Optimist()
+    pair.core.state.forecast = UnlimitedForecast()
     for prompt in questions():
         pair.ask(prompt, 60, eos=())
     pair.run()

@@ -12,7 +12,7 @@ from quire.services.worker.replica.replica import Replica
 from quire.services.worker.runner.pipeline import StageLaunch
 from quire.services.worker.step.slots import NewBlocks
 from quire.services.worker.step.step_inputs import StepInputs
-from tests.services.worker.parts import chunk_graphs_of, runner_of
+from tests.services.worker.replica_internals import chunk_graphs_of, runner_of
 from tests.spec_decode.methods import TREES
 from tests.spec_decode.pair import Pair, build
 from tests.spec_decode.questions import questions

@@ -8,14 +8,14 @@ import torch
 
 from quire import kernels
 from quire.kernels import reference
-from quire.services.worker.sampling.rejection import keep_or_draw, uniform
-from quire.services.worker.sampling.vocabulary.undivided import UndividedVocabulary
+from quire.services.worker.sampling.rejection import accept_or_resample, uniform
+from quire.services.worker.sampling.vocabulary.whole_vocabulary import WholeVocabulary
 
 VOCAB = 10
 DRAWS = 200_000
 
 
-ALL_TOKENS = UndividedVocabulary(VOCAB, kernels.load("cpu"))
+ALL_TOKENS = WholeVocabulary(VOCAB, kernels.load("cpu"))
 
 
 def logits_of(seed: int, scale: float = 1.5) -> torch.Tensor:
@@ -42,7 +42,7 @@ def ruled(
     seeds: torch.Tensor,
     positions: torch.Tensor,
 ) -> torch.Tensor:
-    return keep_or_draw(target, proposed, drafts, seeds=seeds, positions=positions, vocabulary=ALL_TOKENS)
+    return accept_or_resample(target, proposed, drafts, seeds=seeds, positions=positions, vocabulary=ALL_TOKENS)
 
 
 def first_tokens(target: torch.Tensor, proposed: torch.Tensor | None, count: int, seed: int) -> torch.Tensor:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from quire.services.worker.replica.replica import Replica
-from tests.services.scheduler.conftest import Optimist
+from tests.services.scheduler.conftest import UnlimitedForecast
 from tests.spec_decode.methods import METHODS
 from tests.spec_decode.pair import Pair, build
 from tests.spec_decode.questions import questions
@@ -55,7 +55,7 @@ def test_the_same_texts_with_hardly_anything_computed_again(replica: Replica, sa
 def test_preempted_sequences_say_the_same(replica: Replica) -> None:
     expected = talk(Pair(replica, enable_prefix_caching=False))
     tight = Pair(replica, num_blocks=14)
-    tight.core.state.forecast = Optimist()
+    tight.core.state.forecast = UnlimitedForecast()
     assert talk(tight) == expected
     assert tight.core.counts.preemptions > 0
     assert tight.core.counts.resumed_cached_tokens > 0

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quire.services.worker.building import rehearsal
+from quire.services.worker.building import draft_warmup
 from quire.services.worker.replica.replica import Replica
 from quire.services.worker.spec_decode.speculation import Speculation
-from tests.services.worker.parts import runner_of
+from tests.services.worker.replica_internals import runner_of
 from tests.spec_decode.methods import METHODS
 from tests.spec_decode.pair import Pair, build
 from tests.spec_decode.questions import questions
@@ -18,7 +18,7 @@ def rehearsed(method: str) -> Replica:
     replica = build(METHODS[method])
     assert isinstance(replica.speculation, Speculation)
     with torch.inference_mode():
-        rehearsal.rehearse(replica, replica.speculation)
+        draft_warmup.warm_up_drafts(replica, replica.speculation)
     return replica
 
 
@@ -35,7 +35,7 @@ def drafts_of_steps(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> list[l
     assert isinstance(replica.speculation, Speculation)
     with monkeypatch.context() as patch, torch.inference_mode():
         patch.setattr(runner_of(replica), "launch", watched)
-        rehearsal.rehearse(replica, replica.speculation)
+        draft_warmup.warm_up_drafts(replica, replica.speculation)
     return counts
 
 
@@ -50,7 +50,7 @@ def said(replica: Replica) -> tuple[list[list[int]], int]:
 @pytest.mark.parametrize("method", METHODS)
 def test_it_leaves_no_trace(method: str) -> None:
     replica = rehearsed(method)
-    assert len(replica.rest().block_ids) == 0
+    assert len(replica.end_epoch().block_ids) == 0
     (tokens, accepted), (expected, usual) = said(replica), said(build(METHODS[method]))
     assert tokens == expected
     assert accepted == usual > 0
@@ -58,12 +58,12 @@ def test_it_leaves_no_trace(method: str) -> None:
 
 def test_every_size_has_steps_with_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = drafts_of_steps(build(METHODS["ngram"]), monkeypatch)
-    assert [len(each) for each in counts[2::3]] == list(rehearsal.SIZES)
+    assert [len(each) for each in counts[2::3]] == list(draft_warmup.SIZES)
 
 
 def test_a_worker_too_small_for_it_is_left_alone() -> None:
     replica = build(METHODS["ngram"], num_blocks=3, max_num_seqs=1)
     assert isinstance(replica.speculation, Speculation)
     with torch.inference_mode():
-        rehearsal.rehearse(replica, replica.speculation)
-    assert len(replica.rest().block_ids) == 0
+        draft_warmup.warm_up_drafts(replica, replica.speculation)
+    assert len(replica.end_epoch().block_ids) == 0

@@ -12,7 +12,7 @@ import torch
 from quire.services.scheduler.core.sequences.ending import Reason
 from quire.services.scheduler.core.sequences.repetition import RepetitionRule
 from quire.services.worker.replica.replica import Replica
-from tests.services.scheduler.conftest import Optimist
+from tests.services.scheduler.conftest import UnlimitedForecast
 from tests.spec_decode.methods import METHODS, TREES
 from tests.spec_decode.pair import Answer, Pair, build
 from tests.spec_decode.questions import questions
@@ -129,7 +129,7 @@ def test_log_probabilities_are_those_of_single_steps(plain: Replica, drafting: R
 def check_preempted(plain: Replica, drafting: Replica) -> None:
     """Sequences that lose their blocks say what they say where there are enough."""
     tight, roomy = Pair(drafting, num_blocks=84), Pair(plain)
-    tight.core.state.forecast = Optimist()  # lets in more than can stay
+    tight.core.state.forecast = UnlimitedForecast()  # lets in more than can stay
     answers, expected = (ask_all(pair, max_tokens=60, temperature=0.5, seed=2, eos=()) for pair in (tight, roomy))
     tight.run()
     roomy.run()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from quire.bench import load, target
 from quire.bench.load_client.http_calls import root_of
-from quire.bench.load_client.timing import Outcome
+from quire.bench.load_client.timing import LoadResult
 from quire.bench.modes import serve
 from quire.bench.report import Row
 from quire.bench.target import Target
@@ -41,7 +41,7 @@ def configure(parser: CommandParser) -> None:
 
 
 def measure(arguments: argparse.Namespace) -> Iterator[Row]:
-    effort = load.effort_of(arguments)
+    effort = load.load_options(arguments)
     if arguments.address or arguments.base_url or arguments.workers is not None:
         text = "this starts clusters of its own, of --prefill-workers and --decode-workers"
         raise InvalidArgument(f"workers: {text}", field="workers")
@@ -53,7 +53,7 @@ def measure(arguments: argparse.Namespace) -> Iterator[Row]:
                 yield from (mixed, apart, _shares(apart, mixed))
 
 
-def _rows(arguments: argparse.Namespace, shape: shapes.BenchShape, effort: load.Effort, layout: str) -> list[Row]:
+def _rows(arguments: argparse.Namespace, shape: shapes.BenchShape, effort: load.LoadOptions, layout: str) -> list[Row]:
     """Of one cluster, every workload and load."""
     number = arguments.prefill_workers + arguments.decode_workers
     own = argparse.Namespace(**vars(arguments))
@@ -65,7 +65,7 @@ def _rows(arguments: argparse.Namespace, shape: shapes.BenchShape, effort: load.
             work = effort.trimmed(made, served.vocab_size)
             for arrival in (arguments.load or work.load).split(","):
                 named = dataclasses.replace(served, name=f"{served.name} {layout}")
-                side = load.clients_side(named, serve.streaming("grpc", served, work))
+                side = load.side_of_clients(named, serve.streaming("grpc", served, work))
                 before = _counts(served)
                 [found] = load.measure([side], work, arrival=arrival, effort=effort, read=_read)
                 counted = {name: value - before[name] for name, value in _counts(served).items()}
@@ -74,7 +74,7 @@ def _rows(arguments: argparse.Namespace, shape: shapes.BenchShape, effort: load.
     return rows
 
 
-def _read(outcome: Outcome) -> dict[str, float]:
+def _read(outcome: LoadResult) -> dict[str, float]:
     return outcome.rates() | outcome.latencies()
 
 

@@ -48,7 +48,7 @@ REGEX = r"[a-z]{3,12} [0-9]{1,4}"
 class Record:
     """Of a run."""
 
-    looks: dict[tuple[str, int], list[growth.ProcessLook]] = field(default_factory=dict)  # by service and process id
+    looks: dict[tuple[str, int], list[growth.ProcessSample]] = field(default_factory=dict)  # by service and process id
     done: Counter[str] = field(default_factory=Counter)  # calls by kind
     errors: Counter[str] = field(default_factory=Counter)  # that nobody provoked
     kills: int = 0
@@ -73,7 +73,7 @@ def measure(arguments: argparse.Namespace) -> Iterator[Row]:
     seconds = 60 * arguments.minutes
     calls = sum(record.done.values())
     for (service, pid), looks in sorted(record.looks.items()):
-        grown = growth.of_process(looks, seconds, calls)
+        grown = growth.process_growth(looks, seconds, calls)
         if grown:
             yield {"service": service, "pid": pid, **grown}
     yield {
@@ -82,7 +82,7 @@ def measure(arguments: argparse.Namespace) -> Iterator[Row]:
         "errors": sum(record.errors.values()),
         "kills": record.kills,
         "unowned_blocks": unowned,
-        **growth.of_blocks(record.unowned, seconds),
+        **growth.block_growth(record.unowned, seconds),
     }
     for kind, count in sorted(record.done.items()):
         yield {"service": f"calls: {kind}", "calls": count}
@@ -108,7 +108,7 @@ async def _soak(cluster: Cluster, arguments: argparse.Namespace) -> Record:
 async def _watch(cluster: Cluster, record: Record, begin_s: float, seconds: float) -> None:
     while (at_s := time.monotonic() - begin_s) < seconds:
         for process in cluster.processes:
-            look = growth.ProcessLook.of(process.pid, at_s) if process.pid else None
+            look = growth.ProcessSample.of(process.pid, at_s) if process.pid else None
             if look is not None and process.ready.is_set():
                 record.looks.setdefault((process.spec.id, process.pid or 0), []).append(look)
         record.unowned.append((at_s, await _unowned_now(cluster)))

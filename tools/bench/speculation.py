@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from quire.bench import load, target
-from quire.bench.load_client.timing import Outcome
+from quire.bench.load_client.timing import LoadResult
 from quire.bench.measuring.ratio import of_rounds
 from quire.bench.report import Row, progress
 from quire.bench.target import Target
@@ -24,7 +24,7 @@ from quire.flags.setting_flags import human_int
 from quire.shared.errors import InvalidArgument
 from quire.shared.pb.admin.v1 import admin_pb2
 from tools.bench import tiny_work
-from tools.bench.measuring import same_cores
+from tools.bench.measuring import core_pinning
 
 Runs = Sequence[Mapping[str, float]]
 
@@ -70,17 +70,17 @@ def configure(parser: CommandParser) -> None:
 
 def measure(arguments: argparse.Namespace) -> Iterator[Row]:
     """All clusters run at the same time and take turns, so that what else goes on meets all of them alike."""
-    effort = load.effort_of(arguments)
-    cores = same_cores.shared_out(sorted(os.sched_getaffinity(0))) if arguments.same_cores else {}
+    effort = load.load_options(arguments)
+    cores = core_pinning.partition_cores(sorted(os.sched_getaffinity(0))) if arguments.same_cores else {}
     with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as stack:
         methods = _methods(arguments, Path(scratch))
         served = {}
         for method, config in methods.items():
             progress(f"starting a cluster: {method}")
             served[method] = stack.enter_context(_cluster(arguments, config, Path(scratch)))
-            same_cores.hold_services(served[method].pids, cores)
+            core_pinning.pin_services(served[method].pids, cores)
         if cores:
-            same_cores.hold(os.getpid(), cores[same_cores.CLIENTS])
+            core_pinning.pin(os.getpid(), cores[core_pinning.CLIENTS])
         for work in workloads.named(arguments.work):
             for arrival in arguments.load.split(","):
                 trimmed = effort.trimmed(work, served[OFF].vocab_size)
@@ -98,14 +98,14 @@ def _rows(
     served: Mapping[str, Target],
     work: workloads.Workload,
     arrival: str,
-    effort: load.Effort,
+    effort: load.LoadOptions,
     *,
     whole: bool,
     at_once: int,
 ) -> Iterator[Row]:
     before = {method: drafts(each) for method, each in served.items()}
     callers = [load.grpc_caller(each, work, final_only=whole) for each in served.values()]
-    sides = [load.clients_side(each, caller) for each, caller in zip(served.values(), callers, strict=True)]
+    sides = [load.side_of_clients(each, caller) for each, caller in zip(served.values(), callers, strict=True)]
     read = functools.partial(_read, at_once=at_once)
     measured = load.measure_runs(sides, work, arrival=arrival, effort=effort, read=read)
     runs_of = dict(zip(served, measured, strict=True))
@@ -149,7 +149,7 @@ def _came_of(before: admin_pb2.DraftCounts, after: admin_pb2.DraftCounts) -> dic
     return {"accepted": right / tokens, "tok_per_draft": 1 + right / count, "drafts": count, "length": after.length}
 
 
-def _read(outcome: Outcome, at_once: int) -> dict[str, float]:
+def _read(outcome: LoadResult, at_once: int) -> dict[str, float]:
     rates, latencies = outcome.rates(), outcome.latencies()
     full = {"full_tok_s": outcome.full_rate(at_once)} if at_once else {}
     return (

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.bench import load, target
-from quire.bench.load_client.timing import Outcome
+from quire.bench.load_client.timing import LoadResult
 from quire.bench.report import Row
 from quire.bench.workload.workloads import BenchRequest, Workload
 from quire.flags.parser import CommandParser
@@ -35,11 +35,11 @@ def configure(parser: CommandParser) -> None:
 
 def measure(arguments: argparse.Namespace) -> Iterator[Row]:
     """With schemas and without take turns on one cluster. Schemas are compiled in the warm-up."""
-    effort = load.effort_of(arguments)
+    effort = load.load_options(arguments)
     with tempfile.TemporaryDirectory() as scratch:
         for served in target.targets(arguments, Path(scratch)):
             asked = effort.trimmed(work(arguments.schemas, arguments.tokens), served.vocab_size)
-            side = load.clients_side(served, load.grpc_caller(served, asked, final_only=False))
+            side = load.side_of_clients(served, load.grpc_caller(served, asked, final_only=False))
             sides = {FREE: replace(side, asks=Workload.without_schemas), BOUND: side}
             for arrival in arguments.load.split(","):
                 measured = load.measure([*sides.values()], asked, arrival=arrival, effort=effort, read=_read)
@@ -76,7 +76,7 @@ def schema(number: int) -> dict[str, Any]:
     return {"type": "array", "items": record, "minItems": 1000}
 
 
-def _read(outcome: Outcome) -> dict[str, float]:
+def _read(outcome: LoadResult) -> dict[str, float]:
     rates, latencies = outcome.rates(), outcome.latencies()
     return {name: rates[name] for name in ("out_tok_s", "errors")} | {
         name: value for name, value in latencies.items() if name.startswith(("ttft_p50", "itl_p"))

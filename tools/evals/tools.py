@@ -22,7 +22,7 @@ _CALL = re.compile(r"<tool_call>\n(.*)\n</tool_call>", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class OfferedTool:
     """A tool as one prompt offers it, under one of its names, with a name for each parameter's slot."""
 
     kind: ToolKind
@@ -43,7 +43,7 @@ class Offer:
 class ToolRequest:
     """What the user wants: the offer that fits, the words, and the value of every slot that the words give."""
 
-    offer: Offer
+    offer: OfferedTool
     text: str
     slots: dict[str, Any]
 
@@ -58,11 +58,11 @@ def _always_given(kind: ToolKind, param: Param) -> bool:
     return all(param.slot in _SLOT.findall(request) for request in kind.requests)
 
 
-def _offer(rng: Random, kind: ToolKind) -> Offer:
-    return Offer(kind, rng.choice(kind.names), {p.slot: rng.choice(p.names) for p in kind.params})
+def _offer(rng: Random, kind: ToolKind) -> OfferedTool:
+    return OfferedTool(kind, rng.choice(kind.names), {p.slot: rng.choice(p.names) for p in kind.params})
 
 
-def _request(rng: Random, offer: Offer) -> ToolRequest:
+def _request(rng: Random, offer: OfferedTool) -> ToolRequest:
     template = rng.choice(offer.kind.requests)
     slots = {p.slot: p.value(rng) for p in offer.kind.params if f"{{{p.slot}}}" in template}
     return ToolRequest(offer, template.format(**slots), slots)
@@ -94,7 +94,7 @@ def sample(rng: Random, split: Split, size: str) -> Item:
     """A request with tools to choose from; the tools offered and the request's words decide the split."""
     count = int(size) if size.isdigit() else rng.randint(2, 4)
 
-    def candidate() -> tuple[str, tuple[list[Offer], ToolRequest]]:
+    def candidate() -> tuple[str, tuple[list[OfferedTool], ToolRequest]]:
         offers = [_offer(rng, kind) for kind in rng.sample(TOOL_KINDS, count)]
         request = _request(rng, rng.choice(offers))
         names = ",".join(sorted(offer.name for offer in offers))

@@ -205,6 +205,6 @@ def constants(routing: Routing, num_experts: int) -> dict[str, object]:
 
 def precompile_calls(shape: ModelShape) -> Calls:
     if shape.experts is not None:
-        bias = floats(shape.experts.num_experts) if shape.experts.choice_bias else None
+        bias = floats(shape.experts.num_experts) if shape.experts.score_correction_bias else None
         logits, routing = shape.empty(ROWS, shape.experts.num_experts), shape.experts.routing
         yield lambda: route(logits, routing, bias)

@@ -25,7 +25,7 @@ class ExpertsShape:
     routing: Routing
     gate: Gate
     biased: bool
-    choice_bias: bool
+    score_correction_bias: bool
     shared_is_there: bool
     shared_is_gated: bool
     single_row: bool  # their part of the fused chain is used

@@ -23,7 +23,7 @@ def prepare_quantized_linear(weight: QuantizedWeight, dtype: torch.dtype) -> Pac
         return eight_bit.pack(weight)
     if packed_takes(weight, dtype):
         return pack(weight)
-    return LinearWeight(weight.widened().to(dtype), weight.bias)
+    return LinearWeight(weight.dequantized().to(dtype), weight.bias)
 
 
 def quantized_linear(x: torch.Tensor, weight: Packed) -> torch.Tensor:

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import uvloop
 
 from quire.bench.load_client.arrivals import ArrivalPattern
-from quire.bench.load_client.timing import Outcome, Received, RequestTiming
+from quire.bench.load_client.timing import LoadResult, Received, RequestTiming
 from quire.bench.workload.workloads import BenchRequest, Workload
 from quire.shared.errors import Unavailable
 
@@ -54,8 +54,8 @@ class Job:
     in_flight: int  # 0: no limit
 
 
-class Clients:
-    """`with Clients(count, new_caller) as clients: clients.run(...)`. Connections stay open between runs.
+class ClientPool:
+    """`with ClientPool(count, new_caller) as clients: clients.run(...)`. Connections stay open between runs.
 
     `new_caller` is called inside each process, on its loop, so it must be picklable.
     """
@@ -73,7 +73,7 @@ class Clients:
             self._pipes.append(ours)
             self._processes.append(process)
 
-    def run(self, work: Workload, arrivals: ArrivalPattern, progress: Progress | None = None) -> Outcome:
+    def run(self, work: Workload, arrivals: ArrivalPattern, progress: Progress | None = None) -> LoadResult:
         """Sends the requests of `work` as `arrivals` says; returns when each has ended."""
         pipes = self._pipes[: arrivals.most_clients(len(self._pipes))]
         offsets = arrivals.offsets_s(len(work.items))
@@ -87,7 +87,7 @@ class Clients:
             pipe.send(begin)
         answers = self._collect(pipes, len(work.items), progress)
         timings = [timing for part, _ in answers for timing in part]
-        return Outcome(begin, work.num_prompt_tokens, timings, [cpu for _, cpu in answers])
+        return LoadResult(begin, work.num_prompt_tokens, timings, [cpu for _, cpu in answers])
 
     def close(self) -> None:
         for pipe in self._pipes:
@@ -98,7 +98,7 @@ class Clients:
                 process.kill()
                 process.join()
 
-    def __enter__(self) -> Clients:
+    def __enter__(self) -> ClientPool:
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from quire.bench.load_client.arrivals import ArrivalPattern
 from quire.bench.load_client.clients import Progress
-from quire.bench.load_client.timing import Outcome, RequestTiming
+from quire.bench.load_client.timing import LoadResult, RequestTiming
 from quire.bench.workload.workloads import Workload
 from quire.shared.errors import Unavailable
 
@@ -37,7 +37,7 @@ class Program:
         """Cached prefixes, before the next load."""
         self._forget = True
 
-    def run(self, work: Workload, arrivals: ArrivalPattern, progress: Progress | None = None) -> Outcome:
+    def run(self, work: Workload, arrivals: ArrivalPattern, progress: Progress | None = None) -> LoadResult:
         load = {
             "prompts": [item.prompt for item in work.items],
             "num_output": [item.num_output for item in work.items],
@@ -51,7 +51,7 @@ class Program:
         end = time.monotonic()
         begin = end - answer["seconds"]
         timings = [RequestTiming(begin, num_tokens=count, ended=end) for count in answer["num_output"]]
-        return Outcome(begin, work.num_prompt_tokens, timings, [0.0])
+        return LoadResult(begin, work.num_prompt_tokens, timings, [0.0])
 
     def close(self) -> None:
         with self._process as process:

@@ -43,7 +43,7 @@ class RequestTiming:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class LoadResult:
     """One load, all clients together."""
 
     begin: float

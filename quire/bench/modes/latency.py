@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator
 
 from quire.bench import load, target
-from quire.bench.load_client.timing import Outcome
+from quire.bench.load_client.timing import LoadResult
 from quire.bench.measuring.percentiles import spread_ms
 from quire.bench.modes import serve
 from quire.bench.report import Row
@@ -23,16 +23,16 @@ def configure(parser: CommandParser) -> None:
 
 
 def measure(arguments: argparse.Namespace) -> Iterator[Row]:
-    effort = load.effort_of(arguments)
+    effort = load.load_options(arguments)
     for served, work in load.served(arguments, effort):
         for protocol in serve.protocols(arguments.protocol, served):
             caller = serve.streaming(protocol, served, work)
-            side = load.clients_side(served, caller)
+            side = load.side_of_clients(served, caller)
             [measured] = load.measure([side], work, arrival=ONE_AT_A_TIME, effort=effort, read=_read)
             yield {"shape": served.name, "work": work.name, "protocol": protocol, **measured}
 
 
-def _read(outcome: Outcome) -> dict[str, float]:
+def _read(outcome: LoadResult) -> dict[str, float]:
     """A run is one stream, or one after the other: medians of TTFT, and the whole distribution of gaps."""
     gaps = [gap for timing in outcome.done for gap in timing.gaps]
     return {

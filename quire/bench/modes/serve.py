@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from quire.bench import load, target
 from quire.bench.load_client.clients import RequestSender
-from quire.bench.load_client.timing import Outcome
+from quire.bench.load_client.timing import LoadResult
 from quire.bench.report import Row
 from quire.bench.target import Target
 from quire.bench.workload import adapters
@@ -43,16 +43,16 @@ def add_protocol(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(arguments: argparse.Namespace) -> Iterator[Row]:
-    effort = load.effort_of(arguments)
+    effort = load.load_options(arguments)
     for served, work in load.served(arguments, effort):
         others = [target.other(text, served) for text in arguments.beside]
         for arrival in (arguments.load or work.load).split(","):
             for protocol in protocols(arguments.protocol or ("http" if others else ""), served):
                 targets = [served, *others]
-                sides = [load.clients_side(each, streaming(protocol, each, work)) for each in targets]
+                sides = [load.side_of_clients(each, streaming(protocol, each, work)) for each in targets]
                 about = {"shape": served.name, "work": work.name, "protocol": protocol, "load": arrival}
                 measured = load.measure(sides, work, arrival=arrival, effort=effort, read=_read)
-                yield from load.beside([each.name for each in targets], about, measured)
+                yield from load.comparison_rows([each.name for each in targets], about, measured)
 
 
 def protocols(wanted: str, served: Target) -> list[str]:
@@ -71,5 +71,5 @@ def streaming(protocol: str, served: Target, work: Workload) -> Callable[[], Req
     return load.grpc_caller(served, work, final_only=False)
 
 
-def _read(outcome: Outcome) -> dict[str, float]:
+def _read(outcome: LoadResult) -> dict[str, float]:
     return outcome.rates() | outcome.latencies()

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from quire.bench import load, target
 from quire.bench.load_client.programs import Program
-from quire.bench.load_client.timing import Outcome
+from quire.bench.load_client.timing import LoadResult
 from quire.bench.report import Row
 from quire.bench.target import Target
 from quire.bench.workload import adapters
@@ -31,23 +31,23 @@ def configure(parser: CommandParser) -> None:
 
 
 def measure(arguments: argparse.Namespace) -> Iterator[Row]:
-    effort = load.effort_of(arguments)
+    effort = load.load_options(arguments)
     with rival(arguments.beside) as others:
         for served, work in load.served(arguments, effort):
             caller = load.grpc_caller(served, work, final_only=True)
-            own = load.clients_side(served, caller)
+            own = load.side_of_clients(served, caller)
             base = replace(own, target=replace(served, name=BASE), asks=adapters.without)
             sides = [own, *([base] if served.adapters else []), *others]
-            measured = load.measure(sides, work, arrival="burst", effort=effort, read=Outcome.rates)
+            measured = load.measure(sides, work, arrival="burst", effort=effort, read=LoadResult.rates)
             names = [side.target.name for side in sides]
-            yield from load.beside(names, {"shape": served.name, "work": work.name}, measured)
+            yield from load.comparison_rows(names, {"shape": served.name, "work": work.name}, measured)
 
 
 @contextmanager
-def rival(text: str) -> Iterator[list[load.Side]]:
+def rival(text: str) -> Iterator[list[load.BenchSide]]:
     if not text:
         yield []
         return
     name, command = target.named(text, "COMMAND")
     with Program(command) as program:
-        yield [load.Side(Target(name, 0), lambda _: nullcontext(program), program.forget)]
+        yield [load.BenchSide(Target(name, 0), lambda _: nullcontext(program), program.forget)]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from quire.services.frontend.access.account import Account
-from quire.services.frontend.access.key import Key, digest
+from quire.services.frontend.access.api_key import ApiKey, digest
 from quire.services.frontend.access.sources import KeySource
 from quire.services.frontend.request.request import Request
 from quire.shared.errors import PermissionDenied, QuireError, Unauthenticated
@@ -16,7 +16,7 @@ from quire.shared.metrics.frontend import FrontendMetrics
 from quire.shared.rpc.guard import bearer
 
 AUTHORIZATION, API_KEY = b"authorization", b"x-api-key"
-BY_WORTH = ("low", "normal", "high")  # KV priorities
+KV_PRIORITY_ORDER = ("low", "normal", "high")  # KV priorities
 MISSING = "no API key: send `authorization: Bearer KEY` or `x-api-key: KEY`"
 
 
@@ -24,20 +24,20 @@ MISSING = "no API key: send `authorization: Bearer KEY` or `x-api-key: KEY`"
 class Caller:
     """Who has shown a key that is good."""
 
-    key: Key
+    key: ApiKey
     account: Account
 
     @property
     def tenant(self) -> str:
         return self.key.tenant
 
-    def own(self, request: Request, model: str) -> Request:
+    def authorize(self, request: Request, model: str) -> Request:
         """The request as this caller's, whatever it says itself: its tenant, and prefixes that no other tenant's
         requests find, so that nobody learns from how long an answer takes what others have asked. Takes one request
         from the account. `model`: the first name of the one that it asks for. PermissionDenied, ResourceExhausted."""
         self._check_model(model)
         self._check_priorities(request)
-        self.account.enter(self.key)
+        self.account.admit_request(self.key)
         salt = hashlib.sha256(f"{self.tenant}\0{request.cache_salt}".encode()).hexdigest()
         return replace(request, tenant=self.tenant, cache_salt=salt)
 
@@ -50,7 +50,9 @@ class Caller:
         if most_urgent is not None and request.priority < most_urgent:
             text = f"priority: the API key {self.key.name} may ask for {most_urgent} and more, not {request.priority}"
             raise PermissionDenied(text, field="priority")
-        if request.kv_priority in BY_WORTH and BY_WORTH.index(request.kv_priority) > BY_WORTH.index(highest):
+        if request.kv_priority in KV_PRIORITY_ORDER and KV_PRIORITY_ORDER.index(
+            request.kv_priority
+        ) > KV_PRIORITY_ORDER.index(highest):
             text = f"kv_priority: the API key {self.key.name} may ask for {highest!r} at most"
             raise PermissionDenied(text, field="kv_priority")
 
@@ -65,33 +67,33 @@ class Access:
         self.accounts: dict[str, Account] = {}  # by the key's name: a new key of the same name goes on with it
 
     @property
-    def is_open(self) -> bool:
+    def allows_anonymous(self) -> bool:
         """There are no keys to show."""
         return not self.sources
 
     @property
-    def is_shared(self) -> bool:
+    def has_several_tenants(self) -> bool:
         """Keys of more than one tenant are good."""
         tenants = (key.tenant for source in self.sources for key in source.keys().values())
         first = next(tenants, None)
         return any(tenant != first for tenant in tenants)
 
-    def tenant_of_headers(self, headers: Iterable[tuple[bytes, bytes]]) -> str:
+    def tenant_from_headers(self, headers: Iterable[tuple[bytes, bytes]]) -> str:
         """The tenant of an HTTP call before it is let in; empty where its key is not good."""
-        if self.is_open:
+        if self.allows_anonymous:
             return ""
         shown = _shown(*_key_headers(headers))
         key = self._find(digest(shown)) if shown else None
         return "" if key is None else key.tenant
 
-    def tenant_of_metadata(self, metadata: dict[str, str | bytes]) -> str:
+    def tenant_from_metadata(self, metadata: dict[str, str | bytes]) -> str:
         """The same of a gRPC call."""
-        return self.tenant_of_headers((name.encode(), _bytes(value)) for name, value in metadata.items())
+        return self.tenant_from_headers((name.encode(), _bytes(value)) for name, value in metadata.items())
 
-    def going_on(self, name: str, tenant: str) -> Caller | None:
+    def find_caller(self, name: str, tenant: str) -> Caller | None:
         """Who goes on with a tenant's work that was begun with the key of that name, or with none if it is empty; None
         where there were no keys and are none. Raises PermissionDenied if that would not let in any more."""
-        if not name and self.is_open:
+        if not name and self.allows_anonymous:
             return None
         keys = (key for source in self.sources for key in source.keys().values())
         key = next((key for key in keys if key.name == name and key.tenant == tenant), None)
@@ -100,9 +102,9 @@ class Access:
             raise PermissionDenied(f"this was begun with {shown}, which is not good any more")
         return self._owner(key)
 
-    def caller(self, authorization: bytes, api_key: bytes) -> Caller | None:
+    def authenticate(self, authorization: bytes, api_key: bytes) -> Caller | None:
         """By the values of the two headers; None where there are no keys. Raises Unauthenticated."""
-        if self.is_open:
+        if self.allows_anonymous:
             return None
         shown = _shown(authorization, api_key)
         if not shown:
@@ -114,28 +116,28 @@ class Access:
             raise Unauthenticated("this API key is not known here")
         return self._owner(key)
 
-    def _owner(self, key: Key) -> Caller:
+    def _owner(self, key: ApiKey) -> Caller:
         if key.name not in self.accounts:
             self.accounts[key.name] = Account(key, self._clock, time.time)
         return Caller(key, self.accounts[key.name])
 
-    def of_headers(self, headers: Iterable[tuple[bytes, bytes]]) -> Caller | None:
+    def caller_from_headers(self, headers: Iterable[tuple[bytes, bytes]]) -> Caller | None:
         """Of an HTTP call, names in lower case. Who sends one of them twice shows neither."""
-        return self.caller(*_key_headers(headers))
+        return self.authenticate(*_key_headers(headers))
 
-    def of_metadata(self, metadata: dict[str, str | bytes]) -> Caller | None:
+    def caller_from_metadata(self, metadata: dict[str, str | bytes]) -> Caller | None:
         """Of a gRPC call, whose names come once (`metadata_of`)."""
-        return self.caller(_bytes(metadata.get("authorization", b"")), _bytes(metadata.get("x-api-key", b"")))
+        return self.authenticate(_bytes(metadata.get("authorization", b"")), _bytes(metadata.get("x-api-key", b"")))
 
     def check(self, metadata: dict[str, str | bytes]) -> QuireError | None:
         """Why a gRPC call may not pass."""
         try:
-            self.of_metadata(metadata)
+            self.caller_from_metadata(metadata)
         except Unauthenticated as error:
             return error
         return None
 
-    def _find(self, hashed: bytes) -> Key | None:
+    def _find(self, hashed: bytes) -> ApiKey | None:
         """How long it takes depends on the hash alone, which tells nothing about keys that are near."""
         return next((key for source in self.sources if (key := source.keys().get(hashed))), None)
 

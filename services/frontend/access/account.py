@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from quire.services.frontend.access.key import Key
+from quire.services.frontend.access.api_key import ApiKey
 from quire.services.frontend.access.rate_limit import RateLimit
 from quire.shared.errors import ResourceExhausted
 
@@ -16,7 +16,7 @@ ACTIVE_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
-class AccountUse:
+class AccountUsage:
     """What other frontends have not been told of."""
 
     requests: int
@@ -34,18 +34,18 @@ class AccountLevel:
 
 
 @dataclass(slots=True)
-class Bucket:
+class TokenBucket:
     """Holds a minute's worth at most. It may be overdrawn: what a request used is known at its end. While there is no
     limit it is empty: what was taken then does not count against a later one."""
 
     level: float
     seen_s: float
 
-    def fill(self, per_minute: int, now: float) -> None:
+    def refill(self, per_minute: int, now: float) -> None:
         self.level = min(float(per_minute), self.level + (now - self.seen_s) * per_minute / MINUTE_S)
         self.seen_s = now
 
-    def take(self, amount: float, per_minute: int) -> None:
+    def spend(self, amount: float, per_minute: int) -> None:
         self.level = self.level - amount if per_minute else 0.0
 
     def wait_s(self, wanted: float, per_minute: int) -> float:
@@ -61,15 +61,15 @@ class Account:
     """Of one key, at one frontend and, as far as it has heard, at others. `clock`: seconds that only grow; `wall`: of
     the epoch, for days."""
 
-    def __init__(self, key: Key, clock: Callable[[], float], wall: Callable[[], float]) -> None:
+    def __init__(self, key: ApiKey, clock: Callable[[], float], wall: Callable[[], float]) -> None:
         self._clock, self._wall = clock, wall
         now = clock()
-        self._requests = Bucket(float(key.requests_per_minute), now)
-        self._tokens = Bucket(float(key.tokens_per_minute), now)
+        self._requests = TokenBucket(float(key.requests_per_minute), now)
+        self._tokens = TokenBucket(float(key.tokens_per_minute), now)
         self._day, self._day_tokens = int(wall() // DAY_S), 0
         self.key = key
         self._touched_s = now
-        self._untold = AccountUse(0, 0)
+        self._unreported = AccountUsage(0, 0)
 
     @property
     def is_active(self) -> bool:
@@ -78,55 +78,57 @@ class Account:
         is_limited = key.requests_per_minute or key.tokens_per_minute or key.tokens_per_day
         return bool(is_limited) and self._clock() - self._touched_s < ACTIVE_S
 
-    def enter(self, key: Key) -> None:
+    def admit_request(self, key: ApiKey) -> None:
         """One more request, by what `key` allows now; ResourceExhausted that names the limit and when to come back."""
         now = self._touched_s = self._clock()
         self.key = key
-        self._requests.fill(key.requests_per_minute, now)
-        self._tokens.fill(key.tokens_per_minute, now)
+        self._requests.refill(key.requests_per_minute, now)
+        self._tokens.refill(key.tokens_per_minute, now)
         if key.requests_per_minute and (wait_s := self._requests.wait_s(1.0, key.requests_per_minute)):
             raise _over(key, "requests_per_minute", key.requests_per_minute, wait_s)
         if key.tokens_per_minute and (wait_s := self._tokens.wait_s(1.0, key.tokens_per_minute)):
             raise _over(key, "tokens_per_minute", key.tokens_per_minute, wait_s)
         if key.tokens_per_day and self._today() >= key.tokens_per_day:
             raise _over(key, "tokens_per_day", key.tokens_per_day, DAY_S - self._wall() % DAY_S)
-        self._requests.take(1.0, key.requests_per_minute)
-        self._untold = AccountUse(self._untold.requests + 1, self._untold.tokens)
+        self._requests.spend(1.0, key.requests_per_minute)
+        self._unreported = AccountUsage(self._unreported.requests + 1, self._unreported.tokens)
 
     def charge(self, num_tokens: int) -> None:
         """What a request has used, prompt and output."""
         self._touched_s = self._clock()
-        self._tokens.take(num_tokens, self.key.tokens_per_minute)
+        self._tokens.spend(num_tokens, self.key.tokens_per_minute)
         self._day_tokens = self._today() + num_tokens
-        self._untold = AccountUse(self._untold.requests, self._untold.tokens + num_tokens)
+        self._unreported = AccountUsage(self._unreported.requests, self._unreported.tokens + num_tokens)
 
     def rate_limits(self) -> list[RateLimit]:
         """Of the key as it was shown last; none where it has none by the minute."""
         now, key = self._clock(), self.key
-        self._requests.fill(key.requests_per_minute, now)
-        self._tokens.fill(key.tokens_per_minute, now)
+        self._requests.refill(key.requests_per_minute, now)
+        self._tokens.refill(key.tokens_per_minute, now)
         found = [
             self._requests.rate_limit("requests", key.requests_per_minute),
             self._tokens.rate_limit("tokens", key.tokens_per_minute),
         ]
         return [one for one in found if one.limit]
 
-    def take_untold(self) -> AccountUse:
-        """For the others; put_back() if they could not be told."""
-        told, self._untold = self._untold, AccountUse(0, 0)
+    def take_unreported(self) -> AccountUsage:
+        """For the others; restore_unreported() if they could not be told."""
+        told, self._unreported = self._unreported, AccountUsage(0, 0)
         return told
 
-    def put_back(self, untold: AccountUse) -> None:
-        self._untold = AccountUse(self._untold.requests + untold.requests, self._untold.tokens + untold.tokens)
+    def restore_unreported(self, untold: AccountUsage) -> None:
+        self._unreported = AccountUsage(
+            self._unreported.requests + untold.requests, self._unreported.tokens + untold.tokens
+        )
 
-    def learn(self, level: AccountLevel) -> None:
-        """What all have used, this frontend up to the last take_untold()."""
+    def apply_shared_level(self, level: AccountLevel) -> None:
+        """What all have used, this frontend up to the last take_unreported()."""
         now = self._clock()
-        self._requests = Bucket(level.requests - self._untold.requests, now)
-        self._tokens = Bucket(level.tokens - self._untold.tokens, now)
+        self._requests = TokenBucket(level.requests - self._unreported.requests, now)
+        self._tokens = TokenBucket(level.tokens - self._unreported.tokens, now)
         self._today()
         if level.day == self._day:
-            self._day_tokens = level.day_tokens + self._untold.tokens
+            self._day_tokens = level.day_tokens + self._unreported.tokens
 
     def _today(self) -> int:
         day = int(self._wall() // DAY_S)
@@ -135,7 +137,7 @@ class Account:
         return self._day_tokens
 
 
-def _over(key: Key, limit: str, most: int, wait_s: float) -> ResourceExhausted:
+def _over(key: ApiKey, limit: str, most: int, wait_s: float) -> ResourceExhausted:
     return ResourceExhausted(
         f"{limit}: the API key {key.name} has used its {most}", field=limit, retry_after_ms=max(1, round(wait_s * 1000))
     )

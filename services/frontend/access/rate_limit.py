@@ -28,7 +28,7 @@ class RateLimit:
         return [(f"x-ratelimit-{part}-{self.of}".encode(), value.encode()) for part, value in told]
 
 
-def headers_of(limits: Iterable[RateLimit]) -> list[tuple[bytes, bytes]]:
+def rate_limit_headers(limits: Iterable[RateLimit]) -> list[tuple[bytes, bytes]]:
     return [header for limit in limits for header in limit.headers()]
 
 

@@ -8,20 +8,20 @@ from typing import Any, Protocol
 
 import yaml
 
-from quire.services.frontend.access.key import Digest, Key, digest, read_key
+from quire.services.frontend.access.api_key import ApiKey, Digest, digest, parse_key
 from quire.shared.errors import InvalidArgument
 from quire.shared.logs import logger
 from quire.shared.prefix_index import redis_error
-from quire.shared.process.supervision import pause
-from quire.shared.security.private_file import PrivateFile, Unusable
+from quire.shared.process.supervision import cancellable_sleep
+from quire.shared.security.private_file import PrivateFile, UnusableFile
 
 log = logger("access")
 
-Keys = Mapping[Digest, Key]
+Keys = Mapping[Digest, ApiKey]
 
 RELOAD_S = 2.0
 MAX_FILE_BYTES = 8 * 2**20
-ONLY = "default"  # the name of the key in the environment
+DEFAULT_KEY_NAME = "default"  # the name of the key in the environment
 
 
 class KeySource(Protocol):
@@ -30,18 +30,18 @@ class KeySource(Protocol):
     def keys(self) -> Keys: ...
 
 
-class OneKey:
+class SingleKey:
     """For everybody."""
 
     def __init__(self, secret: str) -> None:
-        self._keys = {digest(secret.encode()): Key.model_validate({"name": ONLY})}
+        self._keys = {digest(secret.encode()): ApiKey.model_validate({"name": DEFAULT_KEY_NAME})}
 
     def keys(self) -> Keys:
         return self._keys
 
 
 class KeyFile:
-    """YAML: `keys:` with a list of entries, each with the fields of Key and `key` (the key itself) or `sha256` (its
+    """YAML: `keys:` with a list of entries, each with the fields of ApiKey and `key` (the key itself) or `sha256` (its
     hash, 64 hexadecimal digits). A file that became unusable leaves those from before."""
 
     def __init__(self, path: str, on_error: Callable[[], None]) -> None:
@@ -56,28 +56,28 @@ class KeyFile:
         try:
             document = yaml.safe_load(content.decode())
         except UnicodeDecodeError:
-            raise Unusable("cannot read it as text") from None
+            raise UnusableFile("cannot read it as text") from None
         except yaml.YAMLError:  # whose message would quote the file
-            raise Unusable("it is not YAML") from None
+            raise UnusableFile("it is not YAML") from None
         entries = document.get("keys") if isinstance(document, dict) else None
         if not isinstance(entries, list):
-            raise Unusable("it must have a list `keys:`, which may be [] to let nobody in")
-        found: dict[Digest, Key] = {}
+            raise UnusableFile("it must have a list `keys:`, which may be [] to let nobody in")
+        found: dict[Digest, ApiKey] = {}
         for number, entry in enumerate(entries, 1):
             hashed, key = self._entry(entry, f"entry {number}")
             if hashed in found:
-                raise Unusable(f"entry {number}: the key of {found[hashed].name} again")
+                raise UnusableFile(f"entry {number}: the key of {found[hashed].name} again")
             found[hashed] = key
         return found
 
-    def _entry(self, entry: Any, where: str) -> tuple[Digest, Key]:
+    def _entry(self, entry: Any, where: str) -> tuple[Digest, ApiKey]:
         if not isinstance(entry, dict):
-            raise Unusable(f"{where}: must be a mapping")
+            raise UnusableFile(f"{where}: must be a mapping")
         values = dict(entry)
         secret, hashed = values.pop("key", None), values.pop("sha256", None)
         if (secret is None) == (hashed is None):
-            raise Unusable(f"{where}: must have one of `key` and `sha256`")
-        key = read_key(values, f"api_keys: {self._path!r}: {where}")
+            raise UnusableFile(f"{where}: must have one of `key` and `sha256`")
+        key = parse_key(values, f"api_keys: {self._path!r}: {where}")
         return digest(str(secret).encode()) if hashed is None else self._hash(str(hashed), where), key
 
     def _hash(self, text: str, where: str) -> Digest:
@@ -86,12 +86,13 @@ class KeyFile:
         except ValueError:
             found = b""
         if len(found) != len(digest(b"")):
-            raise Unusable(f"{where}: sha256 must be 64 hexadecimal digits")
+            raise UnusableFile(f"{where}: sha256 must be 64 hexadecimal digits")
         return found
 
 
 class RedisKeys:
-    """The hash NAMESPACE:api_keys: SHA-256 of a key in hexadecimal -> the fields of Key as JSON. What is no key among
+    """The hash NAMESPACE:api_keys: SHA-256 of a key in hexadecimal -> the fields of ApiKey as JSON. What is no key
+    among
     them is skipped. Redis away: those from before go on; until it was first read, nobody gets in."""
 
     def __init__(self, redis: Any, namespace: str, on_error: Callable[[], None]) -> None:
@@ -107,7 +108,7 @@ class RedisKeys:
         """Until cancelled."""
         while True:
             await self.read()
-            await pause(RELOAD_S)
+            await cancellable_sleep(RELOAD_S)
 
     async def close(self) -> None:
         await self._redis.aclose()
@@ -121,12 +122,12 @@ class RedisKeys:
             return
         self._keys = dict(self._readable(found))
 
-    def _readable(self, found: Mapping[bytes, bytes]) -> Iterator[tuple[Digest, Key]]:
+    def _readable(self, found: Mapping[bytes, bytes]) -> Iterator[tuple[Digest, ApiKey]]:
         """Leaves out what is no key: one that anybody has written there does not keep those that were taken away."""
         malformed = 0
         for hashed, value in found.items():
             try:
-                yield bytes.fromhex(_text(hashed)), read_key(json.loads(value), f"api_keys: {self._name}")
+                yield bytes.fromhex(_text(hashed)), parse_key(json.loads(value), f"api_keys: {self._name}")
             except (ValueError, RecursionError, InvalidArgument):
                 malformed += 1
         if malformed:

@@ -7,18 +7,18 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from quire.services.frontend.anthropic_edge.block_schemas import ROLE_RULES, SYSTEM
 from quire.services.frontend.anthropic_edge.objects import BLOCK, CHOICE, TOOL_FIELDS
-from quire.services.frontend.anthropic_edge.said import OF_ROLES, SYSTEM
 from quire.services.frontend.anthropic_edge.tools import MODES
 from quire.services.frontend.anthropic_edge.typed_tools import RUN_BY_CLIENT, RUN_BY_SERVER
-from quire.services.frontend.bounds.bodies.extra_body import opened
+from quire.services.frontend.bounds.bodies.extra_body import merge_extra_body
 from quire.services.frontend.http.fields.checked_body import CheckedBody
-from quire.services.frontend.http.fields.known_fields import described
+from quire.services.frontend.http.fields.known_fields import body_schema_extra
 from quire.services.frontend.http.fields.nested_fields import Shape, check_objects
 from quire.services.frontend.http.fields.optional_fields import Flag, OptionalText
 from quire.services.frontend.http.fields.ranges import needs
 from quire.services.frontend.http.fields.unknown_fields import UnknownFields
-from quire.services.frontend.input_processor.sampling.other_samplers import SAMPLERS
+from quire.services.frontend.input_processor.sampling.unsupported_samplers import UNSUPPORTED_SAMPLERS
 
 # They say nothing about the text: bookkeeping, and where caches are to begin, which needs no saying here.
 IGNORED = frozenset({
@@ -64,7 +64,7 @@ TOOL: dict[str, Any] = {
 class MessageBody(BaseModel):
     """One turn."""
 
-    model_config = ConfigDict(extra="allow", json_schema_extra={"allOf": [*OF_ROLES]})
+    model_config = ConfigDict(extra="allow", json_schema_extra={"allOf": [*ROLE_RULES]})
 
     role: Literal["user", "assistant", "system"]
     content: str | list[dict[str, Any]]
@@ -92,10 +92,10 @@ class OutputConfig(BaseModel):
 class CountBody(CheckedBody):
     """POST /v1/messages/count_tokens"""
 
-    model_config = ConfigDict(extra="allow", json_schema_extra=described(IGNORED, NOT_OFFERED, [MUST_CALL]))
+    model_config = ConfigDict(extra="allow", json_schema_extra=body_schema_extra(IGNORED, NOT_OFFERED, [MUST_CALL]))
 
-    read_over = IGNORED
-    not_offered = SAMPLERS
+    ignored_fields = IGNORED
+    not_offered = UNSUPPORTED_SAMPLERS
     unavailable = NOT_OFFERED
     reasons: ClassVar[Mapping[str, str]] = {"thread": THREAD}
     objects: ClassVar[Mapping[str, Shape]] = {"system": BLOCK, "tools": TOOL_FIELDS, "tool_choice": CHOICE}
@@ -113,7 +113,7 @@ class CountBody(CheckedBody):
     @model_validator(mode="before")
     @classmethod
     def _open_extra_body(cls, sent: Any) -> Any:
-        return opened(sent)
+        return merge_extra_body(sent)
 
     @classmethod
     def known_fields(cls) -> Collection[str]:

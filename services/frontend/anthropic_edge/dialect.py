@@ -7,7 +7,7 @@ from typing import Any
 
 from quire.services.frontend.anthropic_edge.errors import ERRORS
 from quire.services.frontend.anthropic_edge.routes import PREFIX, MessageRoutes
-from quire.services.frontend.http.dialect import Dialect, WorkPath
+from quire.services.frontend.http.dialect import Dialect, InferencePath
 from quire.services.frontend.http.document.schemas import COUNT, OPTIONAL_TEXT, TEXT, list_of, object_of
 from quire.services.frontend.http.router import Router
 from quire.services.frontend.http.serving_context import ServingContext
@@ -40,8 +40,8 @@ ANTHROPIC = Dialect(
     routers=_routers,
     errors=ERRORS,
     prefixes=(PREFIX,),
-    work=(
-        WorkPath(
+    inference_paths=(
+        InferencePath(
             PREFIX,
             MESSAGE,
             field_names={
@@ -50,7 +50,7 @@ ANTHROPIC = Dialect(
                 "structured_output": "output_config.format",
             },
         ),
-        WorkPath(f"{PREFIX}/count_tokens", field_names={"prompt": "messages"}),
+        InferencePath(f"{PREFIX}/count_tokens", field_names={"prompt": "messages"}),
     ),
     examples=_examples,
 )

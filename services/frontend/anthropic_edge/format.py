@@ -10,9 +10,9 @@ import orjson
 from starlette.responses import Response
 
 from quire.services.frontend.anthropic_edge import errors
-from quire.services.frontend.calls.measured import Usage
+from quire.services.frontend.calls.measurements import Usage
 from quire.services.frontend.generation.generation import Generation
-from quire.services.frontend.output_processor.answer_parser import CallPiece, Part
+from quire.services.frontend.output_processor.answer_parser import CallDelta, Part
 from quire.services.frontend.output_processor.delta import SampleDelta
 from quire.services.frontend.output_processor.parsing.events import Content, Reasoning
 from quire.services.frontend.request.conversation import call_arguments
@@ -25,7 +25,7 @@ Json = dict[str, Any]
 
 PING = {"type": "ping"}
 # What a server without cache writes by hand, regions and service tiers has to say of these.
-OF_MESSAGES: Json = {
+FIXED_USAGE_FIELDS: Json = {
     "cache_creation": {"ephemeral_1h_input_tokens": 0, "ephemeral_5m_input_tokens": 0},
     "inference_geo": None,
     "service_tier": "standard",
@@ -61,7 +61,7 @@ def usage_object(usage: Usage) -> Json:
 
 def message_usage(usage: Usage) -> Json:
     """Returns the usage of a message, which says where and how it was computed as well."""
-    return {**usage_object(usage), **OF_MESSAGES}
+    return {**usage_object(usage), **FIXED_USAGE_FIELDS}
 
 
 def ending(finish: Finish, *, has_calls: bool) -> Json:
@@ -87,7 +87,7 @@ class _Block:
 
     def takes(self, part: Part) -> bool:
         """A call's first piece begins a block of its own."""
-        if isinstance(part, CallPiece) and isinstance(self._part, CallPiece):
+        if isinstance(part, CallDelta) and isinstance(self._part, CallDelta):
             return part.number == self._part.number
         return type(part) is type(self._part)
 
@@ -95,7 +95,7 @@ class _Block:
         return self._event("content_block_start", content_block=self._block("", {}, ""))
 
     def add(self, part: Part) -> Json | None:
-        text = part.arguments if isinstance(part, CallPiece) else part.text
+        text = part.arguments if isinstance(part, CallDelta) else part.text
         self._texts.append(text)
         return self._delta(text) if text else None
 
@@ -105,11 +105,11 @@ class _Block:
 
     def whole(self) -> Json:
         text = "".join(self._texts)
-        return self._block(text, call_arguments(text) if isinstance(self._part, CallPiece) else {}, self._signature)
+        return self._block(text, call_arguments(text) if isinstance(self._part, CallDelta) else {}, self._signature)
 
     def _block(self, text: str, arguments: Json, signature: str) -> Json:
         match self._part:
-            case CallPiece():
+            case CallDelta():
                 called = {"id": self._part.id, "name": self._part.name, "input": arguments}
                 return {"type": "tool_use", **called, "caller": {"type": "direct"}}
             case Reasoning():
@@ -119,7 +119,7 @@ class _Block:
 
     def _delta(self, text: str) -> Json:
         match self._part:
-            case CallPiece():
+            case CallDelta():
                 delta = {"type": "input_json_delta", "partial_json": text}
             case Reasoning():
                 delta = {"type": "thinking_delta", "thinking": text}
@@ -137,7 +137,7 @@ class _Block:
 
 
 class MessageFormat:
-    """A format for Answer."""
+    """A format for GenerationResponse."""
 
     def __init__(self, request: Request, model: str) -> None:
         self._fields: Json = {
@@ -170,7 +170,7 @@ class MessageFormat:
         return {**self._fields, "content": [], **_stopped(None), "usage": usage}
 
     def _add(self, part: Part) -> Iterator[Json]:
-        self._has_calls = self._has_calls or isinstance(part, CallPiece)
+        self._has_calls = self._has_calls or isinstance(part, CallDelta)
         if self._block is None or not self._block.takes(part):
             yield from self._end_block()
             self._block = _Block(self._num_blocks, part)

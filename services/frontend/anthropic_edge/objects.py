@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.services.frontend.anthropic_edge.said import SERVER_RUN
+from quire.services.frontend.anthropic_edge.block_schemas import SERVER_RUN
 from quire.services.frontend.http.fields.nested_fields import Shape
 
 PART = Shape(

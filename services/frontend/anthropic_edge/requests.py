@@ -9,8 +9,8 @@ from typing import Any
 
 from quire.services.frontend.anthropic_edge import tools
 from quire.services.frontend.anthropic_edge.bodies import CountBody, MessagesBody
-from quire.services.frontend.anthropic_edge.turns import turns
-from quire.services.frontend.http.fields import plain_fields
+from quire.services.frontend.anthropic_edge.messages import to_messages
+from quire.services.frontend.http.fields import scalar_fields
 from quire.services.frontend.http.headers import CallHeaders
 from quire.services.frontend.input_processor.sampling import sampling_rules
 from quire.services.frontend.request import reasoning
@@ -26,7 +26,7 @@ def messages_request(body: MessagesBody, headers: CallHeaders, tokenizer: Tokeni
     offer = tools.read(body.tools, body.tool_choice)
     given = {
         "temperature": body.temperature,
-        **plain_fields.given(body),
+        **scalar_fields.given(body),
         "max_tokens": body.max_tokens,
         "stop": body.stop_sequences,
         "thinking_token_budget": _budget(body, tokenizer),
@@ -42,7 +42,7 @@ def messages_request(body: MessagesBody, headers: CallHeaders, tokenizer: Tokeni
         tenant=headers.tenant,
         final_only=not body.stream,
         parse_answer=True,
-        tool_use=offer.use,
+        tool_use=offer.tool_use,
         include_reasoning=body.thinking is None or body.thinking.display != "omitted",
     )
 
@@ -53,20 +53,20 @@ def count_prompt(body: CountBody) -> ChatPrompt:
 
 def prompt(body: CountBody, offer: ToolOffer) -> ChatPrompt:
     """A last message of the assistant's is the beginning of the answer."""
-    written = turns(body.system, body.messages)
+    written = to_messages(body.system, body.messages)
     goes_on = bool(written) and written[-1]["role"] == "assistant" and not written[-1].get("tool_calls")
     return ChatPrompt(
         written,
-        open_turn=not goes_on,
-        continue_last=goes_on,
+        add_generation_prompt=not goes_on,
+        continue_final_message=goes_on,
         template_variables={**_variables(body), **(body.chat_template_kwargs or {})},
-        tools=offer.shown,
+        tools=offer.template_tools,
     )
 
 
 def _variables(body: CountBody) -> Mapping[str, Any]:
     effort = body.output_config.effort if body.output_config is not None else None
-    variables = dict(reasoning.variables(effort))
+    variables = dict(reasoning.template_variables(effort))
     if body.thinking is not None:
         thinks = body.thinking.type != "disabled"
         variables |= {"enable_thinking": thinks, "thinking": thinks}
@@ -75,7 +75,7 @@ def _variables(body: CountBody) -> Mapping[str, Any]:
 
 def _budget(body: MessagesBody, tokenizer: Tokenizer) -> int | None:
     """Of a model that cannot reason, which these clients do not know, no budget is asked."""
-    if body.thinking is None or body.thinking.type != "enabled" or tokenizer.thinking_marks is None:
+    if body.thinking is None or body.thinking.type != "enabled" or tokenizer.thinking_token_ids is None:
         return None
     return body.thinking.budget_tokens
 

@@ -10,10 +10,10 @@ from quire.services.frontend.anthropic_edge.bodies import CountBody, MessagesBod
 from quire.services.frontend.anthropic_edge.format import MessageFormat, ping
 from quire.services.frontend.anthropic_edge.requests import count_prompt, messages_request
 from quire.services.frontend.http import headers
-from quire.services.frontend.http.answer import Answer
+from quire.services.frontend.http.dialect_route import dialect_route
+from quire.services.frontend.http.responses import GenerationResponse
 from quire.services.frontend.http.router import Router
 from quire.services.frontend.http.serving_context import ServingContext
-from quire.services.frontend.http.worded_route import worded_route
 
 PREFIX = "/v1/messages"
 
@@ -27,7 +27,7 @@ class MessageRoutes:
         self._tokenizer = context.tokenizer
         self._catalogue = context.catalogue
         self._unknown = context.bounds.unknown_fields
-        route = worded_route(context.bounds, errors.ERRORS)
+        route = dialect_route(context.bounds, errors.ERRORS)
         self.router = Router(tags=["messages"], route_class=route)
         self.router.add_api_route(PREFIX, self.create, methods=["POST"], response_class=Response)
         self.router.add_api_route(f"{PREFIX}/count_tokens", self.count, methods=["POST"])
@@ -36,10 +36,10 @@ class MessageRoutes:
         """Answers a conversation."""
         body.refuse_unknown(self._unknown)
         request = messages_request(body, headers.read(http), self._tokenizer)
-        return Answer(
+        return GenerationResponse(
             self._generator,
             request,
-            MessageFormat(request, self._catalogue.called(request.model)),
+            MessageFormat(request, self._catalogue.served_name(request.model)),
             stream=body.stream,
             keep_alive=ping,
         )

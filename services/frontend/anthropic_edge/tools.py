@@ -7,7 +7,7 @@ from typing import Any
 
 from quire.services.frontend.anthropic_edge.typed_tools import RUN_BY_CLIENT, is_run_by_server
 from quire.services.frontend.request.request import Tool
-from quire.services.frontend.request.tool_offer import AUTO, NONE, REQUIRED, ToolOffer, new_tool, offer
+from quire.services.frontend.request.tool_offer import AUTO, NONE, REQUIRED, ToolOffer, build_tool_offer, new_tool
 from quire.shared.errors import InvalidArgument, Unimplemented
 
 MODES = {"auto": AUTO, "any": REQUIRED, "tool": REQUIRED, "none": NONE}
@@ -26,7 +26,7 @@ def read(tools: Sequence[Mapping[str, Any]] | None, choice: Mapping[str, Any] | 
     if not callable_tools:
         return ToolOffer()
     parallel = choice is None or not choice.get("disable_parallel_tool_use")
-    return offer(callable_tools, MODES[kind], name, parallel=parallel)
+    return build_tool_offer(callable_tools, MODES[kind], name, parallel=parallel)
 
 
 def _check_forced(tools: Sequence[Mapping[str, Any]], mode: str, name: str, *, has_tools: bool) -> None:

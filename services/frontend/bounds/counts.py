@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sized
 from itertools import chain
 from typing import Any
 
-from quire.services.frontend.bounds.bodies.extra_body import opened
+from quire.services.frontend.bounds.bodies.extra_body import merge_extra_body
 from quire.shared.errors import InvalidArgument
 from quire.shared.settings.request_limits import RequestLimits
 
@@ -27,8 +27,8 @@ ENTRIES = {
     "choice": "max_choices",
     "metadata": "max_metadata",
 }
-MOST_FIELDS = 256  # there are not half as many
-MOST_IN_KEY, MOST_IN_VALUE = 64, 512  # characters of metadata, OpenAI's own bounds
+MAX_FIELDS = 256  # there are not half as many
+MAX_IN_KEY, MAX_IN_VALUE = 64, 512  # characters of metadata, OpenAI's own bounds
 NUMBERS = (
     "allowed_token_ids",
     "input_ids",
@@ -80,11 +80,11 @@ def too_many(name: str, count: int, limit: str, most: int) -> InvalidArgument:
 
 def check_body(body: Any, num_bytes: int, limits: RequestLimits) -> None:
     """Of a parsed JSON body of so many bytes, before its fields are looked at one by one."""
-    body = opened(body)
+    body = merge_extra_body(body)
     if not isinstance(body, dict):
         return
-    if len(body) > MOST_FIELDS:
-        raise InvalidArgument(f"the body has {len(body)} fields; at most {MOST_FIELDS} are taken.", field="body")
+    if len(body) > MAX_FIELDS:
+        raise InvalidArgument(f"the body has {len(body)} fields; at most {MAX_FIELDS} are taken.", field="body")
     for inner in [body, *(body[name] for name in INNER if isinstance(body.get(name), dict))]:
         check_entries(inner.items(), limits)
         if isinstance(inner.get("stop"), str):
@@ -117,9 +117,9 @@ def _is_list(value: Any) -> bool:
 
 def check_metadata(metadata: Any) -> None:
     for key, value in metadata.items() if isinstance(metadata, dict) else ():
-        if len(key) > MOST_IN_KEY or (isinstance(value, str) and len(value) > MOST_IN_VALUE):
-            most = f"keys have at most {MOST_IN_KEY} characters, values {MOST_IN_VALUE}"
-            raise InvalidArgument(f"metadata: {key[:MOST_IN_KEY]!r}: {most}.", field="metadata")
+        if len(key) > MAX_IN_KEY or (isinstance(value, str) and len(value) > MAX_IN_VALUE):
+            most = f"keys have at most {MAX_IN_KEY} characters, values {MAX_IN_VALUE}"
+            raise InvalidArgument(f"metadata: {key[:MAX_IN_KEY]!r}: {most}.", field="metadata")
 
 
 def _check_parts(body: Mapping[str, Any], limits: RequestLimits) -> None:

@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from quire.services.frontend.bounds import counts
-from quire.services.frontend.bounds.room import Room
+from quire.services.frontend.bounds.prompt_limit import PromptLimit
 from quire.shared.errors import InvalidArgument
 from quire.shared.pb.batch.v1 import batch_pb2
 from quire.shared.pb.dialects import open_inference_pb2, vllm_engine_pb2
@@ -41,24 +41,26 @@ def parse(data: bytes, kind: type[AnyMessage]) -> AnyMessage:
         raise InvalidArgument(text, field="message") from None
 
 
-def check_prompt(message: Message, room: Room) -> None:
+def check_prompt(message: Message, prompt_limit: PromptLimit) -> None:
     """What would be refused in any case once its fields have been read. Raises InvalidArgument."""
     if isinstance(message, open_inference_pb2.ModelInferRequest):
-        _check_tensors(message, room)
+        _check_tensors(message, prompt_limit)
     for field, value in message.ListFields():
         if field.name == "text" and isinstance(value, str):
-            room.check(len(value), is_text=True)
+            prompt_limit.check_characters(len(value), is_text=True)
         if field.name == "messages":
-            room.check(sum(len(said.content) for said in value if isinstance(said, pb.ChatMessage)), is_text=False)
+            prompt_limit.check_characters(
+                sum(len(said.content) for said in value if isinstance(said, pb.ChatMessage)), is_text=False
+            )
 
 
-def _check_tensors(request: open_inference_pb2.ModelInferRequest, room: Room) -> None:
+def _check_tensors(request: open_inference_pb2.ModelInferRequest, prompt_limit: PromptLimit) -> None:
     """The text among them, as a value or raw, behind its length."""
     raw = request.raw_input_contents
     for place, tensor in enumerate(request.inputs):
         if tensor.name == TEXT_INPUT:
             texts = [*tensor.contents.bytes_contents, *(one[RAW_LENGTH:] for one in raw[place : place + 1])]
-            room.check(sum(len(text.decode(errors="ignore")) for text in texts), is_text=True)
+            prompt_limit.check_characters(sum(len(text.decode(errors="ignore")) for text in texts), is_text=True)
 
 
 def check(message: Message, limits: RequestLimits) -> None:

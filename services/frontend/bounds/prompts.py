@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from quire.services.frontend.bounds import counts
-from quire.services.frontend.bounds.room import Room
-from quire.services.frontend.request.request import ChatPrompt, LatePrompt, PairPrompt, Request, TextPrompt
+from quire.services.frontend.bounds.prompt_limit import PromptLimit
+from quire.services.frontend.request.request import ChatPrompt, LateInteractionPrompt, PairPrompt, Request, TextPrompt
 from quire.shared import structured_output
 from quire.shared.settings.request_limits import RequestLimits
 
@@ -26,19 +26,19 @@ def check(request: Request, limits: RequestLimits) -> None:
             counts.check_entries([("messages", prompt.messages), ("tools", prompt.tools)], limits)
 
 
-def check_characters(prompt: TextPrompt | PairPrompt | ChatPrompt, room: Room) -> None:
+def check_characters(prompt: TextPrompt | PairPrompt | ChatPrompt, prompt_limit: PromptLimit) -> None:
     """Raises InvalidArgument."""
-    if not room.max_model_len:
+    if not prompt_limit.max_model_len:
         return
     match prompt:
         case TextPrompt(text):
-            room.check(len(text), is_text=True)
-            if isinstance(prompt, LatePrompt) and prompt.query is not None:
-                room.check(len(prompt.query), is_text=True)
+            prompt_limit.check_characters(len(text), is_text=True)
+            if isinstance(prompt, LateInteractionPrompt) and prompt.query is not None:
+                prompt_limit.check_characters(len(prompt.query), is_text=True)
         case PairPrompt(first, second):
-            room.check(len(first) + len(second), is_text=True)
+            prompt_limit.check_characters(len(first) + len(second), is_text=True)
         case ChatPrompt():
-            room.check(characters_of(prompt, room.most), is_text=False)
+            prompt_limit.check_characters(characters_of(prompt, prompt_limit.max_characters), is_text=False)
 
 
 def characters_of(prompt: ChatPrompt, enough: int) -> int:

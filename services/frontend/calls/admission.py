@@ -26,25 +26,25 @@ class Lease:
         self.num_tokens = 0
         self.is_partial = False  # places are taken piece by piece
 
-    def take(self, num_samples: int, num_tokens: int, piece: int = 0) -> None:
+    def acquire(self, num_samples: int, num_tokens: int, piece: int = 0) -> None:
         """Takes so much in all, from now on, or nothing; ResourceExhausted with a hint when full, Unavailable once
         closed. `piece`: samples of one prompt, of a call that may begin with some of its prompts."""
         if piece:
-            wanted, num_samples = num_samples, self._admission.first_pieces(self, num_samples, piece)
+            wanted, num_samples = num_samples, self._admission.num_first_prompt_samples(self, num_samples, piece)
             self.is_partial = num_samples < wanted
-        samples, tokens = self._admission.counted(self, num_samples, num_tokens)
+        samples, tokens = self._admission.charged_amount(self, num_samples, num_tokens)
         self._admission.check(self, samples, tokens)
         self._admission.add(self, samples - self.num_samples, tokens - self.num_tokens)
 
-    def settle(self, num_tokens: int) -> None:
+    def adjust_tokens(self, num_tokens: int) -> None:
         """Takes the true number of tokens, known after tokenizing; what was admitted stays admitted."""
-        _, tokens = self._admission.counted(self, 0, num_tokens)
+        _, tokens = self._admission.charged_amount(self, 0, num_tokens)
         self._admission.add(self, 0, tokens - self.num_tokens)
 
-    def next_pieces(self, piece: int, num_left: int) -> int:
+    def start_next_prompts(self, piece: int, num_left: int) -> int:
         """Gives back the places of a prompt that has ended, and takes those of prompts that may begin instead. Returns
         how many: at most `num_left`, and at least one where no other runs."""
-        return self._admission.next_pieces(self, piece, num_left)
+        return self._admission.start_next_prompts(self, piece, num_left)
 
     def release(self) -> None:
         self._admission.add(self, -self.num_samples, -self.num_tokens)
@@ -56,7 +56,7 @@ class Lease:
         self.release()
 
 
-class Limit:
+class TenantLimit:
     """One bounded quantity, and how much of it each tenant holds."""
 
     def __init__(self, name: str, most: int) -> None:
@@ -76,7 +76,7 @@ class Limit:
     def shared(self) -> int:
         return self.most - self.reserve
 
-    def counted(self, tenant: str, own: int, more: int) -> int:
+    def charged_amount(self, tenant: str, own: int, more: int) -> int:
         """Returns what `more` counts as. A tenant that holds nothing else is not refused for ever because others are
         always there: what does not fit counts as what is left, where that is half of all, so that one such request is
         under way at a time."""
@@ -118,14 +118,14 @@ class CallAdmission:
         max_tokens: int,
         retry_after_ms: int,
         metrics: FrontendMetrics,
-        is_shared: Callable[[], bool] = lambda: False,
+        has_several_tenants: Callable[[], bool] = lambda: False,
     ) -> None:
         """`is_shared`: whether keys of several tenants are good, so that a part is kept for those that hold little."""
-        self._samples = Limit("max_inflight_requests", max_samples)
-        self._tokens = Limit("max_queued_tokens", max_tokens)
+        self._samples = TenantLimit("max_inflight_requests", max_samples)
+        self._tokens = TenantLimit("max_queued_tokens", max_tokens)
         self._retry_after_ms = retry_after_ms
         self._metrics = metrics
-        self._is_shared = is_shared
+        self._has_several_tenants = has_several_tenants
         self._idle = asyncio.Event()
         self._idle.set()
         self._closed = False
@@ -144,21 +144,21 @@ class CallAdmission:
         """For a `with`; what it takes is counted here until that is left."""
         return Lease(self)
 
-    def counted(self, lease: Lease, num_samples: int, num_tokens: int) -> tuple[int, int]:
+    def charged_amount(self, lease: Lease, num_samples: int, num_tokens: int) -> tuple[int, int]:
         """What a request counts as."""
-        if not self._is_shared():
+        if not self._has_several_tenants():
             return num_samples, num_tokens
-        samples = self._samples.counted(lease.tenant, lease.num_samples, num_samples)
-        return samples, self._tokens.counted(lease.tenant, lease.num_tokens, num_tokens)
+        samples = self._samples.charged_amount(lease.tenant, lease.num_samples, num_samples)
+        return samples, self._tokens.charged_amount(lease.tenant, lease.num_tokens, num_tokens)
 
-    def first_pieces(self, lease: Lease, num_samples: int, piece: int) -> int:
+    def num_first_prompt_samples(self, lease: Lease, num_samples: int, piece: int) -> int:
         """Returns with how many of its samples a call of several prompts begins."""
-        if not self._is_shared():
+        if not self._has_several_tenants():
             return num_samples
         most = self._samples.most_of(lease.tenant, lease.num_samples)
         return min(num_samples, max(piece, most // piece * piece))
 
-    def next_pieces(self, lease: Lease, piece: int, num_left: int) -> int:
+    def start_next_prompts(self, lease: Lease, piece: int, num_left: int) -> int:
         """As Lease has it. A call keeps one place to its end."""
         running = max(0, lease.num_samples - piece)
         most = self._samples.most_of(lease.tenant, lease.num_samples)
@@ -194,32 +194,32 @@ class CallAdmission:
         if self._closed:
             raise Unavailable("this frontend is draining", retry_after_ms=self._retry_after_ms)
 
-    def _check(self, limit: Limit, tenant: str, own: int, more: int, asked: int = 0) -> None:
+    def _check(self, limit: TenantLimit, tenant: str, own: int, more: int, asked: int = 0) -> None:
         """`more`: instead of `own`; `asked`: the part of it that is the request's."""
         others = limit.total - own
         if others + more > limit.most:
             present, asked = others + more - (asked or more), asked or more
             self._refuse(limit, f"{present} in flight and {asked} asked for exceed {limit.most}")
-        if self._is_shared() and others + more > limit.shared and not limit.fits_reserve(tenant, own, more):
+        if self._has_several_tenants() and others + more > limit.shared and not limit.fits_reserve(tenant, own, more):
             kept = f"the last {limit.reserve} of {limit.most} are kept for tenants that hold little"
             self._refuse(limit, f"{others} in flight and {asked or more} asked for are too much for one tenant: {kept}")
 
-    def _refuse(self, limit: Limit, text: str) -> None:
+    def _refuse(self, limit: TenantLimit, text: str) -> None:
         self._metrics.rejections[limit.name].inc()
         raise ResourceExhausted(f"{limit.name}: {text}", retry_after_ms=self._retry_after_ms)
 
     def rate_limits(self, tenant: str) -> list[RateLimit]:
         """Returns what the tenant may have in flight at once, and how much more it could have now; without tenants
         that is what all clients share. Places come back as answers end: a moment after."""
-        limits: list[tuple[Literal["requests", "tokens"], Limit]] = [
+        limits: list[tuple[Literal["requests", "tokens"], TenantLimit]] = [
             ("requests", self._samples),
             ("tokens", self._tokens),
         ]
         return [self._rate_limit(of, limit, tenant) for of, limit in limits]
 
-    def _rate_limit(self, of: Literal["requests", "tokens"], limit: Limit, tenant: str) -> RateLimit:
+    def _rate_limit(self, of: Literal["requests", "tokens"], limit: TenantLimit, tenant: str) -> RateLimit:
         most, left = limit.most, limit.most - limit.total
-        if self._is_shared():
+        if self._has_several_tenants():
             most, left = limit.shared, limit.left_to(tenant)
         return RateLimit(of, most, left, self._retry_after_ms / 1000 if left <= 0 else 0.0)
 
@@ -238,6 +238,6 @@ class CallAdmission:
         """Nothing more is admitted."""
         self._closed = True
 
-    async def idle(self) -> None:
+    async def wait_idle(self) -> None:
         """Returns once nothing is in flight."""
         await self._idle.wait()

@@ -8,13 +8,13 @@ from collections import Counter
 
 from quire.services.frontend.access.access import Access, Caller
 from quire.services.frontend.access.rate_limit import RateLimit
-from quire.services.frontend.calls import call_measures
+from quire.services.frontend.calls import call_metrics
 from quire.services.frontend.calls.admission import CallAdmission
-from quire.services.frontend.calls.measured import MeasuredWork
-from quire.services.frontend.calls.traced import trace_end
-from quire.services.frontend.calls.turns import Turns
+from quire.services.frontend.calls.call_span import end_span
+from quire.services.frontend.calls.measurements import MeasuredGeneration
+from quire.services.frontend.calls.preparation_queue import PreparationQueue
 from quire.services.frontend.request.request import Request
-from quire.shared.errors import QuireError, name_of
+from quire.shared.errors import QuireError, truncated_name
 from quire.shared.logs import logger
 from quire.shared.metrics.calls import CallMetrics
 from quire.shared.tracing import NoTraces, Span
@@ -32,8 +32,8 @@ class Call:
         "_caller",
         "_calls",
         "address",
-        "drawn_id",
         "error",
+        "generated_id",
         "generation",
         "is_detached",
         "lease",
@@ -51,12 +51,12 @@ class Call:
         self.lease = admission.lease()
         self._caller: Caller | None = None
         self.address = ""  # of the client, without a port; empty: it is not known
-        self.drawn_id = ""  # of the answer, where there is no request
+        self.generated_id = ""  # of the answer, where there is no request
         self.started_s = asyncio.get_running_loop().time()
         self.status = ""  # the edge's own word for how it ended
         self.error: QuireError | None = None
         self.request: Request | None = None
-        self.generation: MeasuredWork | None = None
+        self.generation: MeasuredGeneration | None = None
         self.is_detached = False  # work that goes on without its client, whose own call has been counted
         self.traceparent = ""  # as the client sent it
         self.trace: Span | None = None
@@ -88,15 +88,15 @@ class Call:
         own = [] if self.caller is None else self.caller.account.rate_limits()
         return own or self._calls.admission.rate_limits(self.lease.tenant)
 
-    async def enter(self) -> None:
+    async def admit(self) -> None:
         """Takes the place of the smallest request, then waits for its turn to be worked on: whoever finds no place
         hears of it before those who have one are served. ResourceExhausted, Unavailable."""
-        self.lease.take(1, 0)
-        await self._calls.turns.next()
+        self.lease.acquire(1, 0)
+        await self._calls.preparation_queue.wait_turn()
 
-    async def turn(self) -> None:
+    async def wait_turn(self) -> None:
         """Once more, for a call that something else was waited for."""
-        await self._calls.turns.next()
+        await self._calls.preparation_queue.wait_turn()
 
     def __enter__(self) -> Call:
         return self
@@ -107,8 +107,8 @@ class Call:
             usage = self.generation.usage
             self.caller.account.charge(usage.prompt_tokens + usage.completion_tokens)
         if self.trace is not None:
-            trace_end(self, self.trace)
-        self._calls.ended(self)
+            end_span(self, self.trace)
+        self._calls.finish(self)
         self.error = None  # whose traceback leads back here: tokens of a refused prompt would stay until Python looks
 
 
@@ -122,9 +122,9 @@ class Calls:
         self._metrics = metrics
         self.access = access
         self.traces = traces or NoTraces()
-        self.turns = Turns()
+        self.preparation_queue = PreparationQueue()
         self._num_refusals = 0  # of this second
-        self._untold: Counter[tuple[str, str]] = Counter()  # of this second, by route and status
+        self._unlogged: Counter[tuple[str, str]] = Counter()  # of this second, by route and status
         self._second: asyncio.TimerHandle | None = None
         self._live: set[Call] = set()
 
@@ -139,20 +139,20 @@ class Calls:
         self._live.add(call)
         return call
 
-    def ended(self, call: Call) -> None:
+    def finish(self, call: Call) -> None:
         self._live.discard(call)
         if not call.route:
             return
-        call_measures.ended(self._metrics, call)
+        call_metrics.observe_call(self._metrics, call)
         if call.generation is not None:
-            if log.tells_info:
+            if log.is_info_enabled:
                 self._tell(call, call.generation)
         elif call.error is not None or not call.status.startswith(("2", "OK")):
-            self.refused(call.route, call.status, call)
+            self.log_refusal(call.route, call.status, call)
         else:
             log.info("request", **_who(call), status=call.status, total_ms=_total_ms(call))
 
-    def _tell(self, call: Call, generation: MeasuredWork) -> None:
+    def _tell(self, call: Call, generation: MeasuredGeneration) -> None:
         usage, times = generation.usage, generation.times
         log.info(
             "request",
@@ -168,21 +168,21 @@ class Calls:
             total_ms=_total_ms(call),
         )
 
-    def refused(self, route: str, status: str, call: Call | None = None) -> None:
+    def log_refusal(self, route: str, status: str, call: Call | None = None) -> None:
         """A call that nothing was computed for; `call`: None where it was not even begun."""
-        self.turns.refused()
+        self.preparation_queue.note_refusal()
         if self._second is None:
             self._second = asyncio.get_running_loop().call_later(SECOND_S, self._second_is_over)
         self._num_refusals += 1
         if self._num_refusals > REFUSALS_A_SECOND:
-            self._untold[route, status] += 1
+            self._unlogged[route, status] += 1
         elif call is None:
             log.info("request", route=route, status=status)
         else:
             log.info("request", **_who(call), status=status, **_why(call.error), total_ms=_total_ms(call))
 
     def _second_is_over(self) -> None:
-        untold, self._untold = self._untold, Counter()
+        untold, self._unlogged = self._unlogged, Counter()
         self._second, self._num_refusals = None, 0
         for (route, status), count in untold.items():
             log.info("requests like these", route=route, status=status, count=count)
@@ -190,17 +190,17 @@ class Calls:
 
 def _who(call: Call) -> dict[str, str]:
     request = call.request
-    known_as = call.drawn_id if request is None else request.request_id
-    known = {"request": name_of(known_as)} if known_as else {}
+    known_as = call.generated_id if request is None else request.request_id
+    known = {"request": truncated_name(known_as)} if known_as else {}
     known["route"] = call.route
     if call.caller is not None:
         known["key"] = call.caller.key.name
     if request is None:
         return known
     if request.tenant:
-        known["tenant"] = name_of(request.tenant)
+        known["tenant"] = truncated_name(request.tenant)
     if request.model:
-        known["model"] = name_of(request.model)
+        known["model"] = truncated_name(request.model)
     return known
 
 

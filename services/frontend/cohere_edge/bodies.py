@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field
 
 from quire.services.frontend.http.fields.checked_body import CheckedBody
-from quire.services.frontend.http.fields.known_fields import described
+from quire.services.frontend.http.fields.known_fields import body_schema_extra
 from quire.services.frontend.http.fields.model_field import ModelField
 from quire.services.frontend.http.fields.ranges import given
 from quire.services.frontend.http.fields.unknown_fields import UnknownFields
@@ -17,11 +17,11 @@ from quire.shared.errors import InvalidArgument
 # Pictures, and texts beside them; by name, the values that ask for nothing.
 NOT_OFFERED: Mapping[str, Sequence[Any]] = dict.fromkeys(("images", "inputs"), (None, []))
 
-CUT_NOWHERE = {
+TRUNCATE_CONFLICT = {
     "required": ["truncate", "max_tokens"],
     "properties": {"truncate": {"const": "NONE"}, "max_tokens": {"type": "integer"}},
 }
-RULES = (given("texts"), {"not": CUT_NOWHERE})
+RULES = (given("texts"), {"not": TRUNCATE_CONFLICT})
 
 InputType = Literal["search_document", "search_query", "classification", "clustering"]
 EmbeddingType = Literal["float", "base64", "binary", "ubinary"]
@@ -30,7 +30,7 @@ EmbeddingType = Literal["float", "base64", "binary", "ubinary"]
 class CohereEmbedBody(CheckedBody):
     """POST /v2/embed, /v1/embed"""
 
-    model_config = ConfigDict(extra="allow", json_schema_extra=described((), NOT_OFFERED, RULES))
+    model_config = ConfigDict(extra="allow", json_schema_extra=body_schema_extra((), NOT_OFFERED, RULES))
 
     unavailable = NOT_OFFERED
     remedy = "; send texts"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quire.services.frontend.cohere_edge.routes import CohereRoutes
-from quire.services.frontend.http.dialect import Dialect, WorkPath
+from quire.services.frontend.http.dialect import Dialect, InferencePath
 from quire.services.frontend.http.document.schemas import COUNT, TEXT, list_of, object_of
 from quire.services.frontend.http.router import Router
 from quire.services.frontend.http.serving_context import ServingContext
@@ -42,6 +42,6 @@ COHERE = Dialect(
     routers=_routers,
     errors=ERRORS,
     paths=("/v2/chat",),  # not served
-    work=tuple(WorkPath(path, EMBEDDED, field_names=FIELD_NAMES) for path in PATHS),
+    inference_paths=tuple(InferencePath(path, EMBEDDED, field_names=FIELD_NAMES) for path in PATHS),
     examples=_examples,
 )

@@ -11,12 +11,12 @@ from starlette.responses import Response
 from quire.services.frontend.cohere_edge.bodies import CohereEmbedBody
 from quire.services.frontend.cohere_edge.format import FIRST, CohereEmbedFormat
 from quire.services.frontend.http import headers
-from quire.services.frontend.http.answer import Answer
 from quire.services.frontend.http.headers import CallHeaders
+from quire.services.frontend.http.responses import GenerationResponse
 from quire.services.frontend.http.router import Router
 from quire.services.frontend.http.serving_context import ServingContext
 from quire.services.frontend.request.request import Pooling, Sampling, TextPrompt
-from quire.services.frontend.request.request import Request as Asked
+from quire.services.frontend.request.request import Request as GeneratorRequest
 
 # What folders call the prompts that these types are for, the likeliest first.
 PROMPTS: Mapping[str, Sequence[str]] = {
@@ -35,28 +35,28 @@ class CohereRoutes:
         self._unknown = context.bounds.unknown_fields
         self.router = Router(tags=["cohere"], route_class=context.bounds.route())
         self.router.add_api_route("/v2/embed", self.embed, methods=["POST"], response_class=Response)
-        self.router.add_api_route("/v1/embed", self.embed_as_before, methods=["POST"], response_class=Response)
+        self.router.add_api_route("/v1/embed", self.embed_v1, methods=["POST"], response_class=Response)
 
     async def embed(self, body: CohereEmbedBody, http: Request) -> Response:
         """A vector for each text, as Cohere has it."""
         return self._answer("2", body, http)
 
-    async def embed_as_before(self, body: CohereEmbedBody, http: Request) -> Response:
+    async def embed_v1(self, body: CohereEmbedBody, http: Request) -> Response:
         """The same in version 1 of their API."""
         return self._answer(FIRST, body, http)
 
     def _answer(self, version: str, body: CohereEmbedBody, http: Request) -> Response:
         body.refuse_unknown(self._unknown)
         kind = body.input_type or ""
-        prompt_name = self._texts.first_of(PROMPTS.get(kind, (kind,)))
+        prompt_name = self._texts.first_known_prompt(PROMPTS.get(kind, (kind,)))
         request = embed_request(body, prompt_name, headers.read(http))
-        model = self._catalogue.called(body.model)
+        model = self._catalogue.served_name(body.model)
         answer_format = CohereEmbedFormat(version, model, body.texts or (), body.embedding_types or ())
-        return Answer(self._generator, request, answer_format, stream=False)
+        return GenerationResponse(self._generator, request, answer_format, stream=False)
 
 
-def embed_request(body: CohereEmbedBody, prompt_name: str, call: CallHeaders) -> Asked:
-    return Asked(
+def embed_request(body: CohereEmbedBody, prompt_name: str, call: CallHeaders) -> GeneratorRequest:
+    return GeneratorRequest(
         request_id=call.request_id or uuid.uuid4().hex,
         model=body.model,
         prompts=[TextPrompt(text) for text in body.texts or ()],

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 
-from quire.services.frontend.bounds.room import Room
-from quire.services.frontend.composition.door import Door
+from quire.services.frontend.bounds.prompt_limit import PromptLimit
+from quire.services.frontend.composition.ingress import Ingress
 from quire.services.frontend.composition.served_model import ServedModel
-from quire.services.frontend.composition.through_redis import ThroughRedis
+from quire.services.frontend.composition.shared_state import SharedState
 from quire.services.frontend.generation.catalogue import Catalogue
 from quire.services.frontend.generation.generator import Generator
 from quire.services.frontend.operations.scheduler_admins import SchedulerAdmins
 from quire.services.frontend.output_processor.answer_formats import AnswerFormats
 from quire.services.frontend.scheduler_client.client import SchedulerClient
-from quire.services.frontend.scheduler_client.patience import Patience
+from quire.services.frontend.scheduler_client.wait_policy import WaitPolicy
 from quire.shared.metrics.cluster_load import ClusterLoadCollector
 from quire.shared.pb.scheduler.v1 import scheduler_pb2
 from quire.shared.rpc.trust import Dialler
@@ -25,7 +25,7 @@ class FrontendCore:
     """Owns the client of the schedulers and the streams that outlive their calls."""
 
     def __init__(
-        self, settings: FrontendSettings, model: ServedModel, door: Door, redis: ThroughRedis, address: str
+        self, settings: FrontendSettings, model: ServedModel, ingress: Ingress, redis: SharedState, address: str
     ) -> None:
         """`address`: where this frontend's gRPC is reached, for others to know it by."""
         self._model = model
@@ -35,23 +35,23 @@ class FrontendCore:
             scheduler_pb2.FrontendHello(
                 frontend_id=settings.name, pid=os.getpid(), address=address, version=VERSION, model=model.identity
             ),
-            patience=Patience(settings.unavailable_after_s, settings.worker_start_s),
+            wait_policy=WaitPolicy(settings.unavailable_after_s, settings.worker_start_s),
             retry_after_ms=settings.retry_after_ms,
-            metrics=door.metrics,
+            metrics=ingress.metrics,
             dialler=dialler,
         )
-        self.admins = SchedulerAdmins(self.client.roster, dialler)
+        self.admins = SchedulerAdmins(self.client.connections, dialler)
         self.catalogue = Catalogue(model.identity, lambda: self.client.limits, settings.served_model_aliases)
         load = ClusterLoadCollector(self.load, lambda: self.catalogue.adapters, lambda: self.client.num_workers)
-        door.metrics.registry.register(load)
-        self.generator = self._new_generator(settings, redis, door)
-        self.streams = redis.streams(self.generator, door.calls)
+        ingress.metrics.registry.register(load)
+        self.generator = self._new_generator(settings, redis, ingress)
+        self.streams = redis.streams(self.generator, ingress.calls)
 
-    def _new_generator(self, settings: FrontendSettings, redis: ThroughRedis, door: Door) -> Generator:
+    def _new_generator(self, settings: FrontendSettings, redis: SharedState, ingress: Ingress) -> Generator:
         return Generator(
             catalogue=self.catalogue,
             processor=self._model.processor,
-            prefixes=redis.look_up(self._model.identity, self.client),
+            prefix_locator=redis.prefix_locator(self._model.identity, self.client),
             client=self.client,
             tokenizer=self._model.tokenizer,
             formats=AnswerFormats(
@@ -60,7 +60,7 @@ class FrontendCore:
                 self._model.tokenizer,
                 auto_tool_choice=settings.enable_auto_tool_choice,
             ),
-            metrics=door.metrics,
+            metrics=ingress.metrics,
             stream_interval=settings.stream_interval,
         )
 
@@ -68,7 +68,7 @@ class FrontendCore:
         """Of the cluster, as its schedulers told it last."""
         return self.client.load
 
-    def room(self) -> Room:
+    def prompt_limit(self) -> PromptLimit:
         """How long a prompt may be, as far as that is known."""
         limits = self.client.limits
-        return Room(0 if limits is None else limits.max_model_len, self._model.tokenizer.longest_token)
+        return PromptLimit(0 if limits is None else limits.max_model_len, self._model.tokenizer.longest_token)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.services.frontend.composition.door import Door
+from quire.services.frontend.composition.ingress import Ingress
 from quire.services.frontend.grpc_edge import connections
 from quire.services.frontend.grpc_edge.services import batch_service, file_service, inference_service
 from quire.services.frontend.kserve_edge import service as open_inference
@@ -23,23 +23,23 @@ SERVICES = (
 class GrpcPort:
     """Owns the server and the count of connections by address."""
 
-    def __init__(self, settings: FrontendSettings, door: Door) -> None:
+    def __init__(self, settings: FrontendSettings, ingress: Ingress) -> None:
         self.server = Server(
             settings.host,
             settings.grpc_port,
             SERVICES,
             share_port=settings.share_ports,
             max_receive_bytes=settings.max_request_bytes,
-            interceptors=[CallGuard(door.access.check, door.refused), door.grpc, door.messages],
+            interceptors=[CallGuard(ingress.access.check, ingress.refused), ingress.grpc, ingress.messages],
             tls=settings.client_tls,
             tls_setting="client_tls",
-            more_options=connections.options(door.connections),
-            max_streams=door.connections.limits.grpc_streams,
-            first_message_s=door.connections.limits.header_s,
+            more_options=connections.options(ingress.connections),
+            max_streams=ingress.connections.limits.grpc_streams,
+            first_message_s=ingress.connections.limits.header_s,
         )
-        self.watch = connections.AddressWatch(
+        self.watch = connections.AddressLimiter(
             self.server.port,
-            door.connections.most_of_one_over_grpc,
-            door.metrics.closed_connections["too_many"].inc,
+            ingress.connections.max_grpc_per_address,
+            ingress.metrics.closed_connections["too_many"].inc,
         )
         self.address = settings.reachable(self.server.port)

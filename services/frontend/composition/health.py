@@ -31,9 +31,9 @@ class FrontendHealth:
         is_up = self._client.is_open and self._liveness.is_alive
         return is_up and not self._awaits_worker and not self._shutdown.requested
 
-    def begin(self) -> None:
+    def watch_reconnects(self) -> None:
         """From now on attempts to reach a scheduler have to get ahead."""
-        self._liveness.watch(self._client.roster.attempts, ATTEMPT_PATIENCE_S)
+        self._liveness.watch(self._client.connections.reconnect_attempts, ATTEMPT_PATIENCE_S)
 
     async def watch(self) -> None:
         """Never ends."""
@@ -43,7 +43,7 @@ class FrontendHealth:
         """At each change of the sessions. Never ends."""
         while True:
             await self._server.set_serving(self.is_serving())
-            await self._client.changed()
+            await self._client.wait_for_change()
 
     async def _tell_alive(self, is_alive: bool) -> None:
         await self._server.set_alive(is_alive)

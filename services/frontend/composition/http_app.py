@@ -18,24 +18,24 @@ from quire.services.frontend.calls.calls import Calls
 from quire.services.frontend.console import routes as console
 from quire.services.frontend.http.dialects import Dialects
 from quire.services.frontend.http.document import examples
-from quire.services.frontend.http.document.documented import document
-from quire.services.frontend.http.fields.validation_errors import worded
+from quire.services.frontend.http.document.openapi import install_openapi
+from quire.services.frontend.http.fields.validation_errors import as_invalid_argument
 from quire.services.frontend.http.headers import CALL, Headers
+from quire.services.frontend.http.middleware.admission_middleware import AdmissionMiddleware
 from quire.services.frontend.http.middleware.call_scope import CallScope
 from quire.services.frontend.http.middleware.cors import Cors
 from quire.services.frontend.http.middleware.decoded_body import BodyDecoders, DecodedBodies
-from quire.services.frontend.http.middleware.door import HttpDoor
 from quire.services.frontend.http.middleware.guards import BodyLimit, KeyGuard, OperatorGuard, PageGuard
 from quire.services.frontend.http.middleware.load_header import Load, LoadHeader
-from quire.services.frontend.http.middleware.options import EveryPath
-from quire.services.frontend.http.middleware.own_paths import OwnPaths, as_own
+from quire.services.frontend.http.middleware.options import OptionsHandler
 from quire.services.frontend.http.middleware.page_rules import PageRules
-from quire.services.frontend.http.near_paths import near_path
+from quire.services.frontend.http.middleware.path_normalizer import PathNormalizer, with_normalized_path
+from quire.services.frontend.http.path_suggestions import suggest_path
 from quire.services.frontend.http.router import Router, is_served, methods, paths
-from quire.services.frontend.http.server.protocol import Entrance
-from quire.services.frontend.http.server.server import Face
+from quire.services.frontend.http.server.protocol import AdmissionHooks
+from quire.services.frontend.http.server.server import HttpApplication
 from quire.services.frontend.offline import routes as offline
-from quire.services.frontend.offline.inner_calls import AsCaller
+from quire.services.frontend.offline.internal_client import CallerFromScope
 from quire.shared.errors import Internal, QuireError
 from quire.shared.metrics.frontend import FrontendMetrics
 from quire.shared.version import VERSION
@@ -60,7 +60,7 @@ def build(
     sse_keepalive_s: float,
     model: str = "",
     web: Callable[[ASGIApp], ASGIApp] = lambda app: app,
-) -> Face:
+) -> HttpApplication:
     """`operator` raises QuireError unless operators' key is among the headers; `model`: its name, for examples in the
     document; `web`: what takes the calls of browsers' gRPC before the rest."""
     app = FastAPI(
@@ -74,28 +74,32 @@ def build(
     _install_errors(app, dialects)
     for router in routers:
         app.router.routes.extend(router.routes)
-    document(app, dialects)
+    install_openapi(app, dialects)
     refusal = dialects.refusal
-    door = HttpDoor(app, admission, calls, metrics, dialects)
-    operated = OperatorGuard(door, operator, refusal)
+    admission_middleware = AdmissionMiddleware(app, admission, calls, metrics, dialects)
+    operated = OperatorGuard(admission_middleware, operator, refusal)
     of_paths = {offline.FILES: max_file_bytes}
     bounded = BodyLimit(DecodedBodies(operated, decoders, max_request_bytes, of_paths), max_request_bytes, of_paths)
-    inner = CallScope(AsCaller(bounded), calls, metrics, dialects)
+    inner = CallScope(CallerFromScope(bounded), calls, metrics, dialects)
     examples.add(app, model, dialects)
     guarded: ASGIApp = LoadHeader(bounded, load)
-    if not access.is_open:
+    if not access.allows_anonymous:
         guarded = KeyGuard(guarded, access, (*console.OPEN, *open_paths), refusal)
-    guarded = EveryPath(guarded, lambda scope: methods(app.routes, scope), dialects.status)
+    guarded = OptionsHandler(guarded, lambda scope: methods(app.routes, scope), dialects.status)
     guarded = PageGuard(guarded, rules, refusal)
     guarded = web(CallScope(guarded, calls, metrics, dialects, sse_keepalive_s))
     if rules.origins:
         guarded = Cors(guarded, rules)
-    return Face(OwnPaths(guarded, root_path), Entrance(as_own(door.refuse, root_path), door.is_shut), inner)
+    return HttpApplication(
+        PathNormalizer(guarded, root_path),
+        AdmissionHooks(with_normalized_path(admission_middleware.refuse, root_path), admission_middleware.is_full),
+        inner,
+    )
 
 
-def _near_path(request: Request) -> str:
+def _path_hint(request: Request) -> str:
     routes = request.app.routes
-    meant = near_path(request.url.path, paths(routes), lambda path: is_served(routes, path))
+    meant = suggest_path(request.url.path, paths(routes), lambda path: is_served(routes, path))
     return f"; did you mean {meant}?" if meant else ""
 
 
@@ -110,7 +114,7 @@ def _install_errors(app: FastAPI, dialects: Dialects) -> None:
 
     async def on_validation_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        request.scope[CALL].error = wrong = worded(error)
+        request.scope[CALL].error = wrong = as_invalid_argument(error)
         return dialects.refusal(request.url.path, wrong)
 
     async def on_http_exception(request: Request, error: Exception) -> Response:
@@ -121,7 +125,7 @@ def _install_errors(app: FastAPI, dialects: Dialects) -> None:
             headers["Allow"] = ", ".join(methods(request.app.routes, request.scope))
         detail = f"{request.method} {request.url.path}: {error.detail}"
         if error.status_code == HTTPStatus.NOT_FOUND:
-            detail += _near_path(request)
+            detail += _path_hint(request)
         answer = dialects.status(request.url.path, error.status_code, detail)
         answer.headers.update(headers)
         return answer

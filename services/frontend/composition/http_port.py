@@ -7,16 +7,16 @@ from starlette.types import ASGIApp
 from quire.services.frontend.composition import http_app as app
 from quire.services.frontend.composition.core import FrontendCore
 from quire.services.frontend.composition.dialects import DIALECTS
-from quire.services.frontend.composition.door import Door
 from quire.services.frontend.composition.grpc_services import GrpcServices
 from quire.services.frontend.composition.health import FrontendHealth
+from quire.services.frontend.composition.ingress import Ingress
 from quire.services.frontend.composition.served_model import ServedModel
 from quire.services.frontend.console.routes import ConsoleRoutes
 from quire.services.frontend.http.middleware.page_rules import PageRules, is_loopback
 from quire.services.frontend.http.router import Router
 from quire.services.frontend.http.server.server import HttpServer
 from quire.services.frontend.http.serving_context import ModelFacts, ServingContext
-from quire.services.frontend.offline.offline import Offline
+from quire.services.frontend.offline.service import OfflineService
 from quire.services.frontend.openai_edge.routes.adapter_routes import AdapterRoutes
 from quire.services.frontend.openai_edge.routes.operation_routes import OperationRoutes
 from quire.services.frontend.openai_edge.routes.service_routes import ServiceRoutes
@@ -37,16 +37,16 @@ class HttpPort:
         self,
         settings: FrontendSettings,
         model: ServedModel,
-        door: Door,
+        ingress: Ingress,
         core: FrontendCore,
         *,
         services: GrpcServices,
         health: FrontendHealth,
-        offline: Offline,
+        offline: OfflineService,
     ) -> None:
         self._settings = settings
         self._model = model
-        self._door = door
+        self._ingress = ingress
         self._core = core
         self._services = services
         self._health = health
@@ -55,35 +55,35 @@ class HttpPort:
         self.address = settings.reachable(self.server.port)
 
     def _new_server(self) -> HttpServer:
-        settings, door, rules = self._settings, self._door, self._page_rules()
-        face = app.build(
+        settings, ingress, rules = self._settings, self._ingress, self._page_rules()
+        application = app.build(
             [*self._apis(), *self._operation()],
             DIALECTS,
-            access=door.access,
+            access=ingress.access,
             operator=self._services.admin.check_operator,
             open_paths=settings.open_paths,
             rules=rules,
             root_path=settings.root_path,
             max_request_bytes=settings.max_request_bytes,
             max_file_bytes=settings.batch_file_mb * 2**20,
-            decoders=door.decoders,
-            admission=door.admission,
-            calls=door.calls,
-            metrics=door.metrics,
+            decoders=ingress.decoders,
+            admission=ingress.admission,
+            calls=ingress.calls,
+            metrics=ingress.metrics,
             load=self._core.load,
             sse_keepalive_s=settings.sse_keepalive_s,
             model=self._core.catalogue.name,
-            web=lambda face: self._new_web_edge(face, rules),
+            web=lambda application: self._new_web_edge(application, rules),
         )
-        self._offline.call(face.inner)
+        self._offline.set_app(application.inner)
         return HttpServer(
-            face,
+            application,
             settings.host,
             settings.http_port,
             share_port=settings.share_ports,
             drain_timeout_s=LAST_WRITES_S,
             tls=settings.client_tls,
-            connections=door.connections,
+            connections=ingress.connections,
         )
 
     def _apis(self) -> list[Router]:
@@ -98,35 +98,35 @@ class HttpPort:
             processor=model.processor,
             tokenizer=model.tokenizer,
             catalogue=core.catalogue,
-            bounds=self._door.bodies,
-            limits=self._door.limits,
-            texts=model.reader.texts,
+            bounds=self._ingress.bodies,
+            limits=self._ingress.limits,
+            texts=model.pooling_traits.texts,
             facts=ModelFacts(str(model.config.get("model_type", "")), model.identity.fingerprint),
             streams=core.streams,
             response_store_bytes=self._settings.response_store_mb * 2**20,
-            room=self._door.room,
+            prompt_limit=self._ingress.prompt_limit,
             is_serving=self._health.is_serving,
             is_alive=self._health.is_alive,
         )
 
     def _operation(self) -> list[Router]:
         """What operators ask, and what probes and scrapes do."""
-        operators, door, health = self._services.operators, self._door, self._health
+        operators, ingress, health = self._services.operators, self._ingress, self._health
         routes = (
-            AdapterRoutes(operators.adapters, door.bodies),
-            OperationRoutes(operators.schedulers, operators.services, door.bodies),
+            AdapterRoutes(operators.adapters, ingress.bodies),
+            OperationRoutes(operators.schedulers, operators.services, ingress.bodies),
             self._offline,
             ConsoleRoutes(operators.services, self._settings.root_path),
-            ServiceRoutes(health.is_serving, health.is_alive, door.admission, self._public_metrics),
+            ServiceRoutes(health.is_serving, health.is_alive, ingress.admission, self._public_metrics),
         )
         return [part.router for part in routes]
 
     def _public_metrics(self) -> bytes:
         """On the port of clients: who has a key is not told of other tenants."""
-        return self._door.metrics.page(tenants=self._door.access.is_open)
+        return self._ingress.metrics.page(tenants=self._ingress.access.allows_anonymous)
 
     def _page_rules(self) -> PageRules:
-        settings, is_open = self._settings, self._door.access.is_open
+        settings, is_open = self._settings, self._ingress.access.allows_anonymous
         if is_open and not is_loopback(settings.host):
             log.warning(
                 "there are no API keys: whoever reaches this port may use it; set api_keys, or keep it to a network "
@@ -136,15 +136,15 @@ class HttpPort:
             )
         return PageRules.of(settings, has_keys=not is_open)
 
-    def _new_web_edge(self, face: ASGIApp, rules: PageRules) -> WebEdge:
+    def _new_web_edge(self, application: ASGIApp, rules: PageRules) -> WebEdge:
         return WebEdge(
-            face,
+            application,
             self._services.inference,
-            Codec(self._door.messages, self._door.limits),
-            access=self._door.access,
+            Codec(self._ingress.messages, self._ingress.limits),
+            access=self._ingress.access,
             rules=rules,
-            admission=self._door.admission,
-            refused=self._door.refused,
-            decoders=self._door.decoders,
+            admission=self._ingress.admission,
+            refused=self._ingress.refused,
+            decoders=self._ingress.decoders,
             max_bytes=self._settings.max_request_bytes,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from quire.services.frontend.input_processor.pooling.sentence_texts import ReadingModel
+from quire.services.frontend.input_processor.pooling.pooling_traits import PoolingTraits
 from quire.services.frontend.input_processor.processor import InputProcessor
 from quire.services.frontend.tokenizer.tokenizer import Tokenizer
 from quire.shared.models import model_identity
@@ -20,19 +20,19 @@ class ServedModel:
         self.config = model_identity.read_config(folder)
         self.context: int = self.config.get("max_position_embeddings", self.identity.vocab_size)
         self.tokenizer = Tokenizer(folder, settings.tokenizer_threads, settings.chat_template, settings.control_tokens)
-        self.reader = ReadingModel.of(folder, self.config, self.identity.name, self.tokenizer)
+        self.pooling_traits = PoolingTraits.of(folder, self.config, self.identity.name, self.tokenizer)
         self.processor = InputProcessor(
             self.tokenizer,
             self.identity.vocab_size,
             settings.max_prompts_per_request,
             settings.request_limits,
             model_identity.class_names(self.config),
-            reader=self.reader,
+            pooling_traits=self.pooling_traits,
         )
 
-    def look_ahead(self) -> None:
+    def warm_up(self) -> None:
         """Starts what the first long conversation would else wait for."""
-        self.tokenizer.conversations.start()
+        self.tokenizer.chat_renderer.start()
 
     def close(self) -> None:
         self.processor.close()

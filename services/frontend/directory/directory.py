@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.services.frontend.scheduler_client.placement import Candidate
-from quire.services.frontend.scheduler_client.prompt_hashes import known_block_size
+from quire.services.frontend.scheduler_client.prompt_hashes import supported_block_size
 from quire.shared.logs import logger
 from quire.shared.metrics.frontend import FrontendMetrics
 from quire.shared.pb.common.v1 import model_pb2
@@ -21,7 +21,7 @@ from quire.shared.prefix_index import (
     SchedulerEntry,
     WorkerEntry,
 )
-from quire.shared.process.supervision import pause
+from quire.shared.process.supervision import cancellable_sleep
 
 log = logger("directory")
 
@@ -29,7 +29,7 @@ INTERVAL_S = 1.0
 
 
 @dataclass(slots=True)
-class Index:
+class PublishedCaches:
     """The caches that workers of one block layout have published."""
 
     reader: PrefixReader
@@ -57,16 +57,16 @@ class Directory:
         self._registry = RegistryReader(redis, RegistryKeys(namespace), self._malformed)
         self._sessions = sessions
         self._on_schedulers = on_schedulers
-        self._indexes: dict[int, Index] = {}
-        self._up: bool | None = None  # not known yet
+        self._indexes: dict[int, PublishedCaches] = {}
+        self._is_up: bool | None = None  # not known yet
         self._metrics = metrics
 
     @property
-    def up(self) -> bool:
+    def is_up(self) -> bool:
         """Redis answered the last time."""
-        return bool(self._up)
+        return bool(self._is_up)
 
-    def index(self, block_size: int) -> Index | None:
+    def index(self, block_size: int) -> PublishedCaches | None:
         """None if there is none yet."""
         return self._indexes.get(block_size)
 
@@ -79,24 +79,24 @@ class Directory:
                 self._set_up(False, str(error) or repr(error))
             else:
                 self._set_up(True)
-            await pause(INTERVAL_S)
+            await cancellable_sleep(INTERVAL_S)
 
     async def _read(self) -> None:
         self._on_schedulers(await self._registry.schedulers())
         for session in self._sessions():
-            block_size = known_block_size(session.view.layout)
+            block_size = supported_block_size(session.view.layout)
             if block_size and block_size not in self._indexes:
                 keys = BlockKeys.of(self._namespace, self._model, session.view.layout)
-                self._indexes[block_size] = Index(PrefixReader(self._redis, keys, self._malformed))
+                self._indexes[block_size] = PublishedCaches(PrefixReader(self._redis, keys, self._malformed))
         for index in self._indexes.values():
             index.workers = await index.reader.workers()
 
     def _set_up(self, up: bool, reason: str = "") -> None:
-        if up and not self._up:
+        if up and not self._is_up:
             log.info("redis serves")
-        elif not up and self._up is not False:
+        elif not up and self._is_up is not False:
             log.warning("redis does not serve; going on with what is known", reason=reason)
-        self._up = up
+        self._is_up = up
         self._metrics.redis_up.set(up)
 
     async def close(self) -> None:

@@ -9,9 +9,9 @@ from collections.abc import Sequence as Seq
 from typing import NamedTuple, Protocol
 
 from quire.services.frontend.directory.directory import Directory
-from quire.services.frontend.scheduler_client.placement import NOTHING_HELD, Candidate, Held
-from quire.services.frontend.scheduler_client.prompt_hashes import known_block_size
-from quire.services.frontend.scheduler_client.sequence import Work
+from quire.services.frontend.scheduler_client.placement import NO_CACHED_TOKENS, CachedTokens, Candidate
+from quire.services.frontend.scheduler_client.prompt_hashes import supported_block_size
+from quire.services.frontend.scheduler_client.sequence import PromptRequest
 from quire.shared.logs import logger
 from quire.shared.metrics.frontend import FrontendMetrics
 from quire.shared.prefix_index import PrefixReader, WorkerEntry
@@ -26,21 +26,21 @@ MAX_AT_ONCE = 8  # look-ups under way, each with a connection to Redis
 MAX_WAITING = 64  # requests that wait for a look-up: what so many can do within the budget
 
 
-class Prefixes(Protocol):
+class PrefixLocator(Protocol):
     """Knows where prompts are cached, more or less."""
 
-    async def held(self, works: Seq[Work]) -> list[Held]:
+    async def cached_tokens(self, works: Seq[PromptRequest]) -> list[CachedTokens]:
         """For each work."""
 
 
-class NoPrefixes:
+class NullPrefixLocator:
     """Without Redis."""
 
-    async def held(self, works: Seq[Work]) -> list[Held]:
-        return [NOTHING_HELD] * len(works)
+    async def cached_tokens(self, works: Seq[PromptRequest]) -> list[CachedTokens]:
+        return [NO_CACHED_TOKENS] * len(works)
 
 
-class Question(NamedTuple):
+class IndexQuery(NamedTuple):
     """To one index."""
 
     reader: PrefixReader
@@ -70,70 +70,70 @@ class PrefixLookup:
         self._failed = False
         self._pause_until_s = 0.0
 
-    async def held(self, works: Seq[Work]) -> list[Held]:
-        return [await self._held(works[0])] if len(works) == 1 else await asyncio.gather(*map(self._held, works))
+    async def cached_tokens(self, works: Seq[PromptRequest]) -> list[CachedTokens]:
+        return [await self._cached(works[0])] if len(works) == 1 else await asyncio.gather(*map(self._cached, works))
 
-    async def _held(self, work: Work) -> Held:
-        questions = self._questions(work) if self._may_ask else []
-        if not questions:
+    async def _cached(self, work: PromptRequest) -> CachedTokens:
+        queries = self._queries(work) if self._may_ask else []
+        if not queries:
             self._outcomes["skipped"].inc()
-            return NOTHING_HELD
+            return NO_CACHED_TOKENS
         self._num_waiting += 1
         started_s = time.perf_counter()  # the event loop's clock counts whole milliseconds
         try:
-            held, outcome = await self._within_budget(work, questions)
+            cached, outcome = await self._within_budget(work, queries)
         finally:
             self._num_waiting -= 1
         self._duration.observe(time.perf_counter() - started_s)
         self._outcomes[outcome].inc()
-        return held
+        return cached
 
     @property
     def _may_ask(self) -> bool:
-        if not self._directory.up or self._clock() < self._pause_until_s:
+        if not self._directory.is_up or self._clock() < self._pause_until_s:
             return False
         return self._num_waiting < (1 if self._failed else MAX_WAITING)
 
-    def _questions(self, work: Work) -> list[Question]:
+    def _queries(self, work: PromptRequest) -> list[IndexQuery]:
         """None where the answer could change nothing."""
         sessions = self._sessions()
         if len(sessions) < 2 or work.sampling.skip_reading_prefix_cache:
             return []
         names = {session.scheduler_id for session in sessions}
-        questions = []
-        for block_size in {known_block_size(session.view.layout) for session in sessions}:
+        queries = []
+        for block_size in {supported_block_size(session.view.layout) for session in sessions}:
             index = self._directory.index(block_size)
             if index is not None and work.num_prompt_tokens >= MIN_BLOCKS * block_size:
                 workers = [worker for worker in index.workers if worker.scheduler in names]
-                questions.append(Question(index.reader, block_size, workers))
-        return [question for question in questions if question.workers]
+                queries.append(IndexQuery(index.reader, block_size, workers))
+        return [query for query in queries if query.workers]
 
-    async def _within_budget(self, work: Work, questions: Seq[Question]) -> tuple[Held, str]:
+    async def _within_budget(self, work: PromptRequest, queries: Seq[IndexQuery]) -> tuple[CachedTokens, str]:
         try:
             async with asyncio.timeout(BUDGET_S):
                 await self._turns.acquire()
-                held = await asyncio.shield(self._ask_aside(work, questions))
+                cached = await asyncio.shield(self._ask_aside(work, queries))
         except TimeoutError:
             self._pause("no answer in time")
-            return NOTHING_HELD, "timeout"
+            return NO_CACHED_TOKENS, "timeout"
         except Exception as error:  # Redis may be away, and may hold anything
             self._pause(str(error) or repr(error))
-            return NOTHING_HELD, "error"
+            return NO_CACHED_TOKENS, "error"
         self._failed = False
-        return held, "hit" if held else "miss"
+        return cached, "hit" if cached else "miss"
 
     def _pause(self, reason: str) -> None:
         log.debug("no look-ups for a while", reason=reason)
         self._failed = True
         self._pause_until_s = self._clock() + PAUSE_S
 
-    def _ask_aside(self, work: Work, questions: Seq[Question]) -> asyncio.Task[Held]:
+    def _ask_aside(self, work: PromptRequest, queries: Seq[IndexQuery]) -> asyncio.Task[CachedTokens]:
         """In a task that goes on when nobody waits any more: cancelling it would cost the connection."""
-        task = self._asking.start("prefix look-up", _ask(work, questions))
+        task = self._asking.start("prefix look-up", _ask(work, queries))
         task.add_done_callback(self._on_answer)
         return task
 
-    def _on_answer(self, task: asyncio.Task[Held]) -> None:
+    def _on_answer(self, task: asyncio.Task[CachedTokens]) -> None:
         self._turns.release()
         if not task.cancelled():
             task.exception()  # seen, also where nobody waits any more
@@ -142,10 +142,10 @@ class PrefixLookup:
         await self._asking.close()
 
 
-async def _ask(work: Work, questions: Seq[Question]) -> Held:
-    held: dict[str, int] = {}
-    for reader, block_size, workers in questions:
-        for match in await reader.match(work.hashes.of(block_size), workers):
+async def _ask(work: PromptRequest, queries: Seq[IndexQuery]) -> CachedTokens:
+    cached: dict[str, int] = {}
+    for reader, block_size, workers in queries:
+        for match in await reader.match(work.hashes.block_hashes(block_size), workers):
             scheduler, num_tokens = match.worker.scheduler, match.num_blocks * block_size
-            held[scheduler] = max(held.get(scheduler, 0), num_tokens)
-    return held
+            cached[scheduler] = max(cached.get(scheduler, 0), num_tokens)
+    return cached

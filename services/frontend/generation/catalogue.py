@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from quire.services.frontend.request.model_names import no_model
+from quire.services.frontend.request.model_names import model_not_found
 from quire.services.frontend.scheduler_client.client import ClusterLimits
 from quire.shared.pb.common.v1 import model_pb2
 
@@ -48,7 +48,7 @@ class Catalogue:
     def entry(self, name: str = "") -> CatalogueEntry:
         """NotFound unless `name` is the model's, an adapter's, or empty."""
         self.check(name)
-        adapter = self.adapter(name)
+        adapter = self.adapter_name(name)
         return CatalogueEntry(
             adapter or self.name,
             self._identity.vocab_size,
@@ -71,13 +71,13 @@ class Catalogue:
         self._look()
         return self._adapters
 
-    def adapter(self, name: str) -> str:
+    def adapter_name(self, name: str) -> str:
         """Which adapter a request of that model goes through; empty: none."""
         return "" if name in self._own_names else name
 
-    def called(self, name: str) -> str:
+    def served_name(self, name: str) -> str:
         """The name that answers to a request of that model carry."""
-        return self.adapter(name) or self.name
+        return self.adapter_name(name) or self.name
 
     def max_model_len(self, name: str) -> int:
         """For a request of that model, 0 until a worker has said so. NotFound, but not before that: until then any name
@@ -90,7 +90,7 @@ class Catalogue:
     def check(self, name: str) -> None:
         self._look()
         if name and name not in self._own_names and name not in self._adapters:
-            raise no_model(name, [*self._own_names], self._adapters)
+            raise model_not_found(name, [*self._own_names], self._adapters)
 
     def _look(self) -> None:
         limits = self._limits()

@@ -6,21 +6,21 @@ import asyncio
 from collections.abc import Sequence as Seq
 from typing import Protocol
 
-from quire.services.frontend.calls.measured import Budget, Times, Usage
-from quire.services.frontend.generation import measures
-from quire.services.frontend.input_processor.prepared import PreparedPrompt
+from quire.services.frontend.calls.measurements import LatencyBreakdown, Times, Usage
+from quire.services.frontend.generation import generation_metrics
+from quire.services.frontend.input_processor.prepared_prompt import PreparedPrompt
 from quire.services.frontend.output_processor.answer_formats import AnswerFormats
 from quire.services.frontend.output_processor.answer_parser import AnswerParser
 from quire.services.frontend.output_processor.delta import SampleDelta
 from quire.services.frontend.output_processor.detokenizer import PROMPT_END
 from quire.services.frontend.output_processor.mailbox import Mailbox
-from quire.services.frontend.output_processor.pace import ReaderPace
-from quire.services.frontend.output_processor.reasoning_tokens import ReasoningTokens
+from quire.services.frontend.output_processor.reasoning_tokens import ReasoningTokenCounter
 from quire.services.frontend.output_processor.sample import AT_END, Sample
 from quire.services.frontend.output_processor.sample_text import new_text
+from quire.services.frontend.output_processor.wakeup_pacer import WakeupPacer
 from quire.services.frontend.request.request import Request, Sampling
-from quire.services.frontend.scheduler_client.placement import Held
-from quire.services.frontend.scheduler_client.sequence import End, Sequence
+from quire.services.frontend.scheduler_client.placement import CachedTokens
+from quire.services.frontend.scheduler_client.sequence import Sequence, SequenceEnd
 from quire.services.frontend.tokenizer.tokenizer import Tokenizer
 from quire.shared.errors import DeadlineExceeded, Internal, QuireError, ResourceExhausted
 from quire.shared.metrics.frontend import FrontendMetrics
@@ -28,7 +28,7 @@ from quire.shared.pb.common.v1 import finish_pb2
 from quire.shared.pb.common.v1.finish_pb2 import FinishReason
 
 TOKENS_IN_A_TURN = 16_384  # of the event loop: hashed and submitted in 2 ms
-LIKE_TOKENS = 256  # what a sample costs besides its prompt
+PER_SAMPLE_COST_TOKENS = 256  # what a sample costs besides its prompt
 CLIENT_CLOCK_S = 0.1  # a client ends its call at its own deadline, which comes as a cancellation a little before ours
 
 
@@ -39,19 +39,19 @@ class Aborted(QuireError):
 class Submitter(Protocol):
     """The way to those who compute."""
 
-    def submit(self, sequences: Seq[Sequence], held: Held) -> None:
-        """All samples of one work, in order, or one that has tokens; `held`: who holds how much of its prompt."""
+    def submit(self, sequences: Seq[Sequence], cached: CachedTokens) -> None:
+        """All samples of one work, in order, or one that has tokens; `cached`: who holds how much of its prompt."""
 
     def cancel(self, sequences: Seq[Sequence], reason: FinishReason) -> None:
         """Nothing more comes from these."""
 
 
-class PromptPlaces(Protocol):
-    """Holds the places of a call that begins with some of its prompts."""
+class PromptSlots(Protocol):
+    """Holds the slots of a call that begins with some of its prompts."""
 
     num_samples: int  # that may run at once
 
-    def next_pieces(self, piece: int, num_left: int) -> int:
+    def start_next_prompts(self, piece: int, num_left: int) -> int:
         """Returns how many prompts, of `piece` samples each, may begin where one has ended."""
 
 
@@ -68,7 +68,7 @@ class Generation:
         tokenizer: Tokenizer,
         formats: AnswerFormats,
         metrics: FrontendMetrics,
-        pace: ReaderPace,
+        pace: WakeupPacer,
     ) -> None:
         self.request = request
         self.prepared = prepared
@@ -78,7 +78,7 @@ class Generation:
         self._mailbox = Mailbox(pace)
         silent = _silent_tokens(request.sampling, tokenizer)
         self._parsers = formats.parsers(request, prepared)
-        shown = formats.markup(request)
+        shown = formats.visible_tokens(request)
         self._samples = [self._new_sample(index, tokenizer, silent, shown) for index in range(request.num_samples)]
         self._sequences = [self._new_sequence(sample) for sample in self._samples]
         self._num_unread = len(self._samples)
@@ -89,11 +89,13 @@ class Generation:
         self._deadline: asyncio.TimerHandle | None = None
         self._resumes = False
         self._is_over = False  # nothing more is submitted
-        self._held: Seq[Held] = ()
-        self._places: PromptPlaces | None = None
+        self._cached: Seq[CachedTokens] = ()
+        self._slots: PromptSlots | None = None
         self._num_begun = 0  # prompts
         self._num_tokens_read = [0] * len(self._samples)
-        self._reasoning = [ReasoningTokens(formats.end_of_reasoning) for _ in self._samples] if self._parsers else []
+        self._reasoning = (
+            [ReasoningTokenCounter(formats.end_of_reasoning) for _ in self._samples] if self._parsers else []
+        )
 
     def _new_sample(self, index: int, tokenizer: Tokenizer, silent: frozenset[int], shown: frozenset[str]) -> Sample:
         prompt = self.prepared[index // self.request.sampling.n]
@@ -108,7 +110,7 @@ class Generation:
         return Sample(
             index,
             text,
-            silent=silent,
+            hidden_stop_ids=silent,
             mailbox=self._mailbox,
             traffic=self._metrics.traffic,
             owner=self,
@@ -117,51 +119,51 @@ class Generation:
 
     def _new_sequence(self, sample: Sample) -> Sequence:
         prompt, number = divmod(sample.index, self.request.sampling.n)
-        return Sequence(self.prepared[prompt].work, number, sample)
+        return Sequence(self.prepared[prompt].prompt_request, number, sample)
 
-    def replay(self, told: SampleDelta) -> list[SampleDelta]:
+    def restore(self, told: SampleDelta) -> list[SampleDelta]:
         """Before begin(), of a request of one prompt: what another frontend has told its reader, without its text.
         Returns it as its reader got it."""
         sample, sequence = self._samples[told.sample], self._sequences[told.sample]
         self._resumes = True
-        sample.replay(told, self._loop.time())
+        sample.restore(told, self._loop.time())
         sequence.tokens.extend(told.token_ids)
         sequence.num_prompt_logprobs += len(told.prompt_logprobs)
         if told.finish is not None:
-            sequence.wanted = False
+            sequence.is_active = False
             self._num_unfinished[told.sample // self.request.sampling.n] -= 1
-        return self.take_ready()
+        return self.take_pending()
 
-    async def begin(self, held: Seq[Held], places: PromptPlaces | None = None) -> None:
-        """Starts the clock and submits everything, in portions; `held`: of each prompt, who holds how much. `places`:
+    async def begin(self, cached: Seq[CachedTokens], slots: PromptSlots | None = None) -> None:
+        """Starts the clock and submits everything, in portions; `cached`: of each prompt, who holds how much. `slots`:
         only so many samples now, and further prompts as others end."""
         if self.request.deadline_s is not None:
             self._deadline = self._loop.call_at(self.request.deadline_s, self._expire)
         self._submitted_s = self._loop.time()
         if self._resumes:
             for sequence in self._sequences:
-                self._client.submit([sequence], held[0])
+                self._client.submit([sequence], cached[0])
             return
         n, num_tokens = self.request.sampling.n, 0
-        self._held, self._places = held, places
-        self._num_begun = len(held) if places is None else min(len(held), max(1, places.num_samples // n))
+        self._cached, self._slots = cached, slots
+        self._num_begun = len(cached) if slots is None else min(len(cached), max(1, slots.num_samples // n))
         for prompt in range(self._num_begun):
             self._submit(prompt)
-            num_tokens += self.prepared[prompt].work.num_prompt_tokens + LIKE_TOKENS * n
+            num_tokens += self.prepared[prompt].prompt_request.num_prompt_tokens + PER_SAMPLE_COST_TOKENS * n
             if num_tokens > TOKENS_IN_A_TURN:
                 num_tokens = 0
                 await asyncio.sleep(0)
 
     def _submit(self, prompt: int) -> None:
         n = self.request.sampling.n
-        self._client.submit(self._sequences[prompt * n : prompt * n + n], self._held[prompt])
+        self._client.submit(self._sequences[prompt * n : prompt * n + n], self._cached[prompt])
 
     def _begin_others(self) -> None:
         """Submits those prompts that may begin where one has ended."""
-        if self._is_over or self._places is None:
+        if self._is_over or self._slots is None:
             return
         left = len(self.prepared) - self._num_begun
-        for _ in range(self._places.next_pieces(self.request.sampling.n, left)):
+        for _ in range(self._slots.start_next_prompts(self.request.sampling.n, left)):
             self._num_begun += 1
             self._submit(self._num_begun - 1)
 
@@ -171,11 +173,11 @@ class Generation:
     async def __anext__(self) -> list[SampleDelta]:
         if not self._num_unread:
             raise StopAsyncIteration
-        return self._read(await self._mailbox.take())
+        return self._read(await self._mailbox.next_deltas())
 
-    def take_ready(self) -> list[SampleDelta]:
+    def take_pending(self) -> list[SampleDelta]:
         """News without waiting for any, instead of being iterated."""
-        return self._read(self._mailbox.take_ready())
+        return self._read(self._mailbox.take_pending())
 
     @property
     def num_unread(self) -> int:
@@ -183,7 +185,7 @@ class Generation:
         return self._num_unread
 
     @property
-    def unended(self) -> list[int]:
+    def unfinished_samples(self) -> list[int]:
         """Samples that have not come to their own end."""
         return [sample.index for sample in self._samples if sample.finish is None]
 
@@ -204,7 +206,7 @@ class Generation:
 
     def _count_calls(self, *, has_calls: bool) -> None:
         if self.request.tool_use is not None:
-            measures.tools_offered(self._metrics, streamed=not self.request.final_only, called=has_calls)
+            generation_metrics.tools_offered(self._metrics, streamed=not self.request.final_only, called=has_calls)
 
     async def collect(self) -> list[SampleDelta]:
         """Of a request that is final_only: a delta for each sample."""
@@ -257,12 +259,12 @@ class Generation:
         return Times(self._queue_s, first_s - self.request.arrival_s, sample.last_token_s - first_s)
 
     @property
-    def budget(self) -> Budget:
+    def latency(self) -> LatencyBreakdown:
         if not self._samples:  # a request for nothing
-            return Budget(self._submitted_s, self._queue_s, None, None, None)
+            return LatencyBreakdown(self._submitted_s, self._queue_s, None, None, None)
         sample = self._samples[0]
         has_tokens = sample.num_tokens > 0
-        return Budget(
+        return LatencyBreakdown(
             self._submitted_s,
             self._queue_s,
             sample.started_s or None,
@@ -272,12 +274,12 @@ class Generation:
 
     def time_spans(self) -> list[tuple[str, float, float]]:
         """Of its budget, up to now."""
-        return self.budget.spans(self.request.arrival_s, self._loop.time())
+        return self.latency.spans(self.request.arrival_s, self._loop.time())
 
     @property
     def finish_reasons(self) -> str:
         """Of its samples, each once; those that the reader left alone are cancelled."""
-        return ",".join(dict.fromkeys(measures.word(sample.finish) for sample in self._samples))
+        return ",".join(dict.fromkeys(generation_metrics.finish_reason_name(sample.finish) for sample in self._samples))
 
     def on_start(self, sample: Sample, num_cached_tokens: int, queue_us: int) -> None:
         sample.started_s = self._loop.time()
@@ -287,12 +289,12 @@ class Generation:
         prompt = sample.index // self.request.sampling.n
         if prompt not in self._cached_tokens:
             self._cached_tokens[prompt] = num_cached_tokens
-            measures.prompt_started(self._metrics, self.prepared[prompt], num_cached_tokens)
+            generation_metrics.prompt_started(self._metrics, self.prepared[prompt], num_cached_tokens)
 
     def on_first_token(self, sample: Sample, now: float) -> None:
         self._metrics.time_to_first_token.observe(now - self.request.arrival_s)
 
-    def on_done(self, sample: Sample, end: End, now: float) -> None:
+    def on_done(self, sample: Sample, end: SequenceEnd, now: float) -> None:
         if end.error is not None:
             self._fail(end.error, finish_pb2.FINISH_REASON_CANCELLED)
         if end.finish.stop_string is not None:
@@ -300,17 +302,19 @@ class Generation:
         self._count(sample, end.finish.reason, now, end.num_preemptions)
         if end.error is not None:
             self._count_unfinished(finish_pb2.FINISH_REASON_CANCELLED, "failed")
-        elif self._places is not None and not self._num_unfinished[sample.index // self.request.sampling.n]:
+        elif self._slots is not None and not self._num_unfinished[sample.index // self.request.sampling.n]:
             self._loop.call_soon(self._begin_others)  # not within the reading of a scheduler's message
 
     def _count(self, sample: Sample, reason: FinishReason, now: float, num_preemptions: int = 0) -> None:
-        measures.sample_ended(self._metrics, sample, reason, self.request.arrival_s, now)
+        generation_metrics.sample_ended(self._metrics, sample, reason, self.request.arrival_s, now)
         self._metrics.request_num_preemptions.observe(num_preemptions)
         n = self.request.sampling.n
         prompt = sample.index // n
         self._num_unfinished[prompt] -= 1
         if not self._num_unfinished[prompt]:
-            measures.prompt_ended(self._metrics, self.prepared[prompt], self._samples[prompt * n : prompt * n + n])
+            generation_metrics.prompt_ended(
+                self._metrics, self.prepared[prompt], self._samples[prompt * n : prompt * n + n]
+            )
 
     def abort(self) -> None:
         """Ends what still runs; the reader hears Aborted behind what was ready."""

@@ -7,13 +7,13 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from quire.services.frontend.calls.calls import Call
-from quire.services.frontend.directory.prefix_lookup import Prefixes
+from quire.services.frontend.directory.prefix_lookup import PrefixLocator
 from quire.services.frontend.generation.catalogue import Catalogue
 from quire.services.frontend.generation.generation import Generation
-from quire.services.frontend.input_processor.prepared import PreparedPrompt
+from quire.services.frontend.input_processor.prepared_prompt import PreparedPrompt
 from quire.services.frontend.input_processor.processor import InputProcessor
 from quire.services.frontend.output_processor.answer_formats import AnswerFormats
-from quire.services.frontend.output_processor.pace import ReaderPace
+from quire.services.frontend.output_processor.wakeup_pacer import WakeupPacer
 from quire.services.frontend.request.request import Request
 from quire.services.frontend.scheduler_client.client import ClusterLimits, SchedulerClient
 from quire.services.frontend.tokenizer.tokenizer import Tokenizer
@@ -31,7 +31,7 @@ class Generator:
         *,
         catalogue: Catalogue,
         processor: InputProcessor,
-        prefixes: Prefixes,
+        prefix_locator: PrefixLocator,
         client: SchedulerClient,
         tokenizer: Tokenizer,
         formats: AnswerFormats,
@@ -41,49 +41,49 @@ class Generator:
         """`stream_interval`: tokens of a sample from one message to the next, at least."""
         self._catalogue = catalogue
         self._processor = processor
-        self._prefixes = prefixes
+        self._prefix_locator = prefix_locator
         self._client = client
         self._tokenizer = tokenizer
         self._formats = formats
         self._metrics = metrics
         self._stream_interval = stream_interval
-        self.pace = ReaderPace(metrics.write.observe)
+        self.pace = WakeupPacer(metrics.write.observe)
 
     @asynccontextmanager
-    async def answering(self, request: Request, call: Call, resume: Resume | None = None) -> AsyncIterator[Generation]:
+    async def start(self, request: Request, call: Call, resume: Resume | None = None) -> AsyncIterator[Generation]:
         """Raises what a client should hear instead of an answer; afterwards errors come out of the generation. Whatever
         is taken for the request is given back at the end of this or of the call, whichever way that comes. `resume`:
         has it replay what another frontend has told, before anything is submitted."""
         if call.caller is not None:
-            request = call.caller.own(request, self._catalogue.called(request.model))
+            request = call.caller.authorize(request, self._catalogue.served_name(request.model))
         traceparent = call.begin_trace()
         if traceparent:
             request = replace(request, traceparent=traceparent)
         call.request = request
         max_model_len = self._catalogue.max_model_len(request.model)
-        adapter = self._catalogue.adapter(request.model)
+        adapter = self._catalogue.adapter_name(request.model)
         if adapter:
             request = replace(request, adapter=adapter)
         request = await self._checked(request, max_model_len)
         piece = request.sampling.n if len(request.prompts) > 1 else 0
-        call.lease.take(request.num_samples, self._processor.estimate_tokens(request, max_model_len), piece)
+        call.lease.acquire(request.num_samples, self._processor.estimate_tokens(request, max_model_len), piece)
         limits = self._client.limits or await self._first_limits(request, call)
         prepared = await self._prepare(request, limits)
-        held = await self._prefixes.held([prompt.work for prompt in prepared])
+        cached = await self._prefix_locator.cached_tokens([prompt.prompt_request for prompt in prepared])
         num_prompt_tokens = sum(prompt.num_tokens for prompt in prepared)
-        call.lease.settle(num_prompt_tokens + request.num_promised_output_tokens(limits.max_model_len))
+        call.lease.adjust_tokens(num_prompt_tokens + request.max_requested_output_tokens(limits.max_model_len))
         with self._generation(request, prepared) as generation:
             call.generation = generation
             if resume is not None:
                 resume(generation)
-            await generation.begin(held, call.lease if call.lease.is_partial else None)
+            await generation.begin(cached, call.lease if call.lease.is_partial else None)
             yield generation
 
     async def _first_limits(self, request: Request, call: Call) -> ClusterLimits:
-        """Of the first worker, which all that were held meanwhile have heard of at once: they go on one by one."""
-        limits = await self._client.ready(request.deadline_s)
+        """Of the first worker, which all that were cached meanwhile have heard of at once: they go on one by one."""
+        limits = await self._client.wait_for_limits(request.deadline_s)
         self._catalogue.check(request.model)  # which could be any adapter's until now
-        await call.turn()
+        await call.wait_turn()
         return limits
 
     def _generation(self, request: Request, prepared: list[PreparedPrompt]) -> Generation:
@@ -106,19 +106,19 @@ class Generator:
 
     async def _constrained(self, request: Request) -> Request:
         """A constraint that comes of tools has to go with everything else, too."""
-        constrained = await self._formats.constrained(request)
+        constrained = await self._formats.with_constraint(request)
         if constrained is not request:
             try:
                 self._processor.check(constrained)
             except InvalidArgument as error:
-                raise self._formats.blame(error, constrained) from None
+                raise self._formats.with_client_field(error, constrained) from None
         return constrained
 
     async def _prepare(self, request: Request, limits: ClusterLimits) -> list[PreparedPrompt]:
         try:
             return await self._processor.prepare(request, limits)
         except QuireError as error:
-            refusal = self._formats.blame(error, request) if isinstance(error, InvalidArgument) else error
+            refusal = self._formats.with_client_field(error, request) if isinstance(error, InvalidArgument) else error
         try:
             raise refusal.with_traceback(None)  # whose frames hold the tokens, for as long as anybody holds the error
         finally:

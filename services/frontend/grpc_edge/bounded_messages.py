@@ -11,12 +11,12 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from quire.services.frontend.bounds import messages, wire_scan
-from quire.services.frontend.bounds.bodies.heavy import HEAVY_BYTES, HeavyWork, in_steps
+from quire.services.frontend.bounds.bodies.heavy_work import HEAVY_BYTES, HeavyWorkLimiter, in_steps
 from quire.services.frontend.bounds.bodies.large_bodies import LargeBodies
 from quire.services.frontend.bounds.bodies.spool import Spool
-from quire.services.frontend.bounds.turns import SmallestFirst
+from quire.services.frontend.bounds.smallest_first import SmallestFirstLimiter
 from quire.services.frontend.calls.calls import Calls
-from quire.services.frontend.grpc_edge.errors import Context, answering
+from quire.services.frontend.grpc_edge.errors import Context, call_context
 from quire.shared.errors import QuireError
 from quire.shared.metrics.frontend import FrontendMetrics
 from quire.shared.settings.request_limits import RequestLimits
@@ -33,8 +33,8 @@ class BoundedMessages(grpc.aio.ServerInterceptor):
         self._calls = calls
         self._metrics = metrics
         self._large = large
-        self._heavy = HeavyWork()
-        self._copies = SmallestFirst(1)
+        self._heavy = HeavyWorkLimiter()
+        self._copies = SmallestFirstLimiter(1)
         self._bounded_handlers: dict[str, tuple[Any, Any]] = {}  # by path: the handler, and what it became
 
     async def intercept_service(
@@ -78,7 +78,7 @@ class BoundedMessages(grpc.aio.ServerInterceptor):
             try:
                 message = await self.parse(data, kind)
             except QuireError as error:
-                async with answering(method, context, self._metrics, self._calls):
+                async with call_context(method, context, self._metrics, self._calls):
                     raise error from None
             return await behaviour(message, context)
 
@@ -87,7 +87,7 @@ class BoundedMessages(grpc.aio.ServerInterceptor):
     async def parse(self, data: bytes, kind: type[Message]) -> Message:
         """Raises InvalidArgument."""
         is_checked = len(data) > HEAVY_BYTES and await self._check_apart(data, kind)
-        async with self._heavy.turn(len(data)):
+        async with self._heavy.slot(len(data)):
             if is_checked:
                 return messages.parse(data, kind)
             await in_steps(wire_scan.check(data, kind.DESCRIPTOR, self._limits))
@@ -97,7 +97,7 @@ class BoundedMessages(grpc.aio.ServerInterceptor):
 
     async def _check_apart(self, data: bytes, kind: type[Message]) -> bool:
         with Spool() as spool:
-            async with self._copies.turn(len(data)):  # of several at once a turn of the loop would have a slice each
+            async with self._copies.slot(len(data)):  # of several at once a turn of the loop would have a slice each
                 await self._copy(data, spool)
             return await self._large.check(spool, kind.DESCRIPTOR.full_name)
 
@@ -105,5 +105,5 @@ class BoundedMessages(grpc.aio.ServerInterceptor):
     async def _copy(data: bytes, spool: Spool) -> None:
         with memoryview(data) as view:
             for start in range(0, len(data), SLICE_BYTES):
-                spool.add(view[start : start + SLICE_BYTES])
+                spool.append(view[start : start + SLICE_BYTES])
                 await asyncio.sleep(0)

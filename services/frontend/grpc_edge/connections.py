@@ -12,7 +12,7 @@ import socket
 from collections import Counter
 from collections.abc import Callable
 
-from quire.services.frontend.http.server.connections import Connections
+from quire.services.frontend.http.server.connection_limiter import ConnectionLimiter
 from quire.shared.logs import logger
 from quire.shared.rpc import peer_sockets
 
@@ -23,17 +23,17 @@ LOOK_EVERY_S = 1.0
 Options = tuple[tuple[str, int], ...]
 
 
-def options(connections: Connections) -> Options:
+def options(connections: ConnectionLimiter) -> Options:
     """For the server."""
     limits = connections.limits
     return (
-        ("grpc.max_allowed_incoming_connections", connections.most_of_grpc),
+        ("grpc.max_allowed_incoming_connections", connections.max_grpc),
         ("grpc.server_handshake_timeout_ms", 1000 * limits.header_s),
         ("grpc.max_connection_idle_ms", 1000 * limits.grpc_idle_s),
     )
 
 
-class AddressWatch:
+class AddressLimiter:
     """Over the connections to one port."""
 
     def __init__(self, port: int, most: int, on_closed: Callable[[], None]) -> None:
@@ -47,9 +47,9 @@ class AddressWatch:
         """Until cancelled; does nothing where the system does not show a process its descriptors."""
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
-            await asyncio.to_thread(self.look)
+            await asyncio.to_thread(self.close_surplus)
 
-    def look(self) -> None:
+    def close_surplus(self) -> None:
         """Closes surplus connections; those that were there at the last look stay."""
         descriptors = peer_sockets.descriptors()
         if len(descriptors) > self._most:

@@ -7,8 +7,16 @@ from typing import Any
 
 from quire.services.frontend.request import conversation
 from quire.services.frontend.request.request import Tool
-from quire.services.frontend.request.tool_offer import AUTO, NONE, REQUIRED, ToolOffer, as_shown, new_tool, offer
-from quire.shared import inner_json
+from quire.services.frontend.request.tool_offer import (
+    AUTO,
+    NONE,
+    REQUIRED,
+    ToolOffer,
+    build_tool_offer,
+    new_tool,
+    to_openai_tool,
+)
+from quire.shared import strict_json
 from quire.shared.errors import InvalidArgument
 from quire.shared.pb.inference.v1 import inference_pb2 as pb
 
@@ -42,7 +50,7 @@ def _message(message: pb.ChatMessage) -> Mapping[str, Any]:
 
 def shown_tools(tools: Iterable[pb.Tool]) -> list[dict[str, Any]]:
     """For calls that only fill the template."""
-    return [as_shown(tool) for tool in _tools(tools)]
+    return [to_openai_tool(tool) for tool in _tools(tools)]
 
 
 def tool_offer(message: pb.ChatRequest) -> ToolOffer:
@@ -57,7 +65,7 @@ def tool_offer(message: pb.ChatRequest) -> ToolOffer:
             raise InvalidArgument("tool_choice: when it is used, tools must be set", field="tool_choice")
         return ToolOffer()
     parallel = not message.HasField("parallel_tool_calls") or message.parallel_tool_calls
-    return offer(_tools(message.tools), mode, choice.name, parallel=parallel)
+    return build_tool_offer(_tools(message.tools), mode, choice.name, parallel=parallel)
 
 
 def _tools(tools: Iterable[pb.Tool]) -> list[Tool]:
@@ -76,6 +84,6 @@ def variables(text: str) -> Mapping[str, Any]:
 
 def _json(field: str, text: str) -> Any:
     try:
-        return inner_json.read(text or "{}")
+        return strict_json.read(text or "{}")
     except ValueError as error:
         raise InvalidArgument(f"{field} is not JSON: {error}", field=field) from None

@@ -73,7 +73,7 @@ def _details(error: QuireError) -> list[any_pb2.Any]:
     return packed
 
 
-class Refusals:
+class RefusalRecorder:
     """Calls that end before anybody answers them are counted and logged like others."""
 
     def __init__(self, metrics: FrontendMetrics, calls: Calls, known: Container[str]) -> None:
@@ -86,7 +86,7 @@ class Refusals:
         method = path.rpartition("/")[2] if path in self._known else UNKNOWN
         code = transport(error).grpc_code.name
         self._metrics.grpc_requests.labels(method, code).inc()
-        self._calls.refused(method, code)
+        self._calls.log_refusal(method, code)
 
 
 def status_of(error: QuireError) -> status_pb2.Status:
@@ -110,7 +110,7 @@ async def _until_grpc_ends_it(context: Context) -> None:
 
 
 @asynccontextmanager
-async def answering(
+async def call_context(
     method: str,
     context: Context,
     metrics: FrontendMetrics,
@@ -126,7 +126,7 @@ async def answering(
             call.address = context.peer().rpartition(":")[0]
             call.traceparent = str(metadata.get(TRACEPARENT, ""))
             if method not in ADMIN:
-                call.caller = calls.access.of_metadata(metadata)
+                call.caller = calls.access.caller_from_metadata(metadata)
             yield call
             code = grpc.StatusCode.OK
         except QuireError as error:

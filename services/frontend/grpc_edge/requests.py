@@ -14,7 +14,7 @@ from quire.services.frontend.calls.calls import Call
 from quire.services.frontend.grpc_edge import conversations
 from quire.services.frontend.grpc_edge.errors import Context
 from quire.services.frontend.input_processor.sampling import sampling_rules
-from quire.services.frontend.input_processor.sampling.not_offered import refuse_not_offered
+from quire.services.frontend.input_processor.sampling.unsupported_fields import reject_unsupported
 from quire.services.frontend.request import reasoning
 from quire.services.frontend.request.request import (
     BeamSearch,
@@ -41,14 +41,14 @@ class Arrival:
     tenant: str = ""
 
 
-def arrived(context: Context) -> Arrival:
+def arrival_of(context: Context) -> Arrival:
     now = asyncio.get_running_loop().time()
     remaining_s = context.time_remaining()
     metadata = dict(context.invocation_metadata() or ())
     return Arrival(now, None if remaining_s is None else now + remaining_s, str(metadata.get("x-tenant", "")))
 
 
-def now() -> Arrival:
+def detached_arrival() -> Arrival:
     """Of a request that no call brings."""
     return Arrival(asyncio.get_running_loop().time(), None)
 
@@ -67,15 +67,15 @@ def generate_request(message: pb.GenerateRequest, arrival: Arrival, defaults: Ge
 def chat_request(message: pb.ChatRequest, arrival: Arrival, defaults: GenerationDefaults) -> Request:
     _check_retention(message)
     offer = conversations.tool_offer(message)
-    variables = reasoning.variables(message.reasoning_effort or None)
+    variables = reasoning.template_variables(message.reasoning_effort or None)
     prompt = ChatPrompt(
         conversations.messages(message.messages),
         template_variables={**variables, **conversations.variables(message.chat_template_kwargs)},
-        tools=offer.shown,
+        tools=offer.template_tools,
     )
     request = new_request(message.model, prompt, _sampling(message.sampling, defaults), message.options, arrival)
     wants_reasoning = not message.HasField("include_reasoning") or message.include_reasoning
-    return replace(request, parse_answer=True, tool_use=offer.use, include_reasoning=wants_reasoning)
+    return replace(request, parse_answer=True, tool_use=offer.tool_use, include_reasoning=wants_reasoning)
 
 
 def _check_retention(message: pb.GenerateRequest | pb.ChatRequest) -> None:
@@ -126,7 +126,7 @@ def _prompt(message: pb.GenerateRequest | pb.TokenizeRequest) -> Prompt:
 def _sampling(message: sampling_pb2.SamplingParams, defaults: GenerationDefaults) -> Sampling:
     """Only what the client set counts as given."""
     fields = {descriptor.name: value for descriptor, value in message.ListFields()}
-    refuse_not_offered(fields)
+    reject_unsupported(fields)
     return sampling_rules.build({name: _plain(value) for name, value in fields.items()}, defaults)
 
 

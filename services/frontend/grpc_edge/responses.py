@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from quire.services.frontend.calls.measured import Usage
+from quire.services.frontend.calls.measurements import Usage
 from quire.services.frontend.generation.catalogue import CatalogueEntry
 from quire.services.frontend.generation.generation import Generation
-from quire.services.frontend.output_processor.answer_parser import CallPiece, Part
+from quire.services.frontend.output_processor.answer_parser import CallDelta, Part
 from quire.services.frontend.output_processor.delta import SampleDelta
 from quire.services.frontend.output_processor.parsing.events import Content, Reasoning
 from quire.services.frontend.request.outcome import Finish, TokenLogprobs
@@ -36,11 +36,11 @@ def _add_part(response: pb.ChatResponse, part: Part) -> None:
             response.content += text
         case Reasoning(text):
             response.reasoning += text
-        case CallPiece(number, call_id, name, arguments):
+        case CallDelta(number, call_id, name, arguments):
             response.tool_calls.add(index=number, id=call_id, name=name, arguments=arguments)
 
 
-def complete(response: Response, delta: SampleDelta, generation: Generation, is_first: bool) -> None:
+def add_details(response: Response, delta: SampleDelta, generation: Generation, is_first: bool) -> None:
     """What only some messages carry."""
     if delta.logprobs or delta.prompt_logprobs:
         _add_logprobs(response, delta, flat=generation.request.sampling.flat_logprobs)
@@ -67,7 +67,7 @@ def _times(generation: Generation, sample: int) -> finish_pb2.Times:
         queue_us=queue_us,
         first_token_us=first_token_us,
         generation_us=generation_us,
-        hop_us=_us(generation.budget.hop_s or 0),
+        hop_us=_us(generation.latency.hop_s or 0),
         **{f"{name}_us": _us(end_s - begin_s) for name, begin_s, end_s in generation.time_spans()},
     )
 

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from quire.services.frontend.bounds.bodies import json_body, json_scan, long_ids
-from quire.services.frontend.bounds.bodies.heavy import HeavyWork, in_steps
+from quire.services.frontend.bounds.bodies.heavy_work import HeavyWorkLimiter, in_steps
 from quire.services.frontend.bounds.bodies.large_bodies import LargeBodies
 from quire.services.frontend.bounds.bodies.spool import Spool
 from quire.services.frontend.http.disconnect import while_connected
@@ -32,11 +32,11 @@ Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 JsonBytes = Callable[[Request, int], int | None]
 
 
-def all_of_it(request: Request, num_bytes: int) -> None:
+def json_only(request: Request, num_bytes: int) -> None:
     """The JsonBytes of bodies that are JSON and nothing else."""
 
 
-class ReadRequest(Request):
+class BufferedRequest(Request):
     """Its body has been read. Once that is known as JSON, the bytes are given up."""
 
     def __init__(
@@ -51,7 +51,7 @@ class ReadRequest(Request):
         what followed the JSON, where the headers said so."""
         super().__init__(request.scope if behind is None else _as_json(request.scope), request.receive)
         self.behind = behind
-        self._ids = None if ids_begin is None else long_ids.unpacked(memoryview(body)[ids_begin:])
+        self._ids = None if ids_begin is None else long_ids.unpack_ids(memoryview(body)[ids_begin:])
         body = body if ids_begin is None else body[:ids_begin]
         self._bytes = body
         self._document: Any = UNREAD
@@ -81,14 +81,14 @@ class ReadRequest(Request):
         return self._document
 
 
-class BodyBounds:
+class BodyReader:
     """Reads bodies within the limits of a request."""
 
     def __init__(self, limits: RequestLimits, large: LargeBodies, unknown_fields: UnknownFields) -> None:
         self.unknown_fields = unknown_fields
         self._limits = limits
         self._large = large
-        self._heavy = HeavyWork()
+        self._heavy = HeavyWorkLimiter()
 
     async def handle(
         self,
@@ -96,14 +96,14 @@ class BodyBounds:
         handler: Handler,
         *,
         at_once: bool = True,
-        json_bytes: JsonBytes = all_of_it,
+        json_bytes: JsonBytes = json_only,
         any_type: bool = False,
     ) -> Response:
         """What `handler` answers, which does its work `at_once`, or else waits for others. `any_type`: the body is JSON
         whatever its content type says. Raises InvalidArgument."""
         with Spool() as spool:
             async for chunk in request.stream():  # not request.body(), which keeps them
-                spool.add(chunk)
+                spool.append(chunk)
             num_bytes, is_checked, error = spool.num_bytes, False, None
             num_json = json_bytes(request, num_bytes)
             _check_type(request, (JSON,) if num_json is None else (JSON, BYTES), any_type=any_type)
@@ -113,9 +113,9 @@ class BodyBounds:
                 is_checked = await self._large.check(spool, num_json=num_json)
             except JSONDecodeError as found:
                 error = found
-            async with self._heavy.turn(num_bytes if error is None else 0):
-                body, behind = _parted(spool.take() if error is None else b"?", num_json)
-                read = ReadRequest(request, body, error, spool.ids_begin, behind)
+            async with self._heavy.slot(num_bytes if error is None else 0):
+                body, behind = _parted(spool.take_all() if error is None else b"?", num_json)
+                read = BufferedRequest(request, body, error, spool.ids_begin, behind)
                 if is_checked:
                     read.parse()
                 else:
@@ -145,16 +145,16 @@ class BodyBounds:
 
         return BoundedRoute
 
-    async def _check(self, request: ReadRequest) -> None:
+    async def _check(self, request: BufferedRequest) -> None:
         body = await request.body()
         await in_steps(json_scan.check(body, self._limits))
         document = request.parse()
         json_body.check(document, body, self._limits)
 
 
-def behind_json(request: Request) -> memoryview | None:
+def binary_part(request: Request) -> memoryview | None:
     """What followed the JSON of a body that was read here; None where no header said so."""
-    return request.behind if isinstance(request, ReadRequest) else None
+    return request.behind if isinstance(request, BufferedRequest) else None
 
 
 def _parted(body: bytes, num_json: int | None) -> tuple[bytes, memoryview | None]:

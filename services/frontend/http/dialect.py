@@ -34,7 +34,7 @@ class ErrorFormat:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkPath:
+class InferencePath:
     """A path whose POST calls are work: they take a place, and are refused from their headers where there is none."""
 
     path: str  # as its route has it
@@ -50,7 +50,7 @@ class Dialect:
     name: str
     routers: Callable[[ServingContext], Iterable[Router]]
     errors: ErrorFormat
-    work: tuple[WorkPath, ...]
+    inference_paths: tuple[InferencePath, ...]
     prefixes: tuple[str, ...] = ()  # beginnings of paths whose other errors are worded like this as well
     paths: tuple[str, ...] = ()  # single ones of them that lie under a prefix of another dialect
     examples: Examples = no_examples

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from starlette.responses import Response
 from starlette.routing import compile_path
 
-from quire.services.frontend.http.dialect import Dialect, ErrorFormat, WorkPath
+from quire.services.frontend.http.dialect import Dialect, ErrorFormat, InferencePath
 from quire.services.frontend.http.document.schemas import Schema
 from quire.shared.errors import QuireError
 
@@ -19,7 +19,7 @@ class Dialects:
 
     def __init__(self, dialects: Sequence[Dialect]) -> None:
         self.all = tuple(dialects)
-        self._work = {work.path: work for dialect in dialects for work in dialect.work}
+        self._work = {work.path: work for dialect in dialects for work in dialect.inference_paths}
         self._errors = {path: dialect.errors for dialect in dialects for path in _own_paths(dialect)}
         self._prefixes = [(prefix, dialect.errors) for dialect in dialects for prefix in dialect.prefixes]
         self._templates = _templates(self._work)
@@ -44,11 +44,11 @@ class Dialects:
         """Returns the schema of the errors of `path`."""
         return self.errors_of(path).schema
 
-    def documented(self) -> dict[str, WorkPath]:
+    def documented_paths(self) -> dict[str, InferencePath]:
         """Returns the paths of work as the OpenAPI document writes them."""
         return {compile_path(path)[1]: work for path, work in self._work.items()}
 
-    def work_path(self, path: str) -> str:
+    def inference_path(self, path: str) -> str:
         """Returns the path of its route, as metrics name it; empty where calls of `path` take no place. Routes that
         differ in what stands between the first parameter and the last part share the name of the first."""
         if path in self._work:
@@ -56,14 +56,15 @@ class Dialects:
         prefix, name = self._templates.get(path.rpartition("/")[2], ("", ""))
         return name if prefix and path.startswith(prefix) else ""
 
-    def in_client_terms(self, path: str, error: QuireError, form_field: str = "") -> QuireError:
+    def in_client_terms(self, path: str, error: QuireError, structured_output_field: str = "") -> QuireError:
         """Returns the same error, its field and the first mention of it in its message named as in the bodies of
-        `path`: inside, a field has one name. `form_field`: the one that asked for a form of the output, where there
+        `path`: inside, a field has one name. `structured_output_field`: the one that asked for a form of the
+        output, where there
         are several that can."""
         work = self._work.get(path)
         name = None if work is None else work.field_names.get(error.field)
-        if error.field == "structured_output" and form_field:
-            name = form_field
+        if error.field == "structured_output" and structured_output_field:
+            name = structured_output_field
         if name is None:
             return error
         renamed = copy.copy(error)
@@ -73,10 +74,10 @@ class Dialects:
 
 
 def _own_paths(dialect: Dialect) -> Sequence[str]:
-    return [*(work.path for work in dialect.work), *dialect.paths]
+    return [*(work.path for work in dialect.inference_paths), *dialect.paths]
 
 
-def _templates(work: Mapping[str, WorkPath]) -> dict[str, tuple[str, str]]:
+def _templates(work: Mapping[str, InferencePath]) -> dict[str, tuple[str, str]]:
     """Paths with parameters, by their last part: what stands before the first parameter, and the path."""
     found: dict[str, tuple[str, str]] = {}
     for path in work:

@@ -51,7 +51,7 @@ def tenant(http: HTTPConnection) -> str:
     return str(http.headers.get(TENANT, "") if caller is None else caller.tenant)
 
 
-def sent_id(headers: Headers) -> str:
+def client_request_id(headers: Headers) -> str:
     """As the client wrote it; empty if it did not."""
     return next((value.decode("latin-1") for name, value in headers if name == REQUEST_ID_BYTES), "")
 

@@ -20,7 +20,7 @@ class Router:
 
     def __init__(self, prefix: str = "", *, own_query: bool = False, **settings: Any) -> None:
         """`own_query`: parameters of a query that a route does not have are refused. `settings`: of APIRouter."""
-        self.routes: list[LateRoute] = []
+        self.routes: list[LazyRoute] = []
         self._prefix = prefix
         self._own_query = own_query
         self._settings = settings
@@ -33,7 +33,7 @@ class Router:
             self._fastapi.add_api_route(path, endpoint, methods=methods, **settings)
             return self._fastapi.routes[-1]
 
-        self.routes.append(LateRoute(path, build, own_query=self._own_query))
+        self.routes.append(LazyRoute(path, build, own_query=self._own_query))
 
     @cached_property
     def _fastapi(self) -> APIRouter:
@@ -44,7 +44,7 @@ class Router:
         self.routes.extend(other.routes)
 
 
-class LateRoute(BaseRoute):
+class LazyRoute(BaseRoute):
     """Knows its path; the rest is built when a call comes that has it, or for the OpenAPI document."""
 
     def __init__(self, path: str, build: Callable[[], BaseRoute], *, own_query: bool = False) -> None:
@@ -58,11 +58,11 @@ class LateRoute(BaseRoute):
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         """Nobody has cut a path in front off for the app: own_paths.py has."""
-        if not self.fits(scope["path"]):
+        if not self.matches_path(scope["path"]):
             return Match.NONE, {}
         return self.built.matches(_read(scope))
 
-    def fits(self, path: str) -> bool:
+    def matches_path(self, path: str) -> bool:
         return self._pattern.match(path) is not None
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -86,13 +86,13 @@ def methods(routes: Iterable[BaseRoute], scope: Scope) -> list[str]:
 
 def paths(routes: Iterable[BaseRoute]) -> list[str]:
     """Returns the path of each route, with names in braces where a call's has values."""
-    return [route.path_format for route in routes if isinstance(route, LateRoute)]
+    return [route.path_format for route in routes if isinstance(route, LazyRoute)]
 
 
 def is_served(routes: Iterable[BaseRoute], path: str) -> bool:
-    return any(isinstance(route, LateRoute) and route.fits(path) for route in routes)
+    return any(isinstance(route, LazyRoute) and route.matches_path(path) for route in routes)
 
 
 def built(route: BaseRoute) -> BaseRoute:
     """What FastAPI knows by its own class."""
-    return route.built if isinstance(route, LateRoute) else route
+    return route.built if isinstance(route, LazyRoute) else route

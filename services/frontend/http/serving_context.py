@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from quire.services.frontend.bounds.room import Room
+from quire.services.frontend.bounds.prompt_limit import PromptLimit
 from quire.services.frontend.generation.catalogue import Catalogue
 from quire.services.frontend.generation.generator import Generator
-from quire.services.frontend.http.body import BodyBounds
-from quire.services.frontend.input_processor.pooling.sentence_texts import SentenceTexts
+from quire.services.frontend.http.body import BodyReader
+from quire.services.frontend.input_processor.pooling.pooling_traits import PoolingTextFormat
 from quire.services.frontend.input_processor.processor import InputProcessor
 from quire.services.frontend.streams.streams import Streams
 from quire.services.frontend.tokenizer.tokenizer import Tokenizer
@@ -32,12 +32,12 @@ class ServingContext:
     processor: InputProcessor
     tokenizer: Tokenizer
     catalogue: Catalogue
-    bounds: BodyBounds  # of JSON bodies
+    bounds: BodyReader  # of JSON bodies
     limits: RequestLimits
-    texts: SentenceTexts  # how texts are read that are pooled
+    texts: PoolingTextFormat  # how texts are read that are pooled
     facts: ModelFacts
     streams: Streams
     response_store_bytes: int
-    room: Callable[[], Room]  # for one prompt, by what is known now
+    prompt_limit: Callable[[], PromptLimit]  # for one prompt, by what is known now
     is_serving: Callable[[], bool]
     is_alive: Callable[[], bool]

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 from quire.services.frontend.bounds import prompts
 from quire.services.frontend.input_processor import prompt_limits
-from quire.services.frontend.input_processor.generated_prompts import GeneratedPrompts
+from quire.services.frontend.input_processor.generation_preparer import GenerationPreparer
 from quire.services.frontend.input_processor.pooling import pooling
-from quire.services.frontend.input_processor.pooling.pooled_prompts import PooledPrompts
+from quire.services.frontend.input_processor.pooling.pooling_preparer import PoolingPreparer
+from quire.services.frontend.input_processor.pooling.pooling_traits import DEFAULT_POOLING_TRAITS, PoolingTraits
 from quire.services.frontend.input_processor.pooling.scoring import Scoring
-from quire.services.frontend.input_processor.pooling.sentence_texts import NO_READER, ReadingModel
-from quire.services.frontend.input_processor.prepared import PreparedPrompt
+from quire.services.frontend.input_processor.prepared_prompt import PreparedPrompt
 from quire.services.frontend.input_processor.prompt_tokens import PromptTokens
 from quire.services.frontend.input_processor.sampling import logits_processors, sampling_rules
 from quire.services.frontend.request.request import (
@@ -27,7 +27,7 @@ from quire.services.frontend.scheduler_client.client import ClusterLimits
 from quire.services.frontend.scheduler_client.submission import KV_PRIORITIES
 from quire.services.frontend.tokenizer.tokenizer import Tokenizer
 from quire.shared.errors import InvalidArgument, NotFound, Unimplemented
-from quire.shared.models.adapter_contents import AdapterId
+from quire.shared.models.adapter_ids import AdapterId
 from quire.shared.settings.request_limits import RequestLimits
 
 MAX_NAME_CHARACTERS = 256  # request_id, tenant
@@ -50,32 +50,36 @@ class InputProcessor:
         bounds: RequestLimits = DEFAULT_BOUNDS,
         classes: Sequence[str] = (),
         *,
-        reader: ReadingModel = NO_READER,
+        pooling_traits: PoolingTraits = DEFAULT_POOLING_TRAITS,
     ) -> None:
-        """`classes`: that the model knows, if that is what it does; `reader`: how texts are read that are pooled."""
+        """`classes`: of a classifier; `pooling_traits`: how texts are read that are pooled."""
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._max_samples = max_samples
         self._bounds = bounds
         self.classes = classes
-        self._reader = reader
+        self._traits = pooling_traits
         self._tokens = PromptTokens(tokenizer)
-        self._generated = GeneratedPrompts(self._tokens, tokenizer, vocab_size)
-        self._pooled = PooledPrompts(self._tokens, tokenizer, vocab_size, reader)
+        self._generated = GenerationPreparer(self._tokens, tokenizer, vocab_size)
+        self._pooled = PoolingPreparer(self._tokens, tokenizer, vocab_size, pooling_traits)
         try:
             sampling_rules.check(sampling_rules.build({}, tokenizer.defaults))
         except InvalidArgument as error:
             raise InvalidArgument(f"model: generation_config.json: {error.message}", field="model") from None
 
     @property
-    def compares_tokens(self) -> bool:
+    def is_late_interaction(self) -> bool:
         """The model has a vector for each token, and scores texts by their best matches."""
-        return self._reader.late is not None
+        return self._traits.late is not None
 
     def scoring(self, queries: Sequence[str], documents: Sequence[str]) -> Scoring:
         """How the model scores documents. Raises InvalidArgument."""
         return Scoring.of(
-            queries, documents, self.classes, as_they_are=self._reader.raw_scores, by_token=self.compares_tokens
+            queries,
+            documents,
+            self.classes,
+            raw_scores=self._traits.raw_scores,
+            late_interaction=self.is_late_interaction,
         )
 
     def close(self) -> None:
@@ -90,22 +94,22 @@ class InputProcessor:
         sampling_rules.check(request.sampling)
         logits_processors.check(request.sampling)
         if request.pooling is not None:
-            pooling.check(request.pooling, self.classes, by_token=self.compares_tokens)
-            self._reader.texts.check(request.pooling.prompt_name)
-        elif self._reader.encoder:
-            text = f"The model `{self._reader.encoder}` reads texts and generates none: it is an encoder."
+            pooling.check(request.pooling, self.classes, late_interaction=self.is_late_interaction)
+            self._traits.texts.check(request.pooling.prompt_name)
+        elif self._traits.encoder:
+            text = f"The model `{self._traits.encoder}` reads texts and generates none: it is an encoder."
             raise InvalidArgument(text, field="model")
         elif self.classes:
             raise InvalidArgument("model: it classifies texts and does not continue them", field="model")
         prompt_limits.check_output(request, max_model_len)
         prompt_limits.check_truncation_side(request.truncation_side)
-        prompt_limits.check_count(request, self._max_samples)
+        prompt_limits.check_num_samples(request, self._max_samples)
         _check_names(request)
         _check_priorities(request)
 
     def estimate_tokens(self, request: Request, max_model_len: int) -> int:
         """Prompt and promised output tokens, roughly and without tokenizing."""
-        promised = request.num_promised_output_tokens(max_model_len)
+        promised = request.max_requested_output_tokens(max_model_len)
         return sum(_estimate(prompt) for prompt in request.prompts) + promised
 
     async def prepare(self, request: Request, limits: ClusterLimits) -> list[PreparedPrompt]:

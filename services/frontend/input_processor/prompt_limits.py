@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from quire.services.frontend.bounds.room import TOO_LONG, check_length
+from quire.services.frontend.bounds.prompt_limit import TOO_LONG, check_length
 from quire.services.frontend.request.request import Request, Sampling
 from quire.shared.columns import i32_bytes
 from quire.shared.errors import InvalidArgument
 
-AS_FITS = -1  # truncate_prompt_tokens: as many as leave room for the output
+FIT_TO_CONTEXT = -1  # truncate_prompt_tokens: as many as leave room for the output
 SIDES = ("left", "right")
 
 
@@ -22,7 +22,7 @@ def check_truncation_side(side: str) -> None:
         raise InvalidArgument(f"truncation_side must be 'left' or 'right', got {side!r}.", field="truncation_side")
 
 
-def check_count(request: Request, most: int) -> None:
+def check_num_samples(request: Request, most: int) -> None:
     """Raises InvalidArgument where a request has more prompts, samples counted, than the server takes at once."""
     if request.num_samples > most:
         counted = "samples" if request.pooling is None else "inputs"
@@ -35,7 +35,7 @@ def check_count(request: Request, most: int) -> None:
 
 def truncate(token_ids: Sequence[int], request: Request, max_model_len: int) -> Sequence[int]:
     """Keeps the last tokens of the prompt, or the first, if the request says so."""
-    keep = num_kept(request, max_model_len)
+    keep = max_kept_tokens(request, max_model_len)
     if keep is None:
         return token_ids
     return token_ids[:keep] if request.truncation_side == "right" else token_ids[-keep:]
@@ -45,7 +45,7 @@ def truncate_framed(
     token_ids: Sequence[int], request: Request, max_model_len: int, frame: tuple[list[int], list[int]]
 ) -> Sequence[int]:
     """The same within what stands before and behind the text: that stays, if there is room for it."""
-    keep, (before, behind) = num_kept(request, max_model_len), frame
+    keep, (before, behind) = max_kept_tokens(request, max_model_len), frame
     if keep is None or len(token_ids) <= keep:
         return token_ids
     if keep <= len(before) + len(behind):
@@ -55,12 +55,12 @@ def truncate_framed(
     return [*before, *token_ids[len(before) - keep :]]
 
 
-def num_kept(request: Request, max_model_len: int) -> int | None:
+def max_kept_tokens(request: Request, max_model_len: int) -> int | None:
     """Most tokens of a prompt; None: all, however many there are. Raises InvalidArgument."""
     keep = request.truncate_prompt_tokens
     if keep is None:
         return None
-    if keep == AS_FITS:
+    if keep == FIT_TO_CONTEXT:
         keep = max_model_len - (0 if request.pooling is not None else request.sampling.max_tokens or 1)
     if not 1 <= keep <= max_model_len:
         raise InvalidArgument(

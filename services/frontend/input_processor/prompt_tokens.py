@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quire.services.frontend.bounds import prompts
-from quire.services.frontend.bounds.room import Room
+from quire.services.frontend.bounds.prompt_limit import PromptLimit
 from quire.services.frontend.request.request import ChatPrompt, PairPrompt, Prompt, TextPrompt, TokenPrompt
 from quire.services.frontend.tokenizer.encoder import Tokenized
 from quire.services.frontend.tokenizer.tokenizer import Tokenizer
@@ -15,21 +15,23 @@ class PromptTokens:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
 
-    async def read(self, prompt: Prompt, max_model_len: int, enough: int | None = None) -> Tokenized:
-        """`enough`: ids of a long text need not go on once there are more than so many. Ids that were sent are neither
+    async def read(self, prompt: Prompt, max_model_len: int, stop_after: int | None = None) -> Tokenized:
+        """`stop_after`: ids of a long text may stop beyond this count. Ids that were sent are neither
         checked nor copied."""
         self.check_characters(prompt, max_model_len)
         match prompt:
             case TokenPrompt(token_ids):
                 return Tokenized(token_ids)
             case PairPrompt(first, second):
-                return await self._tokenizer.encode_pair(first, second, enough)
+                return await self._tokenizer.encode_pair(first, second, stop_after)
             case TextPrompt(text, framed):
-                return Tokenized(await self._tokenizer.encode_prompt(text, add_special_tokens=framed, enough=enough))
+                return Tokenized(
+                    await self._tokenizer.encode_prompt(text, add_special_tokens=framed, stop_after=stop_after)
+                )
             case ChatPrompt():
-                return Tokenized(await self._tokenizer.encode_chat(prompt, enough))
+                return Tokenized(await self._tokenizer.encode_chat(prompt, stop_after))
 
     def check_characters(self, prompt: Prompt, max_model_len: int) -> None:
         """Raises InvalidArgument for a text that cannot fit. `max_model_len`: 0 while no worker has said it."""
         if not isinstance(prompt, TokenPrompt):
-            prompts.check_characters(prompt, Room(max_model_len, self._tokenizer.longest_token))
+            prompts.check_characters(prompt, PromptLimit(max_model_len, self._tokenizer.longest_token))

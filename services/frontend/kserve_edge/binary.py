@@ -1,6 +1,6 @@
 """Tensors as bytes behind the JSON of a body: the binary tensor data extension of the open inference protocol.
 
-The header says how many bytes are JSON. Behind them stand the bytes of those tensors that have a `binary_data_size`
+The header says how many bytes are JSON. BinaryTail them stand the bytes of those tensors that have a `binary_data_size`
 instead of `data`, in the order in which the JSON names them.
 """
 
@@ -18,8 +18,8 @@ SIZE = "binary_data_size"  # among the parameters of a tensor
 WANTED, ALL_WANTED = "binary_data", "binary_data_output"  # among those of an output, and of the whole call
 EXTENSION = "binary_tensor_data"  # its name in the server's metadata
 MEDIA_TYPE = "application/octet-stream"
-MOST_DIGITS = 15
-MOST_SHOWN = 64  # characters of a wrong value
+MAX_DIGITS = 15
+MAX_SHOWN = 64  # characters of a wrong value
 
 
 def json_bytes(http: Request, num_bytes: int) -> int | None:
@@ -28,7 +28,7 @@ def json_bytes(http: Request, num_bytes: int) -> int | None:
     if not given:
         return None
     written = ", ".join(given)
-    if not (written.isascii() and written.isdigit() and len(written) <= MOST_DIGITS):
+    if not (written.isascii() and written.isdigit() and len(written) <= MAX_DIGITS):
         raise InvalidArgument(f"{HEADER} must be a number of bytes, got {shown(written)}.", field=HEADER)
     if not 0 < int(written) <= num_bytes:
         text = f"{HEADER} is {int(written)}: JSON comes first, in a body of {num_bytes} bytes."
@@ -36,7 +36,7 @@ def json_bytes(http: Request, num_bytes: int) -> int | None:
     return int(written)
 
 
-class Behind:
+class BinaryTail:
     """The bytes behind the JSON. One tensor after the other takes its own, so that no two share any."""
 
     def __init__(self, data: memoryview | None) -> None:
@@ -72,4 +72,4 @@ def flag(parameters: Mapping[str, Any] | None, name: str, where: str, *, otherwi
 
 
 def shown(value: Any) -> str:
-    return f"{value!r:.{MOST_SHOWN}}"
+    return f"{value!r:.{MAX_SHOWN}}"

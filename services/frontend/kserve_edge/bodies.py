@@ -9,8 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from quire.services.frontend.http.fields.ranges import given, needs
 from quire.services.frontend.kserve_edge import binary, tensors
-from quire.services.frontend.kserve_edge.asked import Infer
-from quire.services.frontend.kserve_edge.binary import Behind
+from quire.services.frontend.kserve_edge.binary import BinaryTail
+from quire.services.frontend.kserve_edge.inference_call import ReceivedInference
 from quire.shared.errors import InvalidArgument
 
 # Of an output's parameters: what would make another answer of it, or put it elsewhere.
@@ -38,17 +38,17 @@ class InputTensorBody(BaseModel):
         None, description="binary_data_size: how many bytes behind the JSON it has instead of data"
     )
 
-    def element(self, behind: Behind) -> Any:
+    def element(self, behind: BinaryTail) -> Any:
         """Its only one."""
         tensors.check(self.name, self.datatype)
         size = (self.parameters or {}).get(binary.SIZE)
         if self.data is None and size is None:
             raise InvalidArgument(f"{self.name} has neither data nor a {binary.SIZE}", field="inputs")
         if size is None:
-            return _of_its_type(self.name, tensors.only(self.name, self.shape, list(_flat(self.data or []))))
+            return _of_its_type(self.name, tensors.single_element(self.name, self.shape, list(_flat(self.data or []))))
         if self.data is not None:
             raise InvalidArgument(f"{self.name} has both data and a {binary.SIZE}", field="inputs")
-        return tensors.raw(self.name, self.shape, behind.take(self.name, size))
+        return tensors.decode_raw(self.name, self.shape, behind.take(self.name, size))
 
 
 class OutputBody(BaseModel):
@@ -74,7 +74,7 @@ class InferBody(BaseModel):
     )
     outputs: list[OutputBody] | None = Field(None, description="those that are wanted; default: all that there are")
 
-    def infer(self, model: str, version: str, behind: Behind) -> Infer:
+    def infer(self, model: str, version: str, behind: BinaryTail) -> ReceivedInference:
         inputs: dict[str, Any] = {}
         for tensor in self.inputs:
             element = tensor.element(behind)
@@ -83,7 +83,7 @@ class InferBody(BaseModel):
             inputs[tensor.name] = element
         behind.check_end()
         wanted = [output.name for output in self.outputs or ()]
-        return Infer(model, version, self.id, inputs, self.parameters or {}, wanted)
+        return ReceivedInference(model, version, self.id, inputs, self.parameters or {}, wanted)
 
     def binary_outputs(self) -> frozenset[str]:
         """Which come behind the JSON, of those that come. Raises InvalidArgument."""
@@ -110,7 +110,7 @@ class TritonGenerateBody(BaseModel):
     text_input: str
     parameters: dict[str, Any] | None = Field(None, description="sampling parameters")
 
-    def infer(self, model: str, version: str, *, stream: bool) -> Infer:
+    def infer(self, model: str, version: str, *, stream: bool) -> ReceivedInference:
         """`stream`: whether the path says so, which is answered in a stream."""
         named = self.model_extra or {}
         inputs = {name: _of_its_type(name, value) for name, value in named.items() if name in tensors.DATATYPES}
@@ -118,7 +118,7 @@ class TritonGenerateBody(BaseModel):
             raise InvalidArgument(f"stream is {not stream}: that is another path", field=tensors.STREAM)
         inputs |= {tensors.TEXT_INPUT: self.text_input, tensors.STREAM: stream}
         rest = {name: value for name, value in named.items() if name not in tensors.DATATYPES}
-        return Infer(model, version, self.id, inputs, rest | (self.parameters or {}), ())
+        return ReceivedInference(model, version, self.id, inputs, rest | (self.parameters or {}), ())
 
 
 def _flat(values: list[Any]) -> Iterator[Any]:

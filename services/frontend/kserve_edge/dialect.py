@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quire.services.frontend.http.body import BYTES
-from quire.services.frontend.http.dialect import EVENTS, Dialect, WorkPath
+from quire.services.frontend.http.dialect import EVENTS, Dialect, InferencePath
 from quire.services.frontend.http.document.schemas import ANYTHING, COUNT, TEXT, list_of, object_of
 from quire.services.frontend.http.router import Router
 from quire.services.frontend.http.serving_context import ServingContext
@@ -46,6 +46,8 @@ OPEN_INFERENCE = Dialect(
     routers=_routers,
     errors=ERRORS,
     prefixes=(ROOT,),
-    work=tuple(WorkPath(f"{model}/{verb}", *shown) for model in MODELS for verb, shown in VERBS.items()),
+    inference_paths=tuple(
+        InferencePath(f"{model}/{verb}", *shown) for model in MODELS for verb, shown in VERBS.items()
+    ),
     examples=_examples,
 )

@@ -1,4 +1,4 @@
-"""Answers as tensors: an element for each sample."""
+"""TensorWriter as tensors: an element for each sample."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import orjson
 
 from quire.services.frontend.generation.generation import Generation
 from quire.services.frontend.kserve_edge import tensors
-from quire.services.frontend.kserve_edge.asked import AskedInference
+from quire.services.frontend.kserve_edge.inference_call import OpenInferenceCall
 from quire.services.frontend.kserve_edge.tensors import Tensor
 from quire.services.frontend.openai_edge.answers.format import FINISH_REASONS
 from quire.services.frontend.openai_edge.answers.logprobs import TokenTexts, as_json
@@ -36,10 +36,10 @@ class _News:
         self.finish = delta.finish or self.finish
 
 
-class Answers:
+class TensorWriter:
     """Of one request."""
 
-    def __init__(self, call: AskedInference, texts: TokenTexts) -> None:
+    def __init__(self, call: OpenInferenceCall, texts: TokenTexts) -> None:
         self._call = call
         self._texts = texts
         self._sums: defaultdict[int, float] = defaultdict(float)  # of log-probabilities, by sample
@@ -67,13 +67,13 @@ class Answers:
             tensors.NUM_INPUT_TOKENS: [generation.usage.prompt_tokens],
             tensors.NUM_OUTPUT_TOKENS: [news.num_tokens for news in samples],
         }
-        if tensors.LOGPROBS in self._call.told:
+        if tensors.LOGPROBS in self._call.outputs:
             values[tensors.LOGPROBS] = [self._logprobs(news, generation) for news in samples]
         self._prefix = ""
         return [
             Tensor(kind.name, kind.datatype, values[kind.name])
             for kind in tensors.OUTPUTS
-            if kind.name in self._call.told
+            if kind.name in self._call.outputs
         ]
 
     def _logprobs(self, news: _News, generation: Generation) -> bytes:

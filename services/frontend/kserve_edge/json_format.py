@@ -1,4 +1,4 @@
-"""Answers under /v2/models: tensors as JSON, or as the fields of one object."""
+"""TensorWriter under /v2/models: tensors as JSON, or as the fields of one object."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from starlette.responses import Response
 from quire.services.frontend.generation.generation import Generation
 from quire.services.frontend.generation.generator import Generator
 from quire.services.frontend.http import text_errors
-from quire.services.frontend.http.answer import Answer
+from quire.services.frontend.http.responses import GenerationResponse
 from quire.services.frontend.kserve_edge import binary, tensors
-from quire.services.frontend.kserve_edge.asked import AskedInference
-from quire.services.frontend.kserve_edge.format import Answers
+from quire.services.frontend.kserve_edge.format import TensorWriter
+from quire.services.frontend.kserve_edge.inference_call import OpenInferenceCall
 from quire.services.frontend.openai_edge.answers.chunks import event
 from quire.services.frontend.openai_edge.answers.logprobs import TokenTexts
 from quire.services.frontend.output_processor.delta import SampleDelta
@@ -24,13 +24,13 @@ Json = dict[str, Any]
 
 
 class InferFormat:
-    """A format for Answer: outputs with their shapes."""
+    """A format for GenerationResponse: outputs with their shapes."""
 
     def __init__(
-        self, call: AskedInference, texts: TokenTexts, model: str, binary_outputs: frozenset[str] = frozenset()
+        self, call: OpenInferenceCall, texts: TokenTexts, model: str, binary_outputs: frozenset[str] = frozenset()
     ) -> None:
         self._binary = binary_outputs
-        self._answers = Answers(call, texts)
+        self._answers = TensorWriter(call, texts)
         known = {"id": call.id} if call.id else {}
         self._frame: Json = {"model_name": model, "model_version": tensors.VERSION_OF_MODELS, **known}
 
@@ -64,7 +64,7 @@ class InferFormat:
         return text_errors.as_response(error)
 
 
-class BinaryAnswer(Answer):
+class BinaryAnswer(GenerationResponse):
     """JSON with bytes behind it."""
 
     def __init__(self, generator: Generator, request: Request, answer_format: InferFormat) -> None:

@@ -9,16 +9,22 @@ from google.protobuf import json_format
 from starlette.responses import Response
 
 from quire.services.frontend.http import headers
-from quire.services.frontend.http.answer import Answer
-from quire.services.frontend.http.body import behind_json
+from quire.services.frontend.http.body import binary_part
+from quire.services.frontend.http.dialect_route import dialect_route
+from quire.services.frontend.http.responses import GenerationResponse
 from quire.services.frontend.http.router import Router
 from quire.services.frontend.http.serving_context import ServingContext
 from quire.services.frontend.http.text_errors import ERRORS
-from quire.services.frontend.http.worded_route import worded_route
 from quire.services.frontend.kserve_edge import binary, tensors
-from quire.services.frontend.kserve_edge.asked import AskedInference, Infer, asked, check_version, to_request
-from quire.services.frontend.kserve_edge.binary import Behind
+from quire.services.frontend.kserve_edge.binary import BinaryTail
 from quire.services.frontend.kserve_edge.bodies import InferBody, TritonGenerateBody
+from quire.services.frontend.kserve_edge.inference_call import (
+    OpenInferenceCall,
+    ReceivedInference,
+    check_version,
+    parse_inference,
+    to_request,
+)
 from quire.services.frontend.kserve_edge.json_format import BinaryAnswer, InferFormat, KserveGenerateFormat
 from quire.services.frontend.kserve_edge.service import EXTENSIONS
 from quire.services.frontend.openai_edge.answers.logprobs import TokenTexts
@@ -39,10 +45,10 @@ class OpenInferenceRoutes:
         self._tokenizer = context.tokenizer
         self._catalogue = context.catalogue
         self._limits = context.limits
-        self._room = context.room
+        self._prompt_limit = context.prompt_limit
         self._is_serving = context.is_serving
         self._is_alive = context.is_alive
-        worded = worded_route(context.bounds, ERRORS)
+        worded = dialect_route(context.bounds, ERRORS)
         self.router = Router(tags=["open inference"], route_class=worded)
         self.router.add_api_route("/v2", self.server, methods=["GET"])
         self.router.add_api_route("/v2/health/live", self.live, methods=["GET"])
@@ -58,7 +64,7 @@ class OpenInferenceRoutes:
                 self.infer,
                 methods=["POST"],
                 response_class=Response,
-                route_class_override=worded_route(context.bounds, ERRORS, json_bytes=binary.json_bytes),
+                route_class_override=dialect_route(context.bounds, ERRORS, json_bytes=binary.json_bytes),
             )
             models.add_api_route(f"{one}/generate", self.generate, methods=["POST"], response_class=Response)
             models.add_api_route(
@@ -112,7 +118,9 @@ class OpenInferenceRoutes:
 
     async def infer(self, body: InferBody, http: Request, name: str, version: str = "") -> Response:
         """Texts as tensors, in the JSON or as bytes behind it."""
-        call = asked(body.infer(name, version, Behind(behind_json(http))), self._limits, self._room())
+        call = parse_inference(
+            body.infer(name, version, BinaryTail(binary_part(http))), self._limits, self._prompt_limit()
+        )
         if call.stream:
             raise InvalidArgument("stream needs /generate_stream, or gRPC", field=tensors.STREAM)
         behind = body.binary_outputs()
@@ -129,17 +137,17 @@ class OpenInferenceRoutes:
         """The same in pieces, as server-sent events."""
         return self._generate(body.infer(name, version, stream=True), http)
 
-    def _generate(self, infer: Infer, http: Request) -> Response:
-        call = asked(infer, self._limits, self._room())
+    def _generate(self, infer: ReceivedInference, http: Request) -> Response:
+        call = parse_inference(infer, self._limits, self._prompt_limit())
         return self._answer(call, KserveGenerateFormat(call, self._texts, self._called(call)), http)
 
-    def _answer(self, call: AskedInference, answer_format: InferFormat, http: Request) -> Response:
-        return Answer(self._generator, self._request(call, http), answer_format, stream=call.stream)
+    def _answer(self, call: OpenInferenceCall, answer_format: InferFormat, http: Request) -> Response:
+        return GenerationResponse(self._generator, self._request(call, http), answer_format, stream=call.stream)
 
-    def _request(self, call: AskedInference, http: Request) -> Asking:
+    def _request(self, call: OpenInferenceCall, http: Request) -> Asking:
         return to_request(call, headers.read(http), self._tokenizer.defaults)
 
-    def _called(self, call: AskedInference) -> str:
+    def _called(self, call: OpenInferenceCall) -> str:
         return self._catalogue.entry(call.model).name
 
     @property

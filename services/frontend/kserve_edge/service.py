@@ -6,15 +6,21 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-from quire.services.frontend.bounds.room import Room
+from quire.services.frontend.bounds.prompt_limit import PromptLimit
 from quire.services.frontend.calls.calls import Calls
 from quire.services.frontend.generation.catalogue import Catalogue
 from quire.services.frontend.generation.generator import Generator
-from quire.services.frontend.grpc_edge.errors import Context, abort, answering
+from quire.services.frontend.grpc_edge.errors import Context, abort, call_context
 from quire.services.frontend.http.headers import TENANT, CallHeaders
 from quire.services.frontend.kserve_edge import tensors
-from quire.services.frontend.kserve_edge.asked import AskedInference, Infer, asked, check_version, to_request
-from quire.services.frontend.kserve_edge.format import Answers
+from quire.services.frontend.kserve_edge.format import TensorWriter
+from quire.services.frontend.kserve_edge.inference_call import (
+    OpenInferenceCall,
+    ReceivedInference,
+    check_version,
+    parse_inference,
+    to_request,
+)
 from quire.services.frontend.openai_edge.answers.logprobs import TokenTexts
 from quire.services.frontend.request.request import Request
 from quire.services.frontend.tokenizer.tokenizer import Tokenizer
@@ -26,7 +32,7 @@ from quire.shared.settings.request_limits import RequestLimits
 from quire.shared.version import VERSION
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
-MOST_AT_ONCE = 128  # requests of one stream; the next is read when one of them has ended
+MAX_CONCURRENT_REQUESTS = 128  # requests of one stream; the next is read when one of them has ended
 FINAL = "triton_final_response"
 
 Write = Callable[[pb.ModelStreamInferResponse], Awaitable[None]]
@@ -63,7 +69,7 @@ class OpenInferenceService(open_inference_pb2_grpc.GRPCInferenceServiceServicer)
         *,
         is_serving: Callable[[], bool],
         is_alive: Callable[[], bool],
-        room: Callable[[], Room],
+        prompt_limit: Callable[[], PromptLimit],
         limits: RequestLimits,
         metrics: FrontendMetrics,
         calls: Calls,
@@ -73,49 +79,49 @@ class OpenInferenceService(open_inference_pb2_grpc.GRPCInferenceServiceServicer)
         self._catalogue = catalogue
         self._is_serving = is_serving
         self._is_alive = is_alive
-        self._room = room
+        self._prompt_limit = prompt_limit
         self._limits = limits
         self._metrics = metrics
         self._calls = calls
 
     async def ServerLive(self, message: pb.ServerLiveRequest, context: Context) -> pb.ServerLiveResponse:
-        async with answering("ServerLive", context, self._metrics, self._calls):
+        async with call_context("ServerLive", context, self._metrics, self._calls):
             return pb.ServerLiveResponse(live=self._is_alive())
 
     async def ServerReady(self, message: pb.ServerReadyRequest, context: Context) -> pb.ServerReadyResponse:
-        async with answering("ServerReady", context, self._metrics, self._calls):
+        async with call_context("ServerReady", context, self._metrics, self._calls):
             return pb.ServerReadyResponse(ready=self._is_serving())
 
     async def ModelReady(self, message: pb.ModelReadyRequest, context: Context) -> pb.ModelReadyResponse:
-        async with answering("ModelReady", context, self._metrics, self._calls):
+        async with call_context("ModelReady", context, self._metrics, self._calls):
             return pb.ModelReadyResponse(ready=is_ready(self._catalogue, message.name, message.version))
 
     async def ServerMetadata(self, message: pb.ServerMetadataRequest, context: Context) -> pb.ServerMetadataResponse:
-        async with answering("ServerMetadata", context, self._metrics, self._calls):
+        async with call_context("ServerMetadata", context, self._metrics, self._calls):
             return pb.ServerMetadataResponse(name=tensors.PLATFORM, version=VERSION, extensions=EXTENSIONS)
 
     async def ModelMetadata(self, message: pb.ModelMetadataRequest, context: Context) -> pb.ModelMetadataResponse:
-        async with answering("ModelMetadata", context, self._metrics, self._calls):
+        async with call_context("ModelMetadata", context, self._metrics, self._calls):
             name = self._catalogue.entry(message.name).name
             check_version(message.version)
             return tensors.metadata(name)
 
     async def ModelInfer(self, message: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
         headers = _headers(context)
-        async with answering("ModelInfer", context, self._metrics, self._calls) as call:
-            await call.enter()
+        async with call_context("ModelInfer", context, self._metrics, self._calls) as call:
+            await call.admit()
             wanted = self._asked(message)
             if wanted.stream:
                 raise InvalidArgument("stream needs ModelStreamInfer", field=tensors.STREAM)
             request = to_request(wanted, headers, self._tokenizer.defaults)
             answers = self._answers(wanted)
-            async with self._generator.answering(request, call) as generation:
+            async with self._generator.start(request, call) as generation:
                 return self._response(message, answers.tensors(await generation.collect(), generation), request)
 
     async def ModelStreamInfer(self, messages: AsyncIterator[pb.ModelInferRequest], context: Context) -> None:
         """Answers requests beside each other. One that fails is told so; a message that cannot be read ends the call
         when the others have been answered."""
-        writing, places = asyncio.Lock(), asyncio.Semaphore(MOST_AT_ONCE)
+        writing, places = asyncio.Lock(), asyncio.Semaphore(MAX_CONCURRENT_REQUESTS)
         failure: QuireError | None = None
 
         async def write(response: pb.ModelStreamInferResponse) -> None:
@@ -136,12 +142,12 @@ class OpenInferenceService(open_inference_pb2_grpc.GRPCInferenceServiceServicer)
     async def _answer(self, message: pb.ModelInferRequest, context: Context, write: Write) -> None:
         reply = _Reply(message, write)
         headers = _headers(context)
-        async with answering("ModelStreamInfer", context, self._metrics, self._calls, end=reply.fail) as call:
-            await call.enter()
+        async with call_context("ModelStreamInfer", context, self._metrics, self._calls, end=reply.fail) as call:
+            await call.admit()
             wanted = self._asked(message)
             request = to_request(wanted, headers, self._tokenizer.defaults)
             answers = self._answers(wanted)
-            async with self._generator.answering(request, call) as generation:
+            async with self._generator.start(request, call) as generation:
                 if not wanted.stream:
                     deltas = await generation.collect()
                     told = answers.tensors(deltas, generation)
@@ -151,29 +157,29 @@ class OpenInferenceService(open_inference_pb2_grpc.GRPCInferenceServiceServicer)
                     told = answers.tensors(deltas, generation)
                     await reply.write(self._response(message, told, request), is_last=answers.is_last)
 
-    def _asked(self, message: pb.ModelInferRequest) -> AskedInference:
-        call = Infer(
+    def _asked(self, message: pb.ModelInferRequest) -> OpenInferenceCall:
+        call = ReceivedInference(
             message.model_name,
             message.model_version,
             message.id,
-            inputs=tensors.read(message),
+            inputs=tensors.read_inputs(message),
             parameters={name: _value(parameter) for name, parameter in message.parameters.items()},
             wanted=[output.name for output in message.outputs],
         )
-        return asked(call, self._limits, self._room())
+        return parse_inference(call, self._limits, self._prompt_limit())
 
-    def _answers(self, wanted: AskedInference) -> Answers:
-        return Answers(wanted, TokenTexts(self._tokenizer, as_ids=False))
+    def _answers(self, wanted: OpenInferenceCall) -> TensorWriter:
+        return TensorWriter(wanted, TokenTexts(self._tokenizer, as_ids=False))
 
     def _response(
         self, message: pb.ModelInferRequest, told: list[tensors.Tensor], request: Request
     ) -> pb.ModelInferResponse:
         response = pb.ModelInferResponse(
-            model_name=self._catalogue.called(request.model),
+            model_name=self._catalogue.served_name(request.model),
             model_version=tensors.VERSION_OF_MODELS,
             id=message.id,
         )
-        tensors.write(response, told, is_raw=bool(message.raw_input_contents))
+        tensors.write_outputs(response, told, is_raw=bool(message.raw_input_contents))
         return response
 
 

@@ -17,7 +17,7 @@ VERSION_OF_MODELS = "1"  # there is one of each
 
 TEXT_INPUT, TEXT_OUTPUT = "text_input", "text_output"
 STREAM, SAMPLING, WITHOUT_PROMPT = "stream", "sampling_parameters", "exclude_input_in_output"
-# Told if the input of the same name, with return_ in front, says so.
+# ResumableDelta if the input of the same name, with return_ in front, says so.
 FINISH_REASON, CUMULATIVE_LOGPROB, LOGPROBS = "finish_reason", "cumulative_logprob", "logprobs"
 NUM_INPUT_TOKENS, NUM_OUTPUT_TOKENS = "num_input_tokens", "num_output_tokens"
 RETURN = "return_"
@@ -42,13 +42,13 @@ OUTPUTS = (
     TensorKind(NUM_INPUT_TOKENS, UINT32, 1),
     TensorKind(NUM_OUTPUT_TOKENS, UINT32, ANY),
 )
-TOLD_ON_REQUEST = tuple(kind.name for kind in OUTPUTS if kind.name != TEXT_OUTPUT)
+OUTPUTS_ON_REQUEST = tuple(kind.name for kind in OUTPUTS if kind.name != TEXT_OUTPUT)
 INPUTS = (
     TensorKind(TEXT_INPUT, BYTES, 1),
     TensorKind(STREAM, BOOL, 1),
     TensorKind(SAMPLING, BYTES, 1),
     TensorKind(WITHOUT_PROMPT, BOOL, 1),
-    *(TensorKind(RETURN + name, BOOL, 1) for name in TOLD_ON_REQUEST),
+    *(TensorKind(RETURN + name, BOOL, 1) for name in OUTPUTS_ON_REQUEST),
 )
 DATATYPES: Mapping[str, str] = {kind.name: kind.datatype for kind in INPUTS}
 LISTS: Mapping[str, str] = {
@@ -75,7 +75,7 @@ def check(name: str, datatype: str) -> None:
         raise InvalidArgument(f"{name} is {DATATYPES[name]}, got {datatype!r}", field="inputs")
 
 
-def read(message: pb.ModelInferRequest) -> dict[str, bytes | memoryview | bool]:
+def read_inputs(message: pb.ModelInferRequest) -> dict[str, bytes | memoryview | bool]:
     """The only element of each input."""
     is_raw = bool(message.raw_input_contents)
     if is_raw and len(message.raw_input_contents) != len(message.inputs):
@@ -87,14 +87,14 @@ def read(message: pb.ModelInferRequest) -> dict[str, bytes | memoryview | bool]:
         if tensor.name in found:
             raise InvalidArgument(f"{tensor.name} is there twice", field="inputs")
         if is_raw:
-            found[tensor.name] = raw(tensor.name, tensor.shape, message.raw_input_contents[number])
+            found[tensor.name] = decode_raw(tensor.name, tensor.shape, message.raw_input_contents[number])
         else:
             values = getattr(tensor.contents, LISTS[tensor.datatype])
-            found[tensor.name] = only(tensor.name, tensor.shape, values)
+            found[tensor.name] = single_element(tensor.name, tensor.shape, values)
     return found
 
 
-def only(name: str, shape: Iterable[int], values: Sequence[Value]) -> Value:
+def single_element(name: str, shape: Iterable[int], values: Sequence[Value]) -> Value:
     """The one element that every input has."""
     if any(size != 1 for size in shape) or len(values) != 1:
         text = f"{name} has one element, got the shape {list(shape)} and {len(values)} values"
@@ -102,20 +102,20 @@ def only(name: str, shape: Iterable[int], values: Sequence[Value]) -> Value:
     return values[0]
 
 
-def raw(name: str, shape: Iterable[int], data: bytes | memoryview) -> memoryview | bool:
+def decode_raw(name: str, shape: Iterable[int], data: bytes | memoryview) -> memoryview | bool:
     """The one element of an input that came as bytes: of BYTES a view, behind its length."""
     if DATATYPES[name] == BOOL:
-        return bool(only(name, shape, data))
+        return bool(single_element(name, shape, data))
     if len(data) < LENGTH.size:
         text = f"{name} begins with the length of its element in {LENGTH.size} bytes, got {len(data)} bytes"
         raise InvalidArgument(text, field="inputs")
     length, left = LENGTH.unpack_from(data)[0], len(data) - LENGTH.size
     if length != left:
         raise InvalidArgument(f"{name} has one element: its length says {length} bytes, {left} follow", field="inputs")
-    return only(name, shape, [memoryview(data)[LENGTH.size :]])
+    return single_element(name, shape, [memoryview(data)[LENGTH.size :]])
 
 
-def write(response: pb.ModelInferResponse, tensors: Iterable[Tensor], *, is_raw: bool) -> None:
+def write_outputs(response: pb.ModelInferResponse, tensors: Iterable[Tensor], *, is_raw: bool) -> None:
     for name, datatype, values in tensors:
         output = response.outputs.add(name=name, datatype=datatype, shape=[len(values)])
         if is_raw:

@@ -36,10 +36,10 @@ class Batch:
     def has_ended(self) -> bool:
         return self.status in ENDED
 
-    def become(self, status: str, now: int, **changes: Any) -> Batch:
+    def with_status(self, status: str, now: int, **changes: Any) -> Batch:
         return replace(self, status=status, moments={**self.moments, f"{status}_at": now}, **changes)
 
-    def told(self, *, is_cancelled: bool = False) -> dict[str, Any]:
+    def to_openai(self, *, is_cancelled: bool = False) -> dict[str, Any]:
         """As OpenAI has it. `is_cancelled`: somebody has asked for that."""
         moments = {f"{name}_at": None for name in ("in_progress", "finalizing", *sorted(ENDED), "cancelling")}
         return {
@@ -60,5 +60,5 @@ class Batch:
             "metadata": self.metadata,
         }
 
-    def written(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         return asdict(self)

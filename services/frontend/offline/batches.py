@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 from quire.services.frontend.offline.batch import DAY_S, Batch
 from quire.services.frontend.offline.files import write_json
-from quire.services.frontend.offline.scratches import Scratches
+from quire.services.frontend.offline.temp_files import TempFiles
 from quire.shared import batch_lines
 from quire.shared.errors import NotFound, ResourceExhausted
 
@@ -34,7 +34,7 @@ class BatchStore:
         self._folder = folder
         self._ended: set[str] = set()  # of which nothing changes any more
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._scratches = Scratches(folder)
+        self._temp_files = TempFiles(folder)
 
     def create(
         self, tenant: str, key: str, *, endpoint: str, input_file_id: str, metadata: dict[str, str] | None
@@ -60,7 +60,7 @@ class BatchStore:
         return batch
 
     def save(self, batch: Batch) -> None:
-        write_json(self._path(batch.id, "json"), batch.written(), self._scratches.new())
+        write_json(self._path(batch.id, "json"), batch.to_dict(), self._temp_files.new())
 
     def get(self, batch_id: str, tenant: str) -> Batch:
         found = self.find(batch_id)
@@ -91,7 +91,7 @@ class BatchStore:
                 found.append(batch)
         return found
 
-    def of(self, tenant: str) -> list[Batch]:
+    def list_for(self, tenant: str) -> list[Batch]:
         """The newest first."""
         found = [batch for batch in self.all() if batch.tenant == tenant]
         return sorted(found, key=lambda batch: (batch.created_at, batch.id), reverse=True)
@@ -105,7 +105,7 @@ class BatchStore:
     def is_cancelled(self, batch_id: str) -> bool:
         return self._path(batch_id, "cancel").exists()
 
-    def claim(self, batch_id: str) -> BinaryIO | None:
+    def try_lock(self, batch_id: str) -> BinaryIO | None:
         """Held until it is closed; None while another holds it."""
         lock = self._path(batch_id, "lock").open("wb")
         try:
@@ -115,21 +115,21 @@ class BatchStore:
             return None
         return lock
 
-    def answers(self, batch_id: str, kind: str) -> Path:
+    def answers_path(self, batch_id: str, kind: str) -> Path:
         """`kind`: output, or error."""
         return self._path(batch_id, kind)
 
-    def resume(self, batch_id: str, kind: str) -> list[int]:
+    def answered_lines(self, batch_id: str, kind: str) -> list[int]:
         """Numbers of the lines that have been answered; what was torn is cut off."""
-        path = self.answers(batch_id, kind)
+        path = self.answers_path(batch_id, kind)
         numbers, end = [], 0
         with _opened(path) as file:
-            for answer, end in batch_lines.answered(file):  # noqa: B007 (the last one is wanted)
+            for answer, end in batch_lines.read_output(file):  # noqa: B007 (the last one is wanted)
                 numbers.append(int(str(answer.get("id", "")).rpartition("_")[2]))
         os.truncate(path, end)
         return numbers
 
-    def forget_answers(self, batch_id: str) -> None:
+    def delete_answers(self, batch_id: str) -> None:
         """Of a batch that has ended: files have them."""
         for kind in ("output", "error", "cancel", "lock"):
             self._path(batch_id, kind).unlink(missing_ok=True)

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from quire.services.frontend.offline.scratches import Scratches
+from quire.services.frontend.offline.temp_files import TempFiles
 from quire.shared.errors import InvalidArgument, NotFound, ResourceExhausted
 
 FILE_ID = re.compile(r"file-[0-9a-f]{32}")
@@ -32,7 +32,7 @@ class StoredFile:
     bytes: int
     created_at: int
 
-    def told(self) -> dict[str, Any]:
+    def to_openai(self) -> dict[str, Any]:
         """As OpenAI has it."""
         about = asdict(self)
         del about["tenant"]
@@ -46,30 +46,30 @@ class FileStore:
         self._folder = folder
         self._max_bytes = max_bytes
         self.max_file_bytes = max_file_bytes
-        self._arriving = 0  # bytes
+        self._reserved_bytes = 0  # bytes
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._scratches = Scratches(folder)
+        self._temp_files = TempFiles(folder)
 
-    def scratch(self) -> Path:
+    def temp_path(self) -> Path:
         """Where bytes are gathered that keep() takes."""
-        return self._scratches.new()
+        return self._temp_files.new()
 
     @contextmanager
-    def arriving(self, num_bytes: int) -> Iterator[None]:
+    def reserve(self, num_bytes: int) -> Iterator[None]:
         """While it lasts, check_room() counts them as if they were there."""
-        self._arriving += num_bytes
+        self._reserved_bytes += num_bytes
         try:
             yield
         finally:
-            self._arriving -= num_bytes
+            self._reserved_bytes -= num_bytes
 
-    def check_room(self) -> None:
+    def check_space(self) -> None:
         """For what is there and what arrives. Raises ResourceExhausted."""
         sizes = [size for entry in os.scandir(self._folder) if (size := _size(entry)) is not None]
-        if len(sizes) >= 2 * MAX_FILES or sum(sizes) + self._arriving > self._max_bytes:
+        if len(sizes) >= 2 * MAX_FILES or sum(sizes) + self._reserved_bytes > self._max_bytes:
             raise ResourceExhausted("file: there is no room for more files here: delete some", field="file")
 
-    def keep(self, scratch: Path, tenant: str, filename: str, purpose: str) -> StoredFile:
+    def store(self, scratch: Path, tenant: str, filename: str, purpose: str) -> StoredFile:
         """Moves what is in `scratch`."""
         if purpose not in PURPOSES:
             names = ", ".join(PURPOSES)
@@ -79,7 +79,7 @@ class FileStore:
             file_id, tenant, filename[:255] or "file", purpose, scratch.stat().st_size, int(time.time())
         )
         os.replace(scratch, self._bytes(file_id))
-        write_json(self._facts(file_id), asdict(stored), self.scratch())
+        write_json(self._facts(file_id), asdict(stored), self.temp_path())
         return stored
 
     def get(self, file_id: str, tenant: str) -> StoredFile:
@@ -101,7 +101,7 @@ class FileStore:
         except FileNotFoundError:
             raise _not_found(file_id) from None
 
-    def of(self, tenant: str) -> list[StoredFile]:
+    def list_for(self, tenant: str) -> list[StoredFile]:
         """The newest first."""
         found = [file for file in self._all() if file.tenant == tenant]
         return sorted(found, key=lambda file: (file.created_at, file.id), reverse=True)

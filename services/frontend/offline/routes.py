@@ -9,13 +9,20 @@ from fastapi import Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from quire.services.frontend.http import headers
-from quire.services.frontend.http.body import BodyBounds
+from quire.services.frontend.http.body import BodyReader
 from quire.services.frontend.http.headers import CALL
 from quire.services.frontend.http.router import Router
 from quire.services.frontend.offline import upload
-from quire.services.frontend.offline.content import FileContent
+from quire.services.frontend.offline.file_response import OpenFileResponse
 from quire.services.frontend.offline.files import PURPOSES
-from quire.services.frontend.offline.work import MOST_LISTED, WINDOW, Listed, ListPage, OfflineWork, write_down
+from quire.services.frontend.offline.operations import (
+    MAX_LISTED,
+    WINDOW,
+    Listed,
+    ListPage,
+    OfflineOperations,
+    write_chunks,
+)
 from quire.shared import batch_lines
 from quire.shared.errors import Unimplemented
 
@@ -34,7 +41,7 @@ FORM = {
         },
     }
 }
-Most = Annotated[int, Query(json_schema_extra={"minimum": 1, "maximum": MOST_LISTED})]
+Most = Annotated[int, Query(json_schema_extra={"minimum": 1, "maximum": MAX_LISTED})]
 Order = Literal["asc", "desc"]
 
 
@@ -53,7 +60,7 @@ class NewBatchBody(BaseModel):
 class OfflineRoutes:
     """Files in, batches begun, files out."""
 
-    def __init__(self, work: OfflineWork, bounds: BodyBounds) -> None:
+    def __init__(self, work: OfflineOperations, bounds: BodyReader) -> None:
         self._work = work
         self.router = Router(tags=["batches"], own_query=True)
         self.router.add_api_route(FILES, self.upload, methods=["POST"], openapi_extra=FORM)
@@ -61,7 +68,11 @@ class OfflineRoutes:
         self.router.add_api_route(f"{FILES}/{{file_id}}", self.get_file, methods=["GET"])
         self.router.add_api_route(f"{FILES}/{{file_id}}", self.delete_file, methods=["DELETE"])
         self.router.add_api_route(
-            f"{FILES}/{{file_id}}/content", self.content, methods=["GET"], status_code=200, response_class=FileContent
+            f"{FILES}/{{file_id}}/content",
+            self.content,
+            methods=["GET"],
+            status_code=200,
+            response_class=OpenFileResponse,
         )
         new = Router(tags=["batches"], own_query=True, route_class=bounds.route(at_once=False))
         new.add_api_route(BATCHES, self.create, methods=["POST"])
@@ -75,25 +86,25 @@ class OfflineRoutes:
         most = self._work.files.max_file_bytes
         boundary = upload.boundary_of(http.headers.get("content-type", ""))
         announced = int(http.headers.get("content-length", most))
-        async with self._work.arriving(min(announced, most)) as (form, target):
-            await write_down(http.stream(), form)
-            taken = await asyncio.to_thread(upload.take_apart, form, boundary, target)
+        async with self._work.reserve(min(announced, most)) as (form, target):
+            await write_chunks(http.stream(), form)
+            taken = await asyncio.to_thread(upload.parse_form, form, boundary, target)
             purpose = taken.fields.get("purpose", "")
-            return (await self._work.keep(target, headers.tenant(http), taken.filename, purpose)).told()
+            return (await self._work.store(target, headers.tenant(http), taken.filename, purpose)).to_openai()
 
     async def list_files(
-        self, http: Request, purpose: str = "", after: str = "", limit: Most = MOST_LISTED, order: Order = "desc"
+        self, http: Request, purpose: str = "", after: str = "", limit: Most = MAX_LISTED, order: Order = "desc"
     ) -> dict[str, Any]:
         oldest_first = order == "asc"
-        return _told(
+        return _list_object(
             await self._work.list_files(headers.tenant(http), purpose, after, limit, oldest_first=oldest_first)
         )
 
     async def get_file(self, file_id: str, http: Request) -> dict[str, Any]:
-        return (await self._work.file(file_id, headers.tenant(http))).told()
+        return (await self._work.file(file_id, headers.tenant(http))).to_openai()
 
-    async def content(self, file_id: str, http: Request) -> FileContent:
-        return FileContent(await self._work.open(file_id, headers.tenant(http)))
+    async def content(self, file_id: str, http: Request) -> OpenFileResponse:
+        return OpenFileResponse(await self._work.open(file_id, headers.tenant(http)))
 
     async def delete_file(self, file_id: str, http: Request) -> dict[str, Any]:
         await self._work.delete(file_id, headers.tenant(http))
@@ -112,25 +123,25 @@ class OfflineRoutes:
             window=body.completion_window,
             metadata=body.metadata or {},
         )
-        return batch.told()
+        return batch.to_openai()
 
     async def list_batches(self, http: Request, after: str = "", limit: Most = 20) -> dict[str, Any]:
-        return _told(await self._work.list_batches(headers.tenant(http), after, limit))
+        return _list_object(await self._work.list_batches(headers.tenant(http), after, limit))
 
     async def get_batch(self, batch_id: str, http: Request) -> dict[str, Any]:
         batch, is_cancelled = await self._work.batch(batch_id, headers.tenant(http))
-        return batch.told(is_cancelled=is_cancelled)
+        return batch.to_openai(is_cancelled=is_cancelled)
 
     async def cancel(self, batch_id: str, http: Request) -> dict[str, Any]:
         """Lines that are under way are still answered."""
-        return (await self._work.cancel(batch_id, headers.tenant(http))).told(is_cancelled=True)
+        return (await self._work.cancel(batch_id, headers.tenant(http))).to_openai(is_cancelled=True)
 
 
-def _told(page: ListPage[Listed]) -> dict[str, Any]:
+def _list_object(page: ListPage[Listed]) -> dict[str, Any]:
     """As OpenAI has it."""
     return {
         "object": "list",
-        "data": [one.told() for one in page.shown],
+        "data": [one.to_openai() for one in page.shown],
         "first_id": page.shown[0].id if page.shown else None,
         "last_id": page.shown[-1].id if page.shown else None,
         "has_more": page.has_more,

@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from quire.services.frontend.access.access import Access
-from quire.services.frontend.offline import look
+from quire.services.frontend.offline import line_validation
 from quire.services.frontend.offline.batch import Batch
 from quire.services.frontend.offline.batches import BatchStore
 from quire.services.frontend.offline.files import FileStore
-from quire.services.frontend.offline.inner_calls import InnerCalls, InnerReply
+from quire.services.frontend.offline.internal_client import InternalClient, InternalReply
 from quire.shared import batch_lines
 from quire.shared.batch_lines import BatchLine
 from quire.shared.errors import NotFound, PermissionDenied
@@ -29,7 +29,7 @@ from quire.shared.process.supervision import Tasks
 log = logger("batches")
 
 POLL_S = 1.0
-MOST_AT_ONCE = 8  # batches
+MAX_RUNNING_BATCHES = 8  # batches
 CHUNK = 32  # lines read together
 CHUNK_BYTES = 1 << 20
 LONGEST_WAIT_S = 30.0
@@ -37,29 +37,29 @@ KINDS = ("output", "error")
 
 
 @dataclass(frozen=True, slots=True)
-class Means:
+class BatchDependencies:
     """What batches are run with."""
 
     files: FileStore
     batches: BatchStore
-    calls: InnerCalls
+    calls: InternalClient
     access: Access
-    places: asyncio.Semaphore  # for lines under way, of all batches of this frontend
-    looks: asyncio.Semaphore  # for processes that look at lines
+    line_slots: asyncio.Semaphore  # for lines under way, of all batches of this frontend
+    validation_slots: asyncio.Semaphore  # for processes that look at lines
     metrics: BatchMetrics
 
 
 class BatchRunner:
     """Looks for batches that nobody runs."""
 
-    def __init__(self, means: Means, is_leaving: Callable[[], bool]) -> None:
+    def __init__(self, means: BatchDependencies, is_leaving: Callable[[], bool]) -> None:
         self._means = means
         self._batches = means.batches
         self._is_leaving = is_leaving
         self._news = asyncio.Event()
         self._running: dict[str, asyncio.Task[None]] = {}
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """There is a batch."""
         self._news.set()
 
@@ -81,28 +81,28 @@ class BatchRunner:
             await asyncio.gather(*self._running.values(), return_exceptions=True)
 
     def _is_free(self, batch: Batch) -> bool:
-        busy = batch.id in self._running or len(self._running) >= MOST_AT_ONCE
+        busy = batch.id in self._running or len(self._running) >= MAX_RUNNING_BATCHES
         return not (busy or batch.has_ended or self._is_leaving())
 
     async def _claim(self, batch_id: str) -> None:
-        lock = await asyncio.to_thread(self._batches.claim, batch_id)
+        lock = await asyncio.to_thread(self._batches.try_lock, batch_id)
         if lock is None:
             return
         with lock:
             batch = await asyncio.to_thread(self._batches.find, batch_id)
             if batch is not None and not batch.has_ended:
                 await BatchRun(batch, self._means).run()
-                self.tell()
+                self.notify()
 
 
 class BatchRun:
     """One batch, from where it was left to its end."""
 
-    def __init__(self, batch: Batch, means: Means) -> None:
+    def __init__(self, batch: Batch, means: BatchDependencies) -> None:
         self._batch = batch
         self._files, self._batches = means.files, means.batches
         self._calls, self._access = means.calls, means.access
-        self._places, self._looks = means.places, means.looks
+        self._line_slots, self._validation_slots = means.line_slots, means.validation_slots
         self._metrics = means.metrics
         self._writing = asyncio.Lock()
         self._saved_s = 0.0
@@ -116,16 +116,16 @@ class BatchRun:
             return
         if self._batch.status == "validating" and not await self._validate(source):
             return
-        done = {kind: await asyncio.to_thread(self._batches.resume, self._batch.id, kind) for kind in KINDS}
-        await self._become("in_progress", completed=len(done["output"]), failed=len(done["error"]))
+        done = {kind: await asyncio.to_thread(self._batches.answered_lines, self._batch.id, kind) for kind in KINDS}
+        await self._set_status("in_progress", completed=len(done["output"]), failed=len(done["error"]))
         ending = await self._answer_all(source, frozenset(done["output"] + done["error"]))
         await self._finish(ending)
 
     async def _validate(self, source: Path) -> bool:
-        async with self._looks:
-            total, errors = await _look(source, self._batch.endpoint)
+        async with self._validation_slots:
+            total, errors = await _validate_lines(source, self._batch.endpoint)
         if not errors:
-            self._batch = self._batch.become("in_progress", int(time.time()), total=total)
+            self._batch = self._batch.with_status("in_progress", int(time.time()), total=total)
             return True
         await self._fail(errors)
         return False
@@ -134,7 +134,7 @@ class BatchRun:
         """How the batch ends."""
         ending = "completed"
         with source.open("rb") as file:
-            portions = _portions(batch_lines.lines_of(file))
+            portions = _portions(batch_lines.numbered_lines(file))
             async with asyncio.TaskGroup() as group:
                 while ending == "completed" and (chunk := await asyncio.to_thread(next, portions, None)):
                     for number, line in chunk:
@@ -147,11 +147,11 @@ class BatchRun:
     async def _begin(self, number: int, line: bytes, group: asyncio.TaskGroup) -> str:
         """Once there is a place for it, unless the batch is to end by then; returns how. The place is the task's, and
         is free again also where that is cancelled before its first step."""
-        await self._places.acquire()
+        await self._line_slots.acquire()
         with ExitStack() as held:
-            held.callback(self._places.release)
+            held.callback(self._line_slots.release)
             if (ending := await self._ending()) == "completed":
-                task = group.create_task(self._answer(batch_lines.read(number, line)))
+                task = group.create_task(self._answer(batch_lines.parse_line(number, line)))
                 of_task = held.pop_all()
                 task.add_done_callback(lambda _: of_task.close())
         return ending
@@ -165,8 +165,8 @@ class BatchRun:
         answer_id = f"batch_req_{self._batch.id.removeprefix('batch_')}_{line.number}"
         reply = await self._ask(line, answer_id)
         is_good = reply.status // 100 == 2
-        written = batch_lines.answer(answer_id, line.custom_id, reply.status, reply.request_id, reply.body)
-        path = self._batches.answers(self._batch.id, "output" if is_good else "error")
+        written = batch_lines.output_line(answer_id, line.custom_id, reply.status, reply.request_id, reply.body)
+        path = self._batches.answers_path(self._batch.id, "output" if is_good else "error")
         async with self._writing:
             await asyncio.to_thread(_append, path, written)
             self._metrics.requests["completed" if is_good else "failed"].inc()
@@ -176,38 +176,38 @@ class BatchRun:
                 self._saved_s = time.monotonic()
                 await asyncio.to_thread(self._batches.save, self._batch)
 
-    async def _ask(self, line: BatchLine, answer_id: str) -> InnerReply:
+    async def _ask(self, line: BatchLine, answer_id: str) -> InternalReply:
         """Again and again while there is no room, or nobody to ask."""
         while True:
             try:
-                caller = self._access.going_on(self._batch.key, self._batch.tenant)
+                caller = self._access.find_caller(self._batch.key, self._batch.tenant)
             except PermissionDenied as error:  # looked up for each line: a key may be withdrawn meanwhile
-                return InnerReply(401, answer_id, 0, {"error": {"message": error.message}})
+                return InternalReply(401, answer_id, 0, {"error": {"message": error.message}})
             reply = await self._calls.post(line.url, line.body, answer_id, caller, self._batch.tenant)
-            if reply.status not in batch_lines.AGAIN or await self._ending() != "completed":
+            if reply.status not in batch_lines.RETRYABLE_STATUSES or await self._ending() != "completed":
                 return reply
             await asyncio.sleep(min(reply.retry_after_s, LONGEST_WAIT_S))
 
     async def _finish(self, ending: str) -> None:
         """Answers are there under both names until the batch says so: whoever has to finish it again loses none."""
-        await self._become("finalizing")
+        await self._set_status("finalizing")
         made = {kind: await asyncio.to_thread(self._keep, kind) for kind in KINDS}
-        await self._become(ending, output_file_id=made["output"], error_file_id=made["error"])
-        await asyncio.to_thread(self._batches.forget_answers, self._batch.id)
+        await self._set_status(ending, output_file_id=made["output"], error_file_id=made["error"])
+        await asyncio.to_thread(self._batches.delete_answers, self._batch.id)
 
     def _keep(self, kind: str) -> str | None:
-        answers = self._batches.answers(self._batch.id, kind)
+        answers = self._batches.answers_path(self._batch.id, kind)
         if not answers.stat().st_size:
             return None
-        linked = self._files.scratch()
+        linked = self._files.temp_path()
         os.link(answers, linked)
-        return self._files.keep(linked, self._batch.tenant, f"{self._batch.id}_{kind}.jsonl", "batch_output").id
+        return self._files.store(linked, self._batch.tenant, f"{self._batch.id}_{kind}.jsonl", "batch_output").id
 
     async def _fail(self, errors: list[dict[str, object]]) -> None:
-        await self._become("failed", errors=errors)
+        await self._set_status("failed", errors=errors)
 
-    async def _become(self, status: str, **changes: object) -> None:
-        self._batch = self._batch.become(status, int(time.time()), **changes)
+    async def _set_status(self, status: str, **changes: object) -> None:
+        self._batch = self._batch.with_status(status, int(time.time()), **changes)
         await asyncio.to_thread(self._batches.save, self._batch)
         if self._batch.has_ended:
             batch = self._batch
@@ -215,10 +215,10 @@ class BatchRun:
             log.info("batch", id=batch.id, status=status, completed=batch.completed, failed=batch.failed)
 
 
-async def _look(source: Path, endpoint: str) -> tuple[int, list[dict[str, object]]]:
+async def _validate_lines(source: Path, endpoint: str) -> tuple[int, list[dict[str, object]]]:
     """How many lines there are, and what is wrong with them."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-P", "-m", look.__name__, str(source), endpoint, stdin=DEVNULL, stdout=PIPE
+        sys.executable, "-P", "-m", line_validation.__name__, str(source), endpoint, stdin=DEVNULL, stdout=PIPE
     )
     try:
         said, _ = await process.communicate()

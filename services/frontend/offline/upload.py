@@ -36,7 +36,7 @@ def boundary_of(content_type: str) -> bytes:
     return boundary.encode("latin-1", "replace")
 
 
-def take_apart(body: Path, boundary: bytes, target: Path) -> Upload:
+def parse_form(body: Path, boundary: bytes, target: Path) -> Upload:
     """Writes the part named `file` to `target`. Blocks. Raises InvalidArgument."""
     fields: dict[str, str] = {}
     filename: str | None = None

@@ -9,11 +9,11 @@ from pydantic import ConfigDict, Field
 
 from quire.services.frontend.http.fields import ranges
 from quire.services.frontend.http.fields.checked_body import CheckedBody
-from quire.services.frontend.http.fields.known_fields import described
+from quire.services.frontend.http.fields.known_fields import body_schema_extra
 from quire.services.frontend.http.fields.nested_fields import Shape
 from quire.services.frontend.http.fields.optional_fields import Flag, OptionalText
-from quire.services.frontend.input_processor.sampling.other_samplers import SAMPLERS
-from quire.services.frontend.request.plain_parameters import BY_NAME
+from quire.services.frontend.input_processor.sampling.unsupported_samplers import UNSUPPORTED_SAMPLERS
+from quire.services.frontend.request.scalar_parameters import BY_NAME
 
 # How a machine is to hold the model, which is settled here when a cluster starts.
 IGNORED = frozenset({"keep_alive"})
@@ -37,7 +37,7 @@ TOOL = Shape(
 )
 OPTION_NAMES = {"repetition_penalty": "repeat_penalty"}  # sampling parameters that have another name here
 # By name: the values with which it does nothing. Any other asks for what is not offered.
-HARMLESS_OPTIONS: Mapping[str, Sequence[Any]] = {**SAMPLERS, "penalize_newline": (None, True)}
+HARMLESS_OPTIONS: Mapping[str, Sequence[Any]] = {**UNSUPPORTED_SAMPLERS, "penalize_newline": (None, True)}
 
 
 class Options(CheckedBody):
@@ -45,10 +45,10 @@ class Options(CheckedBody):
 
     model_config = ConfigDict(
         extra="allow",
-        json_schema_extra=described(IGNORED_OPTIONS, HARMLESS_OPTIONS),
+        json_schema_extra=body_schema_extra(IGNORED_OPTIONS, HARMLESS_OPTIONS),
     )
 
-    read_over = IGNORED_OPTIONS
+    ignored_fields = IGNORED_OPTIONS
     not_offered = HARMLESS_OPTIONS
 
     temperature: float | None = None
@@ -66,20 +66,20 @@ class Options(CheckedBody):
 class OllamaBody(CheckedBody):
     """Any body."""
 
-    model_config = ConfigDict(extra="allow", json_schema_extra=described(IGNORED, NOT_OFFERED))
+    model_config = ConfigDict(extra="allow", json_schema_extra=body_schema_extra(IGNORED, NOT_OFFERED))
 
-    read_over = IGNORED
+    ignored_fields = IGNORED
     unavailable = NOT_OFFERED
 
     model: OptionalText = Field("", description="with or without :latest; empty: the only one")
     options: Options | None = None
 
     @property
-    def called(self) -> str:
+    def model_name(self) -> str:
         return self.model.removesuffix(":latest")
 
     @property
-    def chosen(self) -> Options:
+    def given_options(self) -> Options:
         return self.options or Options()
 
 
@@ -118,7 +118,7 @@ class OllamaChatBody(AnswerBody):
 class OllamaGenerateBody(AnswerBody):
     """POST /api/generate"""
 
-    model_config = ConfigDict(json_schema_extra=described(IGNORED, NOT_OFFERED, [WITHOUT_TEMPLATE]))
+    model_config = ConfigDict(json_schema_extra=body_schema_extra(IGNORED, NOT_OFFERED, [WITHOUT_TEMPLATE]))
 
     prompt: OptionalText = ""
     system: OptionalText = ""

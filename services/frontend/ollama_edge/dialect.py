@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from quire.services.frontend.http.dialect import Dialect, WorkPath
+from quire.services.frontend.http.dialect import Dialect, InferencePath
 from quire.services.frontend.http.document.schemas import BOOLEAN, COUNT, NUMBER, TEXT, list_of, object_of
 from quire.services.frontend.http.router import Router
 from quire.services.frontend.http.serving_context import ServingContext
@@ -40,11 +40,11 @@ OLLAMA = Dialect(
     routers=_routers,
     errors=ERRORS,
     prefixes=(PREFIX,),
-    work=(
-        WorkPath(f"{PREFIX}chat", CHAT, LINES, {**FIELD_NAMES, "prompt": "messages"}),
-        WorkPath(f"{PREFIX}generate", GENERATED, LINES, FIELD_NAMES),
-        WorkPath(f"{PREFIX}embed", EMBEDDED, field_names={"prompt": "input"}),
-        WorkPath(f"{PREFIX}embeddings", object_of(embedding=list_of(NUMBER))),
+    inference_paths=(
+        InferencePath(f"{PREFIX}chat", CHAT, LINES, {**FIELD_NAMES, "prompt": "messages"}),
+        InferencePath(f"{PREFIX}generate", GENERATED, LINES, FIELD_NAMES),
+        InferencePath(f"{PREFIX}embed", EMBEDDED, field_names={"prompt": "input"}),
+        InferencePath(f"{PREFIX}embeddings", object_of(embedding=list_of(NUMBER))),
     ),
     examples=_examples,
 )

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from quire.services.frontend.generation.generation import Generation
 from quire.services.frontend.http import text_errors
 from quire.services.frontend.openai_edge.answers.logprobs import TokenTexts, chat_logprobs
-from quire.services.frontend.output_processor.answer_parser import CallPiece, Part
+from quire.services.frontend.output_processor.answer_parser import CallDelta, Part
 from quire.services.frontend.output_processor.delta import SampleDelta
 from quire.services.frontend.output_processor.parsing.events import Content, Reasoning
 from quire.services.frontend.request.conversation import call_arguments
@@ -44,7 +44,7 @@ class _News:
                 self.text += text
             case Reasoning(text):
                 self.thinking += text
-            case CallPiece():
+            case CallDelta():
                 if part.id:
                     self.end_call()
                     self._open = (part.name, [])
@@ -64,7 +64,7 @@ class _News:
 
 
 class LineFormat(ABC):
-    """A format for Answer: what was said, in lines, and at the end how long it took."""
+    """A format for GenerationResponse: what was said, in lines, and at the end how long it took."""
 
     def __init__(self, model: str, texts: TokenTexts) -> None:
         self._model = model
@@ -73,7 +73,7 @@ class LineFormat(ABC):
         self._finish: Finish | None = None
 
     @abstractmethod
-    def said(self, text: str, thinking: str, calls: list[Json]) -> Json:
+    def content_fields(self, text: str, thinking: str, calls: list[Json]) -> Json:
         """The fields that hold it."""
 
     def events(self, deltas: list[SampleDelta], generation: Generation) -> bytes:
@@ -84,7 +84,10 @@ class LineFormat(ABC):
         text, thinking, calls = self._news.take()
         if not (text or thinking or calls or delta.logprobs):
             return b""
-        return orjson.dumps(self._frame(self.said(text, thinking, calls), done=False) | self._logprobs(delta)) + b"\n"
+        return (
+            orjson.dumps(self._frame(self.content_fields(text, thinking, calls), done=False) | self._logprobs(delta))
+            + b"\n"
+        )
 
     def _read(self, delta: SampleDelta) -> None:
         for part in [Content(delta.text)] if delta.parts is None else delta.parts:
@@ -94,21 +97,21 @@ class LineFormat(ABC):
             self._news.end_call()
 
     def last_events(self, generation: Generation) -> bytes:
-        return orjson.dumps(self._frame(self.said("", "", []), done=True) | self._ending(generation)) + b"\n"
+        return orjson.dumps(self._frame(self.content_fields("", "", []), done=True) | self._ending(generation)) + b"\n"
 
     def whole(self, deltas: list[SampleDelta], generation: Generation) -> Json:
         (delta,) = deltas
         self._read(delta)
-        said = self.said(*self._news.take())
+        said = self.content_fields(*self._news.take())
         return self._frame(said, done=True) | self._ending(generation) | self._logprobs(delta)
 
     def keep_alive(self) -> bytes:
         """Returns a line without text: clients parse every line as JSON."""
-        return orjson.dumps(self._frame(self.said("", "", []), done=False)) + b"\n"
+        return orjson.dumps(self._frame(self.content_fields("", "", []), done=False)) + b"\n"
 
-    def nothing(self) -> Json:
+    def empty_answer(self) -> Json:
         """Of a call that asks nothing."""
-        return self._frame(self.said("", "", []), done=True)
+        return self._frame(self.content_fields("", "", []), done=True)
 
     def _frame(self, said: Json, *, done: bool) -> Json:
         return {"model": self._model, "created_at": created_at(), **said, "done": done}
@@ -142,7 +145,7 @@ class LineFormat(ABC):
 class OllamaChatFormat(LineFormat):
     """POST /api/chat"""
 
-    def said(self, text: str, thinking: str, calls: list[Json]) -> Json:
+    def content_fields(self, text: str, thinking: str, calls: list[Json]) -> Json:
         message: Json = {"role": "assistant", "content": text}
         if thinking:
             message["thinking"] = thinking
@@ -154,7 +157,7 @@ class OllamaChatFormat(LineFormat):
 class OllamaGenerateFormat(LineFormat):
     """POST /api/generate"""
 
-    def said(self, text: str, thinking: str, calls: list[Json]) -> Json:
+    def content_fields(self, text: str, thinking: str, calls: list[Json]) -> Json:
         return {"response": text, **({"thinking": thinking} if thinking else {})}
 
 

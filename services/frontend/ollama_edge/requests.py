@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from quire.services.frontend.http.fields import plain_fields
+from quire.services.frontend.http.fields import scalar_fields
 from quire.services.frontend.http.headers import CallHeaders
 from quire.services.frontend.input_processor.sampling import sampling_rules
 from quire.services.frontend.ollama_edge.bodies import (
@@ -41,10 +41,10 @@ def _conversation(body: OllamaChatBody, offer: ToolOffer) -> ChatPrompt:
     goes_on = written[-1]["role"] == "assistant" and not written[-1].get("tool_calls")
     return ChatPrompt(
         written,
-        open_turn=not goes_on,
-        continue_last=goes_on,
+        add_generation_prompt=not goes_on,
+        continue_final_message=goes_on,
         template_variables=_variables(body),
-        tools=offer.shown,
+        tools=offer.template_tools,
     )
 
 
@@ -68,7 +68,7 @@ def _request(
     """A num_predict that does not fit in the context is shortened."""
     return Request(
         request_id=headers.request_id or uuid.uuid4().hex,
-        model=body.called,
+        model=body.model_name,
         prompts=(prompt,),
         sampling=sampling_rules.build(_given(body), defaults),
         arrival_s=headers.arrival_s,
@@ -76,7 +76,7 @@ def _request(
         tenant=headers.tenant,
         final_only=not body.stream,
         parse_answer=isinstance(prompt, ChatPrompt),
-        tool_use=offer.use,
+        tool_use=offer.tool_use,
         include_reasoning=body.think is not False,
     )
 
@@ -88,7 +88,7 @@ def check_options(options: Options, defaults: GenerationDefaults) -> None:
 
 def _given(body: AnswerBody) -> Mapping[str, Any]:
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    return {**_chosen(body.chosen), "logprobs": logprobs, "structured_output": _form(body)}
+    return {**_chosen(body.given_options), "logprobs": logprobs, "structured_output": _form(body)}
 
 
 def _chosen(options: Options) -> Mapping[str, Any]:
@@ -97,7 +97,7 @@ def _chosen(options: Options) -> Mapping[str, Any]:
         "seed": options.seed,
         "max_tokens": None if options.num_predict in UNBOUNDED else options.num_predict,
         "stop": [options.stop] if isinstance(options.stop, str) else options.stop,
-        **plain_fields.given(options),
+        **scalar_fields.given(options),
         **{name: getattr(options, option) for name, option in OPTION_NAMES.items()},
     }
 
@@ -114,7 +114,7 @@ def _variables(body: AnswerBody) -> Mapping[str, Any]:
     if body.think is None:
         return {}
     if isinstance(body.think, str):
-        return reasoning.variables(body.think)
+        return reasoning.template_variables(body.think)
     return {"enable_thinking": body.think, "thinking": body.think}
 
 
@@ -169,7 +169,7 @@ def embed_request(
 ) -> Request:
     return Request(
         request_id=headers.request_id or uuid.uuid4().hex,
-        model=body.called,
+        model=body.model_name,
         prompts=[TextPrompt(text) for text in texts],
         sampling=Sampling(detokenize=False),
         pooling=Pooling(dimensions=dimensions),

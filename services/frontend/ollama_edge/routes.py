@@ -11,10 +11,10 @@ from starlette.responses import Response
 
 from quire.services.frontend.generation.catalogue import CatalogueEntry
 from quire.services.frontend.http import headers, text_errors
-from quire.services.frontend.http.answer import Answer
+from quire.services.frontend.http.dialect_route import dialect_route
+from quire.services.frontend.http.responses import GenerationResponse
 from quire.services.frontend.http.router import Router
 from quire.services.frontend.http.serving_context import ServingContext
-from quire.services.frontend.http.worded_route import worded_route
 from quire.services.frontend.ollama_edge.bodies import (
     AnswerBody,
     EmbedBody,
@@ -45,7 +45,7 @@ class OllamaRoutes:
         self._facts = context.facts
         self._unknown = context.bounds.unknown_fields
         # Whoever calls by `curl -d`, as Ollama's own pages show it, says that the body is a form.
-        route = worded_route(context.bounds, text_errors.ERRORS, any_type=True)
+        route = dialect_route(context.bounds, text_errors.ERRORS, any_type=True)
         self.router = Router(tags=["ollama"], route_class=route, prefix=PREFIX.rstrip("/"))
         self.router.add_api_route("/chat", self.chat, methods=["POST"], response_class=Response)
         self.router.add_api_route("/generate", self.generate, methods=["POST"], response_class=Response)
@@ -59,10 +59,10 @@ class OllamaRoutes:
     async def chat(self, body: OllamaChatBody, http: Request) -> Response:
         """Answers a conversation."""
         body.refuse_unknown(self._unknown)
-        model = self._catalogue.entry(body.called).name
+        model = self._catalogue.entry(body.model_name).name
         if not body.messages:
             _refuse_other_call(body, "prompt", "messages", "/api/generate")
-            check_options(body.chosen, self._tokenizer.defaults)
+            check_options(body.given_options, self._tokenizer.defaults)
             return _loaded(OllamaChatFormat(model, self._texts))
         request = chat_request(body, headers.read(http), self._tokenizer.defaults)
         return self._answer(request, OllamaChatFormat(model, self._texts), stream=body.stream)
@@ -70,10 +70,10 @@ class OllamaRoutes:
     async def generate(self, body: OllamaGenerateBody, http: Request) -> Response:
         """Answers a prompt."""
         body.refuse_unknown(self._unknown)
-        model = self._catalogue.entry(body.called).name
+        model = self._catalogue.entry(body.model_name).name
         if not body.prompt:
             _refuse_other_call(body, "messages", "prompt", "/api/chat")
-            check_options(body.chosen, self._tokenizer.defaults)
+            check_options(body.given_options, self._tokenizer.defaults)
             return _loaded(OllamaGenerateFormat(model, self._texts))
         request = generate_request(body, headers.read(http), self._tokenizer.defaults)
         return self._answer(request, OllamaGenerateFormat(model, self._texts), stream=body.stream)
@@ -81,7 +81,7 @@ class OllamaRoutes:
     async def embed(self, body: EmbedBody, http: Request) -> Response:
         """A vector for each input."""
         body.refuse_unknown(self._unknown)
-        check_options(body.chosen, self._tokenizer.defaults)
+        check_options(body.given_options, self._tokenizer.defaults)
         texts = [body.input] if isinstance(body.input, str) else body.input
         request = embed_request(body, texts, headers.read(http), truncate=body.truncate, dimensions=body.dimensions)
         return self._vectors(request)
@@ -89,16 +89,16 @@ class OllamaRoutes:
     async def embed_one(self, body: EmbeddingsBody, http: Request) -> Response:
         """The vector of a prompt: what /api/embed was before."""
         body.refuse_unknown(self._unknown)
-        check_options(body.chosen, self._tokenizer.defaults)
+        check_options(body.given_options, self._tokenizer.defaults)
         request = embed_request(body, [body.prompt], headers.read(http), truncate=True, dimensions=None)
         return self._vectors(request, only_one=True)
 
     def _vectors(self, request: Asked, *, only_one: bool = False) -> Response:
-        answer_format = EmbedFormat(self._catalogue.called(request.model), only_one=only_one)
-        return Answer(self._generator, request, answer_format, stream=False)
+        answer_format = EmbedFormat(self._catalogue.served_name(request.model), only_one=only_one)
+        return GenerationResponse(self._generator, request, answer_format, stream=False)
 
     def _answer(self, request: Asked, answer_format: LineFormat, *, stream: bool) -> Response:
-        return Answer(
+        return GenerationResponse(
             self._generator,
             request,
             answer_format,
@@ -144,8 +144,8 @@ class OllamaRoutes:
     async def show(self, body: ShowBody) -> dict[str, Any]:
         """What there is to know about a model."""
         body.refuse_unknown(self._unknown)
-        check_options(body.chosen, self._tokenizer.defaults)
-        entry, family = self._catalogue.entry(body.called), self._facts.family
+        check_options(body.given_options, self._tokenizer.defaults)
+        entry, family = self._catalogue.entry(body.model_name), self._facts.family
         return {
             "modelfile": "",
             "parameters": "",
@@ -164,9 +164,9 @@ class OllamaRoutes:
         if self._processor.classes:
             return ["classify"]
         found = ["completion", "embedding"]
-        if self._tokenizer.template.shows_tools:
+        if self._tokenizer.template.supports_tools:
             found.append("tools")
-        return [*found, "thinking"] if self._tokenizer.thinking_marks is not None else found
+        return [*found, "thinking"] if self._tokenizer.thinking_token_ids is not None else found
 
     async def version(self) -> dict[str, str]:
         return {"version": VERSION}
@@ -178,7 +178,9 @@ def _time(entry: CatalogueEntry) -> str:
 
 def _loaded(answer_format: LineFormat) -> Response:
     """Whoever says nothing asks for the model to be loaded, which it is."""
-    return Response(orjson.dumps({**answer_format.nothing(), "done_reason": "load"}), media_type="application/json")
+    return Response(
+        orjson.dumps({**answer_format.empty_answer(), "done_reason": "load"}), media_type="application/json"
+    )
 
 
 def _refuse_other_call(body: AnswerBody, given: str, missing: str, path: str) -> None:

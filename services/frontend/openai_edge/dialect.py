@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from quire.services.frontend.http.dialect import Dialect, WorkPath
+from quire.services.frontend.http.dialect import Dialect, InferencePath
 from quire.services.frontend.http.router import Router
 from quire.services.frontend.http.serving_context import ServingContext
 from quire.services.frontend.openai_edge import schemas
@@ -90,18 +90,18 @@ OPENAI = Dialect(
     name="openai",
     routers=_routers,
     errors=ERRORS,
-    work=(
-        WorkPath(COMPLETIONS, schemas.COMPLETION),
-        WorkPath(CHAT, schemas.CHAT, field_names=CHAT_FIELDS),
-        WorkPath(f"{CHAT}/batch", schemas.CHAT, field_names=CHAT_FIELDS),
-        WorkPath(RESPONSES, schemas.RESPONSE, field_names=RESPONSE_FIELDS),
-        WorkPath(f"{RESPONSES}/input_tokens", field_names=RESPONSE_FIELDS),
-        WorkPath(EMBEDDINGS, schemas.VECTORS, field_names=INPUT_FIELDS),
-        WorkPath(POOLING, schemas.POOLED, field_names=INPUT_FIELDS),
-        WorkPath(CLASSIFY, schemas.CLASSES, field_names=INPUT_FIELDS),
-        *(WorkPath(path, schemas.SCORES, field_names=DOCUMENT_FIELDS) for path in SCORE),
-        *(WorkPath(path, schemas.RANKED, field_names=DOCUMENT_FIELDS) for path in RERANK),
-        WorkPath(INVOCATIONS, INVOKED),
+    inference_paths=(
+        InferencePath(COMPLETIONS, schemas.COMPLETION),
+        InferencePath(CHAT, schemas.CHAT, field_names=CHAT_FIELDS),
+        InferencePath(f"{CHAT}/batch", schemas.CHAT, field_names=CHAT_FIELDS),
+        InferencePath(RESPONSES, schemas.RESPONSE, field_names=RESPONSE_FIELDS),
+        InferencePath(f"{RESPONSES}/input_tokens", field_names=RESPONSE_FIELDS),
+        InferencePath(EMBEDDINGS, schemas.VECTORS, field_names=INPUT_FIELDS),
+        InferencePath(POOLING, schemas.POOLED, field_names=INPUT_FIELDS),
+        InferencePath(CLASSIFY, schemas.CLASSES, field_names=INPUT_FIELDS),
+        *(InferencePath(path, schemas.SCORES, field_names=DOCUMENT_FIELDS) for path in SCORE),
+        *(InferencePath(path, schemas.RANKED, field_names=DOCUMENT_FIELDS) for path in RERANK),
+        InferencePath(INVOCATIONS, INVOKED),
     ),
     examples=_examples,
 )

@@ -13,13 +13,13 @@ from starlette.responses import Response
 
 from quire.services.frontend.calls.calls import Call
 from quire.services.frontend.http import headers
-from quire.services.frontend.http.answer import Format
 from quire.services.frontend.http.headers import TIMEOUT, CallHeaders
-from quire.services.frontend.http.kept_answer import KeptAnswer, KeptEvents
+from quire.services.frontend.http.responses import ResponseFormatter
 from quire.services.frontend.http.router import Router
+from quire.services.frontend.http.stream_responses import EventMessageWriter, StreamResponse
 from quire.services.frontend.openai_edge.answers.chunks import ErrorEvents
 from quire.services.frontend.request.request import Request as GeneratorRequest
-from quire.services.frontend.streams.made import Remade
+from quire.services.frontend.streams.local_stream import RestoredRequest
 from quire.services.frontend.streams.store import DELETED_S
 from quire.services.frontend.streams.stream import Stream
 from quire.services.frontend.streams.streams import Streams
@@ -33,22 +33,22 @@ NOTHING_MORE: dict[int | str, dict[str, Any]] = {
 LAST_EVENT = "last-event-id"
 
 
-class Worded(NamedTuple):
+class FormattedRequest(NamedTuple):
     """A request, and how its answer is written."""
 
     request: GeneratorRequest
-    format: Format
+    format: ResponseFormatter
 
 
-Again = Callable[[bytes, CallHeaders, int], Worded]
+RequestFactory = Callable[[bytes, CallHeaders, int], FormattedRequest]
 """From the body, its headers, and when it came (seconds since 1970)."""
 
 
-class Beginning(NamedTuple):
+class NewStream(NamedTuple):
     """A stream that begins with its answer."""
 
     begin: Callable[[Call], Awaitable[Stream]]
-    worded: Worded
+    worded: FormattedRequest
 
 
 class ResumableHttp:
@@ -62,35 +62,35 @@ class ResumableHttp:
         )
         self.router.add_api_route(STREAMS, self.cancel, methods=["DELETE"])
 
-    def offer(self, kind: str, again: Again) -> None:
+    def offer(self, kind: str, again: RequestFactory) -> None:
         """How a stream of this kind is gone on with."""
 
-        def remake(kept: stream_pb2.KeptRequest) -> Remade:
+        def remake(kept: stream_pb2.KeptRequest) -> RestoredRequest:
             sent = CallHeaders(kept.request_id, kept.tenant, None, asyncio.get_running_loop().time())
             found = again(kept.body, sent, kept.created_unix_s)
-            return Remade(found.request, KeptEvents(found.format))
+            return RestoredRequest(found.request, EventMessageWriter(found.format))
 
-        self._streams.offer({kind: remake})
+        self._streams.register_restorers({kind: remake})
 
     def answer(
-        self, kind: str, body: BaseModel, sent: CallHeaders, again: Again, asked_s: float | None = None
+        self, kind: str, body: BaseModel, sent: CallHeaders, again: RequestFactory, asked_s: float | None = None
     ) -> Response:
         """`asked_s`: its retention, if the body says one. Raises QuireError."""
         begin, (request, answer_format) = self.beginning(kind, body, sent, again, asked_s)
-        return KeptAnswer(self._streams, begin, 0, answer_format, request.form_field)
+        return StreamResponse(self._streams, begin, 0, answer_format, request.structured_output_field)
 
     def beginning(
         self,
         kind: str,
         body: BaseModel,
         sent: CallHeaders,
-        again: Again,
+        again: RequestFactory,
         asked_s: float | None = None,
         *,
         runs_unread: bool = False,
-    ) -> Beginning:
+    ) -> NewStream:
         """`runs_unread`: to its end, though nobody reads it. Raises QuireError."""
-        retention_s = self._streams.terms.agreed_s(asked_s or 0)
+        retention_s = self._streams.policy.retention_for_s(asked_s or 0)
         if sent.timeout_s is not None:
             raise InvalidArgument(
                 f"{TIMEOUT} cannot go with a resumable stream, which outlives its call, got {sent.timeout_s:g}",
@@ -108,9 +108,9 @@ class ResumableHttp:
         )
 
         async def begin(call: Call) -> Stream:
-            return await self._streams.begin(kept, worded.request, KeptEvents(worded.format), call)
+            return await self._streams.begin(kept, worded.request, EventMessageWriter(worded.format), call)
 
-        return Beginning(begin, worded)
+        return NewStream(begin, worded)
 
     async def attach(self, request_id: str, http: Request, starting_after: int = Query(-1, ge=-1)) -> Response:
         """What a stream has told behind an event, or from its beginning, and what comes."""
@@ -125,12 +125,12 @@ class ResumableHttp:
                 raise NotFound(f"request_id: {request_id!r} was begun at {stream.kind}", field="request_id")
             return stream
 
-        return KeptAnswer(self._streams, find, offset, ErrorEvents(), "")
+        return StreamResponse(self._streams, find, offset, ErrorEvents(), "")
 
     async def newest(self, request_id: str, tenant: str) -> Stream:
         """A stream with all that it has said so far. Raises NotFound."""
         stream = await self._streams.find(tenant, request_id)
-        await self._streams.bring_up_to_date(stream)
+        await self._streams.refresh(stream)
         return stream
 
     async def is_deleted(self, request_id: str, tenant: str) -> bool:

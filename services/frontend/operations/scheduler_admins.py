@@ -25,18 +25,18 @@ from quire.shared.pb.admin.v1 import admin_pb2 as pb
 from quire.shared.pb.common.v1.weights_stream_pb2 import WeightsPiece
 from quire.shared.pb.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from quire.shared.process.supervision import Tasks
-from quire.shared.rpc.parts import InParts
+from quire.shared.rpc.parts import PartStream
 from quire.shared.rpc.trust import Dialler
 
 STATUS_TIMEOUT_S = 2.0  # whoever looks wants to see the others, too
 ANSWER_TIMEOUT_S = 60.0  # steps end meanwhile, workers read files, and a busy machine may stand still for a moment
 UPDATE_TIMEOUT_S = 3600.0  # and what runs may go on to its end before
 Result = TypeVar("Result")
-KEPT: tuple[type[QuireError], ...] = (FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted)
+PRESERVED_ERRORS: tuple[type[QuireError], ...] = (FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted)
 SERVICE_NAME = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"].full_name
 
 
-class Schedulers(Protocol):
+class SchedulerAddresses(Protocol):
     """Who is dialled."""
 
     @property
@@ -46,14 +46,14 @@ class Schedulers(Protocol):
     def newest_update(self) -> int:
         """Of weights, by number."""
 
-    def knows(self, address: str) -> bool:
+    def is_configured(self, address: str) -> bool:
         """Whether the settings name it."""
 
 
 class SchedulerAdmins:
     """A connection for each question, apart from the sessions, so that asking cannot hold them up."""
 
-    def __init__(self, schedulers: Schedulers, dialler: Dialler) -> None:
+    def __init__(self, schedulers: SchedulerAddresses, dialler: Dialler) -> None:
         self._schedulers = schedulers
         self._dialler = dialler
 
@@ -102,7 +102,7 @@ class SchedulerAdmins:
         async with AsyncExitStack() as stack, asyncio.timeout(UPDATE_TIMEOUT_S):
             opened = [stack.enter_async_context(self._call(address)) for address in self._schedulers.addresses]
             calls = await _all(opened)
-            await _all([call.tell(scheduler_pb2.AdministerRequest(update_weights=question)) for call in calls])
+            await _all([call.send(scheduler_pb2.AdministerRequest(update_weights=question)) for call in calls])
             staged = await _staged(calls, pieces)
             if not any(answer.weights_staged.num_workers for answer in staged):
                 raise Unavailable("no worker is there whose weights could be updated", retry_after_ms=1000)
@@ -227,7 +227,7 @@ class SchedulerAdmins:
         """Proved on both sides."""
         async with self._dialler.connect(address) as channel:
             call = AdminCall(address, scheduler_pb2_grpc.SchedulerServiceStub(channel).Administer())
-            await call.meet(self._dialler, known=self._schedulers.knows(address))
+            await call.handshake(self._dialler, known=self._schedulers.is_configured(address))
             yield call
 
 
@@ -237,16 +237,18 @@ class AdminCall:
     def __init__(self, address: str, call: Any) -> None:
         self.address, self._call = address, call
 
-    async def meet(self, dialler: Dialler, *, known: bool) -> None:
+    async def handshake(self, dialler: Dialler, *, known: bool) -> None:
         with _refusals(self.address):
-            await dialler.meet(self._call, scheduler_pb2.AdministerRequest, SERVICE_NAME, self.address, known=known)
+            await dialler.handshake(
+                self._call, scheduler_pb2.AdministerRequest, SERVICE_NAME, self.address, known=known
+            )
 
     async def ask(self, question: scheduler_pb2.AdministerRequest) -> scheduler_pb2.AdministerResponse:
         """Raises QuireError."""
-        await self.tell(question)
-        return await self.answer()
+        await self.send(question)
+        return await self.receive()
 
-    async def tell(self, message: scheduler_pb2.AdministerRequest) -> None:
+    async def send(self, message: scheduler_pb2.AdministerRequest) -> None:
         """Raises QuireError, with the scheduler's own words if it has ended the call."""
         with _refusals(self.address):
             try:
@@ -255,15 +257,15 @@ class AdminCall:
                 await self._call.read()  # raises what the call has ended with
                 raise
 
-    async def answer(self) -> scheduler_pb2.AdministerResponse:
+    async def receive(self) -> scheduler_pb2.AdministerResponse:
         """Raises QuireError."""
         with _refusals(self.address):
-            answer: Any = await InParts(self._call).read()
+            answer: Any = await PartStream(self._call).read()
         if answer is grpc.aio.EOF:
             raise Unavailable(f"scheduler at {self.address} gave no answer")
         if answer.HasField("weights_refused"):
             error = from_proto(answer.weights_refused)
-            raise (type(error) if isinstance(error, KEPT) else Unavailable)(
+            raise (type(error) if isinstance(error, PRESERVED_ERRORS) else Unavailable)(
                 f"scheduler at {self.address}: {error.message}"
             )
         return answer  # type: ignore[no-any-return]
@@ -283,7 +285,7 @@ async def _staged(
 ) -> list[scheduler_pb2.AdministerResponse]:
     """Raises the first refusal: of weights that come in pieces as soon as it is heard."""
     tasks = Tasks()
-    answers = [tasks.start("what a scheduler says of new weights", call.answer()) for call in calls]
+    answers = [tasks.start("what a scheduler says of new weights", call.receive()) for call in calls]
     try:
         if pieces is not None:
             await _pass_on(pieces, calls, answers)
@@ -300,7 +302,7 @@ async def _pass_on(
     """Raises what a scheduler answers before it has them all: a write to a call that is over does not say why."""
     async for piece in pieces:
         part = scheduler_pb2.AdministerRequest(weights_piece=piece)
-        told = await asyncio.gather(*(call.tell(part) for call in calls), return_exceptions=True)
+        told = await asyncio.gather(*(call.send(part) for call in calls), return_exceptions=True)
         if any(answer.done() for answer in answers) or any(isinstance(one, BaseException) for one in told):
             break
     else:
@@ -331,5 +333,5 @@ def _refusals(address: str) -> Iterator[None]:
 
 def _refusal(address: str, error: grpc.aio.AioRpcError) -> QuireError:
     message = f"scheduler at {address}: {error.details()}"
-    kinds = (kind for kind in KEPT if TRANSPORTS[kind.code].grpc_code is error.code())
+    kinds = (kind for kind in PRESERVED_ERRORS if TRANSPORTS[kind.code].grpc_code is error.code())
     return next(kinds, Unavailable)(message)

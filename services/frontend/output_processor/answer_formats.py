@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from quire.services.frontend.input_processor.prepared import PreparedPrompt
+from quire.services.frontend.input_processor.prepared_prompt import PreparedPrompt
 from quire.services.frontend.output_processor import constraint
 from quire.services.frontend.output_processor.answer_parser import AnswerParser
 from quire.services.frontend.output_processor.constraint import AnswerStart
-from quire.services.frontend.output_processor.parsing import detection, registry, wording
+from quire.services.frontend.output_processor.parsing import call_grammar, detection, registry
 from quire.services.frontend.output_processor.parsing.call_probe import CallProbe
 from quire.services.frontend.output_processor.parsing.formats import ReasoningFormat, ToolFormat, call_id
 from quire.services.frontend.output_processor.parsing.markup.tagged_calls import no_padding
@@ -74,12 +74,12 @@ class AnswerFormats:
         if use.choice != AUTO and request.sampling.beam_search is not None:
             text = "tool_choice: a call that is required is not offered together with beam search"
             raise InvalidArgument(text, field="tool_choice")
-        if not self._tokenizer.template.shows_tools:
+        if not self._tokenizer.template.supports_tools:
             raise InvalidArgument("tools: this model's chat template does not show tools to the model", field="tools")
         if not request.sampling.detokenize:
             raise InvalidArgument("tools: calls are found in the text, which needs detokenize=True", field="tools")
 
-    async def constrained(self, request: Request) -> Request:
+    async def with_constraint(self, request: Request) -> Request:
         """With what tool_choice asks for as a constraint on the output, and constraints behind the reasoning."""
         form, use = request.sampling.structured_output, request.tool_use
         must_call = use is not None and use.choice != AUTO
@@ -95,46 +95,46 @@ class AnswerFormats:
     def _strict(self, request: Request) -> Request:
         """Free text, reasoning included, in which calls have to fit, if a tool wants that."""
         use = request.tool_use
-        way = self._wording(use) if use is not None else None
+        way = self._call_grammar(use) if use is not None else None
         if use is None or way is None or not any(map(way.enforces, use.tools)):
             return request
         marker = way.trigger or self._tool_format(use).tokens[0]
-        text = wording.free_text_with_calls(way, use.tools, marker, only_one=not use.parallel)
+        text = call_grammar.free_text_with_calls(way, use.tools, marker, only_one=not use.parallel)
         if text is None:
             return request
         made = constraint.structural_tag(text, None)
         return replace(request, sampling=replace(request.sampling, structured_output=made))
 
     @staticmethod
-    def blame(error: InvalidArgument, request: Request) -> InvalidArgument:
+    def with_client_field(error: InvalidArgument, request: Request) -> InvalidArgument:
         """With the field that the client wrote: a constraint may have been made of the tools."""
         use = request.tool_use
         if error.field != FIELD or use is None or not (use.choice != AUTO or any(tool.strict for tool in use.tools)):
             return error
         return InvalidArgument(error.message.replace(FIELD, "tools", 1), field="tools")
 
-    def _answer(self, request: Request) -> wording.Json | None:
+    def _answer(self, request: Request) -> call_grammar.Json | None:
         """Calls, or content of the form that was asked for, or both as the model likes."""
         form, use = request.sampling.structured_output, request.tool_use
         options = []
-        if use is not None and (found := self._wording(use)) is not None:
+        if use is not None and (found := self._call_grammar(use)) is not None:
             tools = [tool for tool in use.tools if use.name in ("", tool.name)]
-            options.append(wording.calls(found, tools, only_one=bool(use.name) or not use.parallel))
+            options.append(call_grammar.calls(found, tools, only_one=bool(use.name) or not use.parallel))
         if form is not None:
-            if (content := constraint.as_format(form)) is None:
+            if (content := constraint.to_structural_format(form)) is None:
                 return None
             start = self._reasoning.content_start if self._reasoning is not None else ""
-            options.append(wording.sequence(start, content))
-        return wording.one_of(options)
+            options.append(call_grammar.sequence(start, content))
+        return call_grammar.one_of(options)
 
-    def _wording(self, use: ToolUse) -> wording.Wording | None:
+    def _call_grammar(self, use: ToolUse) -> call_grammar.CallGrammar | None:
         found = self._tool_format(use)
-        fits = (way for way in found.wordings if not way.needs or self._tokenizer.token_id(way.needs) is not None)
+        fits = (way for way in found.grammars if not way.needs or self._tokenizer.token_id(way.needs) is not None)
         return next(fits, None)
 
     def _tool_format(self, use: ToolUse) -> ToolFormat:
         """The model's own, unless that cannot be enforced."""
-        if self._tools is None or (use.choice != AUTO and not self._tools.wordings):
+        if self._tools is None or (use.choice != AUTO and not self._tools.grammars):
             return registry.tool_format(PLAIN_JSON)
         return self._tools
 
@@ -145,7 +145,7 @@ class AnswerFormats:
             return self._reasoning, self._tool_format(request.tool_use)
         return self._reasoning, self._tools if self._tools is not None and self._tools.frames_text else None
 
-    def markup(self, request: Request) -> frozenset[str]:
+    def visible_tokens(self, request: Request) -> frozenset[str]:
         """Special tokens that the parsers have to see, for all that skip_special_tokens says."""
         return frozenset(token for part in self._of(request) if part is not None for token in part.tokens)
 
@@ -168,7 +168,7 @@ class AnswerFormats:
         if not request.sampling.skip_special_tokens:
             return None
         special = self._tokenizer.special_ids
-        found = [text for text in self.markup(request) if self._tokenizer.token_id(text) in special]
+        found = [text for text in self.visible_tokens(request) if self._tokenizer.token_id(text) in special]
         return Markers(*found, padding=no_padding) if found else None
 
     @staticmethod
@@ -210,15 +210,15 @@ class AnswerFormats:
         """Before anything is tokenized, since constraints are checked first."""
         if self._reasoning is None or not isinstance(prompt, ChatPrompt):
             return AnswerStart.AFTER_REASONING
-        if prompt.continue_last:
+        if prompt.continue_final_message:
             return self._place(prompt, "")
-        return self._place(prompt, await self._tokenizer.conversations.end(prompt, END_CHARACTERS))
+        return self._place(prompt, await self._tokenizer.chat_renderer.prompt_end(prompt, END_CHARACTERS))
 
     def _place(self, prompt: Prompt, end: str) -> AnswerStart:
         """`end`: of the prompt's text. Many templates write the start of reasoning themselves, or its end for none."""
         if self._reasoning is None:
             return AnswerStart.AFTER_REASONING
-        if isinstance(prompt, ChatPrompt) and prompt.continue_last:
+        if isinstance(prompt, ChatPrompt) and prompt.continue_final_message:
             begun = str(prompt.messages[-1].get("content") or "").lstrip()
             ended = any(text in begun for text in self._reasoning.ends)
             is_open = begun.startswith(self._reasoning.starts) and not ended

@@ -12,7 +12,7 @@ from quire.services.frontend.output_processor.parsing.reader import MarkupReader
 from quire.services.frontend.output_processor.parsing.scanner import Markers
 
 
-class CallPiece(NamedTuple):
+class CallDelta(NamedTuple):
     """News of one tool call."""
 
     number: int  # from 0, in the order of the answer
@@ -21,14 +21,14 @@ class CallPiece(NamedTuple):
     arguments: str  # a piece of JSON text
 
 
-Part = Content | Reasoning | CallPiece
+Part = Content | Reasoning | CallDelta
 
 
-def add_part(parts: list[Part], part: Part) -> None:
+def append_part(parts: list[Part], part: Part) -> None:
     """Appends `part`, or joins it to the last one where that is of the same kind and call."""
     last = parts[-1] if parts else None
-    if isinstance(part, CallPiece):
-        if isinstance(last, CallPiece) and not part.id:
+    if isinstance(part, CallDelta):
+        if isinstance(last, CallDelta) and not part.id:
             parts[-1] = last._replace(arguments=last.arguments + part.arguments)
             return
     elif type(last) is type(part):
@@ -128,17 +128,17 @@ class AnswerParser:
         if isinstance(event, CallStart):
             call_id = event.id or self._new_id(self._num_calls, event.name)
             self._num_calls += 1
-            piece = CallPiece(self._num_calls - 1, call_id, event.name, "")
+            piece = CallDelta(self._num_calls - 1, call_id, event.name, "")
             if self._most_calls is None or piece.number < self._most_calls:
                 parts.append(piece)
         elif isinstance(event, CallArguments):
             self._add_arguments(parts, event.text)
         elif event.text and self._wants(event):
-            add_part(parts, event)
+            append_part(parts, event)
 
     def _add_arguments(self, parts: list[Part], text: str) -> None:
         if self._most_calls is None or self._num_calls <= self._most_calls:
-            add_part(parts, CallPiece(self._num_calls - 1, "", "", text))
+            append_part(parts, CallDelta(self._num_calls - 1, "", "", text))
 
     def _wants(self, event: Content | Reasoning) -> bool:
         if isinstance(event, Reasoning):

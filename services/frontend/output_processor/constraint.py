@@ -6,8 +6,15 @@ import json
 from enum import Enum
 from typing import Any
 
+from quire.services.frontend.output_processor.parsing.call_grammar import (
+    Json,
+    const,
+    one_of,
+    optional,
+    schema,
+    sequence,
+)
 from quire.services.frontend.output_processor.parsing.formats import ReasoningFormat
-from quire.services.frontend.output_processor.parsing.wording import Json, const, one_of, optional, schema, sequence
 from quire.shared.pb.common.v1 import sampling_pb2 as pb
 
 SPACE = optional({"type": "regex", "pattern": r"[ \n]{1,4}"})
@@ -22,7 +29,7 @@ class AnswerStart(Enum):
     AFTER_REASONING = "after"  # the prompt has ended it, or the model does not reason
 
 
-def as_format(form: pb.StructuredOutput) -> Json | None:
+def to_structural_format(form: pb.StructuredOutput) -> Json | None:
     """As a part of a structural tag; None for tags in the old spelling, which nothing can be put around."""
     match form.WhichOneof("constraint"):
         case "json_schema":

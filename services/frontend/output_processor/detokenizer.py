@@ -35,25 +35,25 @@ class Detokenizer(Protocol):
 class ByteLevelDetokenizer:
     """For byte-level BPE: a dictionary lookup per token; bytes are only looked at around split characters."""
 
-    __slots__ = ("_decoder", "_pieces", "_torn")
+    __slots__ = ("_decoder", "_mid_character", "_pieces")
 
     def __init__(self, pieces: TokenPieces) -> None:
         self._pieces = pieces
         self._decoder = _new_decoder("replace")
-        self._torn = False
+        self._mid_character = False
 
     def push(self, token_id: int) -> str:
         piece = self._pieces[token_id]
         if isinstance(piece, str):
-            if not self._torn or not piece:
+            if not self._mid_character or not piece:
                 return piece
             piece = piece.encode()
         text = self._decoder.decode(piece)
-        self._torn = bool(self._decoder.getstate()[0])
+        self._mid_character = bool(self._decoder.getstate()[0])
         return text
 
     def flush(self) -> str:
-        self._torn = False
+        self._mid_character = False
         return self._decoder.decode(b"", final=True)
 
 
@@ -68,7 +68,7 @@ class WindowDetokenizer:
 
     def __init__(self, decode: Callable[[list[int]], str], prompt_end: Sequence[int]) -> None:
         self._decode = decode
-        self._window, self._known = primed(decode, prompt_end)
+        self._window, self._known = prime_window(decode, prompt_end)
         self._start = len(self._window)  # of the tokens in the window whose text is still unknown; _known: before it
 
     def push(self, token_id: int) -> str:
@@ -91,7 +91,7 @@ class WindowDetokenizer:
         return self._advance(self._decode(self._window))
 
 
-class JoinedAddedTokens:
+class UnspacedAddedTokens:
     """spaces_between_special_tokens=False: an added token that follows another is written as it is."""
 
     __slots__ = ("_added_token", "_after_added", "_inner", "flush")
@@ -111,7 +111,7 @@ class JoinedAddedTokens:
         return text
 
 
-def primed(decode: Callable[[list[int]], str], prompt_end: Sequence[int]) -> tuple[list[int], str]:
+def prime_window(decode: Callable[[list[int]], str], prompt_end: Sequence[int]) -> tuple[list[int], str]:
     """Tokens in front of an answer's first one, as many as it takes for whole characters, and their text; none where
     the prompt ends inside of a character."""
     for size in range(min(PRIMING_TOKENS, len(prompt_end)), len(prompt_end) + 1):
@@ -135,4 +135,4 @@ def new_detokenizer(
         return ByteLevelDetokenizer(tokenizer.pieces(skip_special_tokens=skip_special_tokens, shown=shown))
     decode = partial(tokenizer.decode, skip_special_tokens=skip_special_tokens, shown=shown)
     detokenizer = WindowDetokenizer(decode, prompt_end)
-    return detokenizer if spaces_between_special_tokens else JoinedAddedTokens(detokenizer, tokenizer)
+    return detokenizer if spaces_between_special_tokens else UnspacedAddedTokens(detokenizer, tokenizer)

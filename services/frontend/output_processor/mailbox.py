@@ -6,37 +6,37 @@ import asyncio
 from typing import Protocol
 
 from quire.services.frontend.output_processor.delta import SampleDelta
-from quire.services.frontend.output_processor.pace import ReaderPace
+from quire.services.frontend.output_processor.wakeup_pacer import WakeupPacer
 from quire.shared.errors import QuireError
 
 
-class Letter(Protocol):
+class PendingOutput(Protocol):
     """A sample that merges its own news until they are taken."""
 
-    def take(self) -> SampleDelta:
+    def take_delta(self) -> SampleDelta:
         """All news since the last time."""
 
 
 class Mailbox:
     """One writer loop, one reader. However slow the reader, there is at most one delta per sample."""
 
-    __slots__ = ("_error", "_has_rung", "_pace", "_reader", "is_late", "ready", "round", "woken_s")
+    __slots__ = ("_error", "_is_wakeup_requested", "_pace", "_reader", "is_late", "ready", "round", "woken_s")
 
-    def __init__(self, pace: ReaderPace) -> None:
+    def __init__(self, pace: WakeupPacer) -> None:
         self._pace = pace
-        self.ready: list[Letter] = []
+        self.ready: list[PendingOutput] = []
         self._reader: asyncio.Future[None] | None = None
-        self._has_rung = False
+        self._is_wakeup_requested = False
         self._error: QuireError | None = None
         self.round, self.woken_s = 0, 0.0
         self.is_late = False
 
-    def put(self, letter: Letter) -> None:
-        """Called when `letter` has its first news since it was taken."""
-        self.ready.append(letter)
-        if self._reader is not None and not self._has_rung:
-            self._has_rung = True
-            self._pace.ring(self)
+    def put(self, output: PendingOutput) -> None:
+        """Called when `output` has its first news since it was taken."""
+        self.ready.append(output)
+        if self._reader is not None and not self._is_wakeup_requested:
+            self._is_wakeup_requested = True
+            self._pace.request_wakeup(self)
 
     def fail(self, error: QuireError) -> None:
         """Ends it: the reader gets what is ready, then `error`. The first one counts."""
@@ -50,24 +50,24 @@ class Mailbox:
         reader.set_result(None)
         return True
 
-    async def take(self) -> list[SampleDelta]:
+    async def next_deltas(self) -> list[SampleDelta]:
         """Waits for news of at least one sample; not to be called when all of them were taken to their end."""
-        self._pace.returned(self)
+        self._pace.reader_done(self)
         if self._error is None:
             self._reader = asyncio.get_running_loop().create_future()
-            self._has_rung = bool(self.ready)
-            if self._has_rung:
-                self._pace.ring(self)
+            self._is_wakeup_requested = bool(self.ready)
+            if self._is_wakeup_requested:
+                self._pace.request_wakeup(self)
             await self._reader
-        return self.take_ready()
+        return self.take_pending()
 
-    def take_ready(self) -> list[SampleDelta]:
+    def take_pending(self) -> list[SampleDelta]:
         """News without waiting for any; for a reader that calls nothing else."""
         if not self.ready and self._error is not None:
             raise self._error
         ready, self.ready = self.ready, []
-        return [letter.take() for letter in ready]
+        return [output.take_delta() for output in ready]
 
     def close(self) -> None:
         """Nobody takes any more."""
-        self._pace.returned(self)
+        self._pace.reader_done(self)

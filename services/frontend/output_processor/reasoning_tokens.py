@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-class ReasoningTokens:
+class ReasoningTokenCounter:
     """Of one sample."""
 
     __slots__ = ("_end", "_is_over", "_num_seen", "_reasons")

@@ -9,7 +9,7 @@ from quire.services.frontend.output_processor.delta import SampleDelta
 from quire.services.frontend.output_processor.mailbox import Mailbox
 from quire.services.frontend.output_processor.sample_text import SampleText
 from quire.services.frontend.request.outcome import Finish, TokenLogprobs
-from quire.services.frontend.scheduler_client.sequence import End
+from quire.services.frontend.scheduler_client.sequence import SequenceEnd
 from quire.shared.metrics.frontend import TokenTraffic
 from quire.shared.pb.common.v1.finish_pb2 import FINISH_REASON_STOP
 
@@ -25,29 +25,28 @@ class SampleOwner(Protocol):
     def on_first_token(self, sample: Sample, now: float) -> None:
         """It has a token."""
 
-    def on_done(self, sample: Sample, end: End, now: float) -> None:
+    def on_done(self, sample: Sample, end: SequenceEnd, now: float) -> None:
         """Nothing more comes."""
 
 
 class Sample:
-    """A Sink for one sequence. The hot path: on_tokens runs once per step and sample."""
+    """A OutputSink for one sequence. The hot path: on_tokens runs once per step and sample."""
 
     __slots__ = (
+        "_detokenizer",
         "_due",
         "_finish",
         "_has_failed",
-        "_has_failed",
+        "_hidden_stop_ids",
         "_interval",
+        "_is_posted",
         "_logprobs",
         "_mailbox",
         "_owner",
-        "_posted",
         "_prompt_logprobs",
-        "_silent",
         "_text",
         "_token_ids",
         "_traffic",
-        "_words",
         "done",
         "first_token_s",
         "index",
@@ -63,28 +62,27 @@ class Sample:
         index: int,
         words: SampleText,
         *,
-        silent: frozenset[int],
+        hidden_stop_ids: frozenset[int],
         mailbox: Mailbox,
         traffic: TokenTraffic,
         owner: SampleOwner,
         interval: int,
     ) -> None:
-        """`silent`: tokens that say nothing when they end the sample (end of sequence, stop tokens); `interval`: tokens
-        from one piece of news to the next, or AT_END."""
+        """`hidden_stop_ids`: stop tokens whose text is not emitted; `interval`: tokens per delta, or AT_END."""
         self.index = index
         self.done = False
         self.weight_version = ""
         self.vector = b""  # f32 column, in place of tokens
         self.num_tokens = 0
         self.started_s = self.first_token_s = self.last_token_s = 0.0
-        self._words = words
-        self._silent = silent
+        self._detokenizer = words
+        self._hidden_stop_ids = hidden_stop_ids
         self._mailbox = mailbox
         self._traffic = traffic
         self._owner = owner
         self._interval = interval
         self._due = AT_END if interval == AT_END else 1  # tokens that make news
-        self._posted = False
+        self._is_posted = False
         self._token_ids: list[int] = []
         self._text = ""
         self._logprobs: list[TokenLogprobs] = []
@@ -107,30 +105,34 @@ class Sample:
     def on_vector(self, values: bytes) -> None:
         self.vector = values
 
-    def on_tokens(self, token_ids: list[int], logprobs: list[TokenLogprobs], end: End | None, now: float) -> bool:
-        silent_last = end is not None and end.finish.reason == FINISH_REASON_STOP and token_ids[-1] in self._silent
-        text, num_tokens, stop = self._words.push(token_ids, silent_last)
+    def on_tokens(
+        self, token_ids: list[int], logprobs: list[TokenLogprobs], end: SequenceEnd | None, now: float
+    ) -> bool:
+        hide_last = (
+            end is not None and end.finish.reason == FINISH_REASON_STOP and token_ids[-1] in self._hidden_stop_ids
+        )
+        text, num_tokens, stop = self._detokenizer.push(token_ids, hide_last)
         self._token_ids += token_ids[:num_tokens]
         self._logprobs += logprobs[:num_tokens]
         self._text += text
-        self._clock(num_tokens, now)
+        self._record_times(num_tokens, now)
         if stop is not None:
             finish = Finish(FINISH_REASON_STOP, stop_string=stop)
-            self._end(End(finish) if end is None else end._replace(finish=finish), now)
+            self._end(SequenceEnd(finish) if end is None else end._replace(finish=finish), now)
         elif end is not None:
             self.on_end(end, now)
         if self.done or self.num_tokens >= self._due:
             self._post()
         return stop is not None
 
-    def replay(self, told: SampleDelta, now: float) -> None:
+    def restore(self, told: SampleDelta, now: float) -> None:
         """News that another frontend has told: taken in as it came then, and neither counted nor timed again."""
         end = told.finish
-        silent_last = end is not None and end.reason == FINISH_REASON_STOP and told.token_ids[-1:] != []
-        silent_last = silent_last and told.token_ids[-1] in self._silent
-        text, _, stop = self._words.push(told.token_ids, silent_last)
+        hide_last = end is not None and end.reason == FINISH_REASON_STOP and told.token_ids[-1:] != []
+        hide_last = hide_last and told.token_ids[-1] in self._hidden_stop_ids
+        text, _, stop = self._detokenizer.push(told.token_ids, hide_last)
         if end is not None and stop is None:
-            text += self._words.flush().text
+            text += self._detokenizer.flush().text
         self._text += text
         self._token_ids += told.token_ids
         self._logprobs += told.logprobs
@@ -143,7 +145,7 @@ class Sample:
             self.done, self._finish, self.weight_version = True, end, end.weight_version
         self._post()
 
-    def _clock(self, num_tokens: int, now: float) -> None:
+    def _record_times(self, num_tokens: int, now: float) -> None:
         if self.num_tokens:
             self._traffic.observe_gap(now - self.last_token_s)
         else:
@@ -153,35 +155,35 @@ class Sample:
         self.num_tokens += num_tokens
         self._traffic.generated += num_tokens
 
-    def on_end(self, end: End, now: float) -> None:
+    def on_end(self, end: SequenceEnd, now: float) -> None:
         if end.error is not None:  # the reader gets the error in place of a finish
             self._end(end, now)
             return
-        text, _, stop = self._words.flush()
+        text, _, stop = self._detokenizer.flush()
         self._text += text
         stopped = end if stop is None else end._replace(finish=Finish(FINISH_REASON_STOP, stop_string=stop))
         self._end(stopped, now)
         self._post()
 
-    def _end(self, end: End, now: float) -> None:
+    def _end(self, end: SequenceEnd, now: float) -> None:
         self.done = True
         self._finish = end.finish
         self._has_failed = end.error is not None
         self._owner.on_done(self, end, now)
 
     def _post(self) -> None:
-        if not self._posted:
-            self._posted = True
+        if not self._is_posted:
+            self._is_posted = True
             self._mailbox.put(self)
 
-    def take(self) -> SampleDelta:
+    def take_delta(self) -> SampleDelta:
         told = self._prompt_logprobs
         finish = None if self._has_failed else self._finish  # after the last news the mailbox raises the error
         if finish is not None:
             finish = finish._replace(weight_version=self.weight_version)
-        parts = self._words.take_parts()
+        parts = self._detokenizer.take_parts()
         delta = SampleDelta(self.index, self._token_ids, self._text, self._logprobs, finish, parts, told)
-        self._posted = False
+        self._is_posted = False
         self._due = self.num_tokens + self._interval
         self._token_ids, self._text, self._logprobs, self._prompt_logprobs = [], "", [], []
         return delta

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from quire.services.frontend.output_processor.answer_parser import AnswerParser, Part, add_part
-from quire.services.frontend.output_processor.detokenizer import Detokenizer, new_detokenizer, primed
+from quire.services.frontend.output_processor.answer_parser import AnswerParser, Part, append_part
+from quire.services.frontend.output_processor.detokenizer import Detokenizer, new_detokenizer, prime_window
 from quire.services.frontend.output_processor.parsing.events import Content
 from quire.services.frontend.output_processor.stop_strings import StopStrings
 from quire.services.frontend.request.request import Sampling
@@ -29,8 +29,8 @@ class TextPiece(NamedTuple):
 class SampleText(Protocol):
     """One per sample."""
 
-    def push(self, token_ids: list[int], silent_last: bool) -> TextPiece:
-        """`silent_last`: the last token ended the sample (end of sequence, a stop token) and has no text."""
+    def push(self, token_ids: list[int], hide_last: bool) -> TextPiece:
+        """`hide_last`: the last token ended the sample (end of sequence, a stop token) and has no text."""
 
     def flush(self) -> TextPiece:
         """What is left when no token follows."""
@@ -53,7 +53,7 @@ class NoText(Unparsed):
 
     __slots__ = ()
 
-    def push(self, token_ids: list[int], silent_last: bool) -> TextPiece:
+    def push(self, token_ids: list[int], hide_last: bool) -> TextPiece:
         return TextPiece("", len(token_ids), None)
 
     def flush(self) -> TextPiece:
@@ -67,11 +67,11 @@ class WholeText(Unparsed):
 
     def __init__(self, decode: Callable[[list[int]], str], prompt_end: Sequence[int]) -> None:
         self._decode = decode
-        self._prompt_end, self._known = primed(decode, prompt_end)
+        self._prompt_end, self._known = prime_window(decode, prompt_end)
         self._token_ids: list[int] = []
 
-    def push(self, token_ids: list[int], silent_last: bool) -> TextPiece:
-        self._token_ids += token_ids[:-1] if silent_last else token_ids
+    def push(self, token_ids: list[int], hide_last: bool) -> TextPiece:
+        self._token_ids += token_ids[:-1] if hide_last else token_ids
         return TextPiece("", len(token_ids), None)
 
     def flush(self) -> TextPiece:
@@ -87,8 +87,8 @@ class PlainText(Unparsed):
         self._push = detokenizer.push
         self.flush_detokenizer = detokenizer.flush
 
-    def push(self, token_ids: list[int], silent_last: bool) -> TextPiece:
-        spoken = token_ids[:-1] if silent_last else token_ids
+    def push(self, token_ids: list[int], hide_last: bool) -> TextPiece:
+        spoken = token_ids[:-1] if hide_last else token_ids
         text = self._push(spoken[0]) if len(spoken) == 1 else "".join(map(self._push, spoken))
         return TextPiece(text, len(token_ids), None)
 
@@ -107,9 +107,9 @@ class StoppingText(Unparsed):
         self._min_tokens = min_tokens
         self._num_tokens = 0
 
-    def push(self, token_ids: list[int], silent_last: bool) -> TextPiece:
+    def push(self, token_ids: list[int], hide_last: bool) -> TextPiece:
         parts = []
-        spoken = token_ids[:-1] if silent_last else token_ids
+        spoken = token_ids[:-1] if hide_last else token_ids
         for position, token_id in enumerate(spoken, start=1):
             self._num_tokens += 1
             armed = self._num_tokens > self._min_tokens
@@ -135,8 +135,8 @@ class ParsedText:
         self._unread: list[str] = []
         self._has_ended = False
 
-    def push(self, token_ids: list[int], silent_last: bool) -> TextPiece:
-        piece = self._text.push(token_ids, silent_last)
+    def push(self, token_ids: list[int], hide_last: bool) -> TextPiece:
+        piece = self._text.push(token_ids, hide_last)
         self._unread.append(piece.text)
         return piece
 
@@ -152,7 +152,7 @@ class ParsedText:
         if self._has_ended:
             self._has_ended = False
             for part in self._parser.finish():
-                add_part(parts, part)
+                append_part(parts, part)
         return parts
 
 
@@ -172,9 +172,9 @@ class StoppingParts:
         self._num_tokens = 0
         self._parts: list[Part] = []
 
-    def push(self, token_ids: list[int], silent_last: bool) -> TextPiece:
+    def push(self, token_ids: list[int], hide_last: bool) -> TextPiece:
         texts = []
-        spoken = token_ids[:-1] if silent_last else token_ids
+        spoken = token_ids[:-1] if hide_last else token_ids
         for position, token_id in enumerate(spoken, start=1):
             self._num_tokens += 1
             texts.append(self._detokenizer.push(token_id))
@@ -198,7 +198,7 @@ class StoppingParts:
         for part in parts:
             if not isinstance(part, Content):
                 self._add_content(self._stops.flush())
-                add_part(self._parts, part)
+                append_part(self._parts, part)
                 continue
             text, stop = self._stops.push(part.text, armed=self._num_tokens > self._min_tokens)
             self._add_content(text)
@@ -208,7 +208,7 @@ class StoppingParts:
 
     def _add_content(self, text: str) -> None:
         if text:
-            add_part(self._parts, Content(text))
+            append_part(self._parts, Content(text))
 
 
 def new_text(

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from quire.shared import inner_json
+from quire.shared import strict_json
 from quire.shared.errors import InvalidArgument, Unimplemented
 
 NO_JSON = "INVALID_JSON"  # the key, from Anthropic's documentation, under which arguments that are no JSON come as text
@@ -15,7 +15,7 @@ NO_JSON = "INVALID_JSON"  # the key, from Anthropic's documentation, under which
 MEDIA = {"image": "pictures", "audio": "sound", "video": "films", "file": "files", "document": "documents"}
 
 
-def unreadable(place: str, kind: Any, field: str) -> Unimplemented:
+def unsupported_part(place: str, kind: Any, field: str) -> Unimplemented:
     """Returns the error for parts of a message that are no text. `place`: what has the type `kind`, in the plural."""
     held = next((media for piece, media in MEDIA.items() if piece in kind), "") if isinstance(kind, str) else ""
     reason = f": models are given text only, not {held}; send what they show as text" if held else ""
@@ -51,7 +51,7 @@ def tool_call(call_id: str, name: str, arguments: str | Mapping[str, Any]) -> di
     that was cut off, or the model's slip: a refusal would end the conversation, of which it stays a part."""
     if isinstance(arguments, str):
         try:
-            inner_json.read(arguments or "{}")
+            strict_json.read(arguments or "{}")
         except json.JSONDecodeError:
             pass
         except ValueError as error:

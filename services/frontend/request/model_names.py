@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 
 from quire.shared.errors import NotFound
 
-MOST_LISTED = 16
+MAX_LISTED = 16
 
 
-def no_model(name: str, models: Sequence[str], adapters: Iterable[str]) -> NotFound:
+def model_not_found(name: str, models: Sequence[str], adapters: Iterable[str]) -> NotFound:
     """`models`: names of the one that is served; `adapters`: of it."""
     known = [*models, *sorted(set(adapters) - {*models})]
-    listed = ", ".join(known[:MOST_LISTED]) + (f" and {len(known) - MOST_LISTED} more" * (len(known) > MOST_LISTED))
+    listed = ", ".join(known[:MAX_LISTED]) + (f" and {len(known) - MAX_LISTED} more" * (len(known) > MAX_LISTED))
     return NotFound(f"The model `{name}` does not exist; available: {listed}.", field="model")

@@ -11,7 +11,7 @@ OFF = "none"
 EFFORTS = (OFF, "minimal", "low", "medium", "high", "xhigh", "max")
 
 
-def variables(effort: str | None) -> Mapping[str, Any]:
+def template_variables(effort: str | None) -> Mapping[str, Any]:
     """enable_thinking as Qwen and GLM have it, thinking as DeepSeek and Granite, reasoning_effort as gpt-oss."""
     if effort is None:
         return {}

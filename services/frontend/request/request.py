@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from quire.services.frontend.request.plain_parameters import BY_NAME
+from quire.services.frontend.request.scalar_parameters import BY_NAME
 from quire.shared.pb.common.v1 import sampling_pb2
 
 
@@ -19,7 +19,7 @@ class TextPrompt:
 
 
 @dataclass(frozen=True, slots=True)
-class LatePrompt(TextPrompt):
+class LateInteractionPrompt(TextPrompt):
     """Text that a model reads to compare it token by token (shared/models/late_interaction.py)."""
 
     is_query: bool = False
@@ -47,8 +47,8 @@ class ChatPrompt:
     name, tool_calls, tool_call_id, reasoning. A tool call's arguments are an object or JSON text."""
 
     messages: Sequence[Mapping[str, Any]]
-    open_turn: bool = True  # the template ends with the start of the assistant's answer
-    continue_last: bool = False  # the last message is the beginning of the answer
+    add_generation_prompt: bool = True  # the template ends with the start of the assistant's answer
+    continue_final_message: bool = False  # the last message is the beginning of the answer
     template_variables: Mapping[str, Any] = field(default_factory=dict)
     add_special_tokens: bool = False  # templates write them themselves
     tools: Sequence[Mapping[str, Any]] = ()  # as the template shows them: OpenAI's form
@@ -136,11 +136,13 @@ class Sampling:
     spaces_between_special_tokens: bool = True
     skip_reading_prefix_cache: bool = False
     logits_processors: Mapping[str, str] = field(default_factory=dict)  # name -> arguments, JSON
-    plain: Mapping[str, float] = field(default_factory=dict)  # what was given of the parameters of plain_parameters.py
+    scalars: Mapping[str, float] = field(
+        default_factory=dict
+    )  # what was given of the parameters of scalar_parameters.py
 
     def value(self, name: str) -> float:
         """Returns the value of one of those parameters; its default where none was given."""
-        return self.plain.get(name, BY_NAME[name].default)
+        return self.scalars.get(name, BY_NAME[name].default)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +181,7 @@ class Request:
     tool_use: ToolUse | None = None
     include_reasoning: bool = True
     return_times: bool = False
-    form_field: str = ""  # the body's, if several can ask for a form of the output
+    structured_output_field: str = ""  # the body's, if several can ask for a form of the output
     pooling: Pooling | None = None  # None: prompts are continued
     traceparent: str = ""  # W3C, where this request is sampled
     strict_length: bool = False  # refuse a max_tokens that cannot fit (OpenAI's rule) instead of stopping where it ends
@@ -192,7 +194,7 @@ class Request:
     def num_samples(self) -> int:
         return len(self.prompts) * self.sampling.n
 
-    def num_promised_output_tokens(self, max_model_len: int) -> int:
+    def max_requested_output_tokens(self, max_model_len: int) -> int:
         """Of all samples; an answer of open length promises nothing, and none can promise more than `max_model_len` (0
         while nobody knows it)."""
         promised = 0 if self.pooling is not None else self.sampling.max_tokens or self.default_max_tokens or 0

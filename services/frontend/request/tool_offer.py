@@ -18,16 +18,21 @@ SYNTAXES = ("lark", "regex")
 class ToolOffer:
     """Both empty without tools."""
 
-    shown: Sequence[Mapping[str, Any]] = ()
-    use: ToolUse | None = None
+    template_tools: Sequence[Mapping[str, Any]] = ()
+    tool_use: ToolUse | None = None
 
     @property
     def must_call(self) -> bool:
-        return self.use is not None and self.use.choice != AUTO
+        return self.tool_use is not None and self.tool_use.choice != AUTO
 
 
-def offer(
-    tools: Sequence[Tool], mode: str, name: str, *, parallel: bool, shown: Sequence[Mapping[str, Any]] | None = None
+def build_tool_offer(
+    tools: Sequence[Tool],
+    mode: str,
+    name: str,
+    *,
+    parallel: bool,
+    template_tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> ToolOffer:
     """`shown`: the tools in OpenAI's form, if the client wrote them so. With NONE they are not even shown: the model
     would call them all the same."""
@@ -36,7 +41,8 @@ def offer(
     if mode == NONE:
         return ToolOffer()
     return ToolOffer(
-        [as_shown(tool) for tool in tools] if shown is None else shown, ToolUse(tuple(tools), mode, name, parallel)
+        [to_openai_tool(tool) for tool in tools] if template_tools is None else template_tools,
+        ToolUse(tuple(tools), mode, name, parallel),
     )
 
 
@@ -86,7 +92,7 @@ def _grammar(place: str, grammar: Any) -> TextInput:
     return TextInput(syntax, definition)
 
 
-def as_shown(tool: Tool) -> dict[str, Any]:
+def to_openai_tool(tool: Tool) -> dict[str, Any]:
     """OpenAI's form, which chat templates read."""
     function: dict[str, Any] = {"name": tool.name}
     if tool.description:

@@ -10,17 +10,17 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from quire.services.frontend.scheduler_client.connection import Connection
-from quire.services.frontend.scheduler_client.patience import Patience
-from quire.services.frontend.scheduler_client.placement import NOTHING_HELD, Held, choose, usable
-from quire.services.frontend.scheduler_client.roster import Roster
+from quire.services.frontend.scheduler_client.connections import SchedulerConnections
+from quire.services.frontend.scheduler_client.pending_queue import Group, PendingQueue
+from quire.services.frontend.scheduler_client.placement import NO_CACHED_TOKENS, CachedTokens, choose, is_usable
 from quire.services.frontend.scheduler_client.sequence import Sequence
 from quire.services.frontend.scheduler_client.session import Session
-from quire.services.frontend.scheduler_client.token_batch import failed
-from quire.services.frontend.scheduler_client.waiting_room import Group, WaitingRoom
+from quire.services.frontend.scheduler_client.token_batch import error_end
+from quire.services.frontend.scheduler_client.wait_policy import WaitPolicy
 from quire.shared.errors import DeadlineExceeded, Internal, QuireError, ResourceExhausted, Unavailable
 from quire.shared.logs import logger
 from quire.shared.metrics.frontend import FrontendMetrics
-from quire.shared.models import adapter_contents
+from quire.shared.models import adapter_ids
 from quire.shared.pb.common.v1 import finish_pb2
 from quire.shared.pb.common.v1.finish_pb2 import FinishReason
 from quire.shared.pb.scheduler.v1 import scheduler_pb2 as pb
@@ -52,30 +52,32 @@ class SchedulerClient:
         addresses: Seq[str],
         hello: pb.FrontendHello,
         *,
-        patience: Patience,
+        wait_policy: WaitPolicy,
         retry_after_ms: int,
         metrics: FrontendMetrics,
         dialler: Dialler,
     ) -> None:
-        self.roster = Roster(addresses, lambda address, known: Connection(address, hello, self, dialler, known=known))
-        self._patience = patience
+        self.connections = SchedulerConnections(
+            addresses, lambda address, known: Connection(address, hello, self, dialler, known=known)
+        )
+        self._wait_policy = wait_policy
         self._retry_after_ms = retry_after_ms
         self._metrics = metrics
         self.sessions: list[Session] = []
         self._seen_s = -math.inf  # when a session began or broke last
         self._num_held = 0  # requests in ready()
-        self.room = WaitingRoom(self._fail_for_want_of_workers)
-        self.refused = WaitingRoom(self._resubmit)  # until they are offered again
+        self.pending = PendingQueue(self._fail_for_want_of_workers)
+        self.retrying = PendingQueue(self._resubmit)  # until they are offered again
         self._starving: dict[Session, asyncio.TimerHandle] = {}
         self._changed = asyncio.Event()
         self._limits: ClusterLimits | None = None
         metrics.waiting_for_scheduler.set_function(lambda: self.num_waiting)
         metrics.held_requests.set_function(lambda: self._num_held + self.num_waiting)
-        metrics.worker_start.set(patience.start_s)
+        metrics.worker_start.set(wait_policy.start_s)
 
     async def run(self) -> None:
         """Until cancelled; raises FailedPrecondition if a scheduler of the settings serves another model."""
-        await self.roster.run()
+        await self.connections.run()
 
     @property
     def is_open(self) -> bool:
@@ -89,7 +91,7 @@ class SchedulerClient:
     @property
     def usable_sessions(self) -> list[Session]:
         """Those that new work may go to."""
-        return [session for session in self.sessions if usable(session.view)]
+        return [session for session in self.sessions if is_usable(session.view)]
 
     @property
     def num_workers(self) -> int:
@@ -110,13 +112,13 @@ class SchedulerClient:
     @property
     def num_waiting(self) -> int:
         """Submissions that no session can take now."""
-        return len(self.room)
+        return len(self.pending)
 
-    async def changed(self) -> None:
+    async def wait_for_change(self) -> None:
         """Returns at the next change of sessions or of what they can do."""
         await self._changed.wait()
 
-    async def ready(self, deadline_s: float | None) -> ClusterLimits:
+    async def wait_for_limits(self, deadline_s: float | None) -> ClusterLimits:
         """Waits until somebody can run something: Unavailable after the patience, DeadlineExceeded at the deadline."""
         if (limits := self.limits) is not None:
             return limits
@@ -130,11 +132,11 @@ class SchedulerClient:
 
     async def _first_limits(self, began_s: float, deadline_s: float | None) -> ClusterLimits:
         while (limits := self.limits) is None:
-            patience_ends_s = self._patience.ends_s(began_s, self._seen_s, has_scheduler=self.is_open)
+            patience_ends_s = self._wait_policy.deadline_s(began_s, self._seen_s, has_scheduler=self.is_open)
             until_s = patience_ends_s if deadline_s is None else min(patience_ends_s, deadline_s)
             try:
                 async with asyncio.timeout_at(until_s):
-                    await self.changed()
+                    await self.wait_for_change()
             except TimeoutError:
                 if until_s == deadline_s:
                     raise DeadlineExceeded("the deadline passed") from None
@@ -147,61 +149,61 @@ class SchedulerClient:
     @property
     def _wait_s(self) -> float:
         """What comes now waits for so long."""
-        return self._patience.wait_s(has_scheduler=self.is_open)
+        return self._wait_policy.wait_s(has_scheduler=self.is_open)
 
-    def submit(self, sequences: Seq[Sequence], held: Held) -> None:
+    def submit(self, sequences: Seq[Sequence], cached: CachedTokens) -> None:
         """All samples of one work, in order."""
         group = tuple(sequences)
-        if group[0].work.is_search:
+        if group[0].prompt_request.is_beam_search:
             for sequence in group:
                 sequence.group = group
-        self._place(group, held)
+        self._place(group, cached)
 
     def cancel(self, sequences: Seq[Sequence], reason: FinishReason) -> None:
         """Nothing more comes from these, wherever they are."""
         for sequence in sequences:
-            sequence.wanted = False
+            sequence.is_active = False
         for session in {sequence.session for sequence in sequences if sequence.session is not None}:
-            session.withdraw([sequence for sequence in sequences if sequence.session is session], reason)
-        self.room.leave(sequences)
-        self.refused.leave(sequences)
+            session.cancel([sequence for sequence in sequences if sequence.session is session], reason)
+        self.pending.remove(sequences)
+        self.retrying.remove(sequences)
 
-    def _place(self, group: Group, held: Held = NOTHING_HELD) -> None:
+    def _place(self, group: Group, cached: CachedTokens = NO_CACHED_TOKENS) -> None:
         """A group that cannot be sent for a fault of ours ends with that, and disturbs nobody else."""
-        wanted = tuple(sequence for sequence in group if sequence.wanted)
+        wanted = tuple(sequence for sequence in group if sequence.is_active)
         if not wanted:
             return
         try:
-            self._send(wanted, held)
+            self._send(wanted, cached)
         except Exception:
-            log.exception("a request cannot be submitted", request=wanted[0].work.request_id)
+            log.exception("a request cannot be submitted", request=wanted[0].prompt_request.request_id)
             self.cancel(wanted, finish_pb2.FINISH_REASON_CANCELLED)
             for sequence in wanted:
                 self._fail(sequence, Internal("internal error"))
 
-    def _send(self, wanted: Group, held: Held) -> None:
-        work = wanted[0].work
-        session = choose(self.sessions, work.num_promised_tokens, held, work.home)
+    def _send(self, wanted: Group, cached: CachedTokens) -> None:
+        work = wanted[0].prompt_request
+        session = choose(self.sessions, work.max_total_tokens, cached, work.affinity_key)
         if session is None:
-            self.room.enter(wanted, self._wait_s, self._patience.most_s)
+            self.pending.add(wanted, self._wait_s, self._wait_policy.max_wait_s)
         else:
-            session.submit(wanted, held.get(session.scheduler_id, 0))
+            session.submit(wanted, cached.get(session.scheduler_id, 0))
 
     def _resubmit(self, sequences: Seq[Sequence]) -> None:
         self._metrics.resubmitted.inc(len(sequences))
         for group in _groups(sequences):
             for sequence in group:
-                sequence.move()
+                sequence.mark_migrating()
             self._place(group)
 
     def on_open(self, session: Session) -> None:
         self.sessions.append(session)
         self._metrics.sessions_open.set(len(self.sessions))
         self._seen_s = asyncio.get_running_loop().time()
-        self.room.renew(self._wait_s)
+        self.pending.extend_waits(self._wait_s)
         self.on_view(session)
 
-    def twin(self, welcome: pb.SchedulerWelcome) -> Session | None:
+    def find_session(self, welcome: pb.SchedulerWelcome) -> Session | None:
         lifetime = welcome.scheduler_id, welcome.epoch
         return next((s for s in self.sessions if (s.scheduler_id, s.epoch) == lifetime), None)
 
@@ -220,8 +222,8 @@ class SchedulerClient:
     def on_view(self, session: Session) -> None:
         self._limits = self._common_limits()
         self._share_weights()
-        if usable(session.view):
-            for group in self.room.clear():
+        if is_usable(session.view):
+            for group in self.pending.take_all():
                 self._place(group)
         if session.view.num_workers:
             self._feed(session)
@@ -256,7 +258,7 @@ class SchedulerClient:
             return
         for session in self._starving:
             sequences = list(session.live.values())
-            session.withdraw(sequences, finish_pb2.FINISH_REASON_CANCELLED)
+            session.cancel(sequences, finish_pb2.FINISH_REASON_CANCELLED)
             self._resubmit(sequences)
 
     def _starve(self, session: Session) -> None:
@@ -267,60 +269,60 @@ class SchedulerClient:
             return
         del self._starving[session]
         sequences = tuple(session.live.values())
-        session.withdraw(sequences, finish_pb2.FINISH_REASON_CANCELLED)
+        session.cancel(sequences, finish_pb2.FINISH_REASON_CANCELLED)
         self._fail_for_want_of_workers(sequences)
 
     def _share_weights(self) -> None:
         """A scheduler that was away when the others changed theirs hears of it from those who know all."""
         newest = max((session.view.weights for session in self.sessions), key=lambda weights: weights.update)
         for session in self.sessions:
-            session.tell_weights(newest)
+            session.send_weights(newest)
 
     def on_resumed(self, sequence: Sequence, now: float) -> None:
-        assert sequence.silent_since is not None
-        self._metrics.migration.observe(now - sequence.silent_since)
-        sequence.silent_since = None
+        assert sequence.migrating_since_s is not None
+        self._metrics.migration.observe(now - sequence.migrating_since_s)
+        sequence.migrating_since_s = None
 
-    def on_step(self, seconds: float) -> None:
+    def on_tokens_delivered(self, seconds: float) -> None:
         self._metrics.detokenize.observe(seconds)
 
     def on_refused(self, sequence: Sequence, error: QuireError) -> None:
         """A scheduler that is leaving, or too full for a stream already under way, is asked again or avoided."""
-        if not sequence.wanted:
+        if not sequence.is_active:
             return
         try:
             self._ask_again(sequence, error)
         except Exception:
-            log.exception("a request cannot be submitted again", request=sequence.work.request_id)
+            log.exception("a request cannot be submitted again", request=sequence.prompt_request.request_id)
             self._fail(sequence, Internal("internal error"))
 
     def _ask_again(self, sequence: Sequence, error: QuireError) -> None:
         now = asyncio.get_running_loop().time()
-        passing = isinstance(error, Unavailable) or (isinstance(error, ResourceExhausted) and not sequence.fresh)
-        sequence.refused_since = sequence.refused_since or now
+        passing = isinstance(error, Unavailable) or (isinstance(error, ResourceExhausted) and not sequence.is_new)
+        sequence.refused_since_s = sequence.refused_since_s or now
         if passing and sequence.group and sequence is not sequence.group[0]:
             return  # they are asked again together
-        if not passing or now - sequence.refused_since > self._patience.outage_s:
+        if not passing or now - sequence.refused_since_s > self._wait_policy.outage_s:
             self._fail(sequence, error)
         else:
             pause_s = error.retry_after_ms / 1000 or REFUSAL_PAUSE_S
-            self.refused.enter(sequence.group or (sequence,), pause_s, pause_s)
+            self.retrying.add(sequence.group or (sequence,), pause_s, pause_s)
 
     def _fail_for_want_of_workers(self, group: Group) -> None:
         for sequence in group:
-            if sequence.wanted:
+            if sequence.is_active:
                 self._fail(sequence, self._no_worker())
 
     def _no_worker(self) -> Unavailable:
         return Unavailable("no worker can take this request now", retry_after_ms=self._retry_after_ms)
 
     def _fail(self, sequence: Sequence, error: QuireError) -> None:
-        sequence.wanted = False
+        sequence.is_active = False
         now = asyncio.get_running_loop().time()
         try:
-            sequence.sink.on_end(failed(error), now)
+            sequence.sink.on_end(error_end(error), now)
         except Exception:  # others of the same step have to hear of theirs
-            log.exception("the end of a request went wrong", request=sequence.work.request_id)
+            log.exception("the end of a request went wrong", request=sequence.prompt_request.request_id)
 
     def _notify(self) -> None:
         """Wakes everybody in changed(); later callers wait for the next change."""
@@ -330,7 +332,7 @@ class SchedulerClient:
 
 def _common_adapters(views: Seq[pb.ClusterView]) -> dict[str, bytes]:
     """Those that are the same everywhere, by content as well."""
-    found = [adapter_contents.by_name(view.adapters, view.adapter_digests) for view in views]
+    found = [adapter_ids.digests_by_name(view.adapters, view.adapter_digests) for view in views]
     return dict(set.intersection(*(set(adapters.items()) for adapters in found)))
 
 
@@ -342,5 +344,7 @@ def _common_libraries(views: Seq[pb.ClusterView]) -> tuple[str, ...]:
 
 def _groups(sequences: Seq[Sequence]) -> Iterator[Group]:
     """Those that go somewhere together: the results of a beam search, for which there is one search; others alone."""
-    for _, members in groupby(sequences, key=lambda s: id(s.work) if s.work.is_search else id(s)):
+    for _, members in groupby(
+        sequences, key=lambda s: id(s.prompt_request) if s.prompt_request.is_beam_search else id(s)
+    ):
         yield tuple(members)

@@ -16,9 +16,9 @@ from quire.shared.logs import logger
 from quire.shared.models import model_identity
 from quire.shared.pb.scheduler.v1 import scheduler_pb2 as pb
 from quire.shared.pb.scheduler.v1 import scheduler_pb2_grpc
-from quire.shared.process.supervision import is_asked_to_end
+from quire.shared.process.supervision import is_cancel_requested
 from quire.shared.rpc.duplex import Duplex
-from quire.shared.rpc.parts import InParts
+from quire.shared.rpc.parts import PartStream
 from quire.shared.rpc.trust import Dialler
 
 log = logger("scheduler_client")
@@ -40,11 +40,11 @@ class ConnectionOwner(SessionOwner, Protocol):
     def on_broken(self, session: Session) -> None:
         """Whatever ran there must go on elsewhere."""
 
-    def twin(self, welcome: pb.SchedulerWelcome) -> Session | None:
+    def find_session(self, welcome: pb.SchedulerWelcome) -> Session | None:
         """The open session with the same lifetime of the same scheduler, reached by another address."""
 
 
-class BackOff:
+class Backoff:
     """Pauses that double, with jitter so that frontends do not come back in step."""
 
     def __init__(self) -> None:
@@ -73,38 +73,38 @@ class Connection:
         self._known = known
         self._hello = hello
         self._owner = owner
-        self._back_off = BackOff()
+        self._back_off = Backoff()
         self._is_down = False
         self._down_since_s = asyncio.get_running_loop().time()
         self.num_attempts = 0
         self.session: Session | None = None
-        self.twin: Session | None = None
+        self.duplicate_of: Session | None = None
 
     @property
-    def down_s(self) -> float:
+    def outage_s(self) -> float:
         """For how long there has been no session."""
         return 0.0 if self.session is not None else asyncio.get_running_loop().time() - self._down_since_s
 
     @property
-    def is_sought(self) -> bool:
+    def is_disconnected(self) -> bool:
         """There is no session, and one is wanted."""
-        return self.session is None and self.twin is None
+        return self.session is None and self.duplicate_of is None
 
     async def run(self) -> None:
         while True:
             self.num_attempts += 1
-            await self.attempt()
+            await self.connect_once()
             await self._rest()
 
     async def _rest(self) -> None:
-        if self.twin is None:
+        if self.duplicate_of is None:
             await asyncio.sleep(self._back_off.next_s())
             return
-        log.info("known by another address", scheduler=self.twin.scheduler_id, address=self.address)
-        await self.twin.closed.wait()
-        self.twin = None
+        log.info("known by another address", scheduler=self.duplicate_of.scheduler_id, address=self.address)
+        await self.duplicate_of.closed.wait()
+        self.duplicate_of = None
 
-    async def attempt(self) -> None:
+    async def connect_once(self) -> None:
         """With a connection of its own: certificates may have changed since the last."""
         try:
             channel = self._dialler.connect(self.address)
@@ -122,7 +122,7 @@ class Connection:
         except (grpc.RpcError, asyncio.InvalidStateError, TimeoutError, QuireError) as error:
             self._report(await self._why(call, error))
         except asyncio.CancelledError:
-            if is_asked_to_end():
+            if is_cancel_requested():
                 raise
             self._report("the call was cancelled on this side")
         except Exception:  # a message that makes no sense ends the session, not the process
@@ -138,16 +138,16 @@ class Connection:
 
     async def _hold(self, call: Call) -> None:
         async with asyncio.timeout(GREETING_TIMEOUT_S):
-            await self._dialler.meet(call, pb.SessionRequest, SERVICE_NAME, self.address, known=self._known)
+            await self._dialler.handshake(call, pb.SessionRequest, SERVICE_NAME, self.address, known=self._known)
             await call.write(pb.SessionRequest(hello=self._hello))
             welcome = (await self._greeting(call, "welcome")).welcome
             view = (await self._greeting(call, "cluster")).cluster
         check = partial(self._check, welcome.scheduler_id)
         check(view)
-        self.twin = self._owner.twin(welcome)
-        if self.twin is None:
+        self.duplicate_of = self._owner.find_session(welcome)
+        if self.duplicate_of is None:
             heartbeat = pb.SessionRequest(heartbeat=pb.Heartbeat())
-            link: Link = Duplex(InParts(call), heartbeat, welcome.heartbeat_interval_ms / 1000)
+            link: Link = Duplex(PartStream(call), heartbeat, welcome.heartbeat_interval_ms / 1000)
             session = Session(link, self._owner, welcome, check)
             session.view = view
             await self._run(session)

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from quire.shared.pb.scheduler.v1 import scheduler_pb2 as pb
 
-MOST_BYTES = 1 << 20  # in a message of several; gRPC takes 4 MB
+MAX_BYTES = 1 << 20  # in a message of several; gRPC takes 4 MB
 
 
 class Link(Protocol):
@@ -35,7 +35,7 @@ class Outbox:
         last, num_bytes = self._link.last_unsent, submission.ByteSize()
         if self._takes_further and last is not None and last.HasField("submission"):
             self._num_bytes += num_bytes
-            if self._num_bytes <= MOST_BYTES:
+            if self._num_bytes <= MAX_BYTES:
                 last.further_submissions.append(submission)
                 return
         self._num_bytes = num_bytes

@@ -6,7 +6,7 @@ from quire.shared.kv import block_hash
 from quire.shared.pb.common.v1 import model_pb2
 
 
-def known_block_size(layout: model_pb2.BlockLayout) -> int:
+def supported_block_size(layout: model_pb2.BlockLayout) -> int:
     """0 while no worker has told, or where blocks are hashed in a way unknown here."""
     return layout.block_size if layout.hash_scheme == block_hash.SCHEME else 0
 
@@ -21,16 +21,16 @@ class PromptHashes:
         self._prompt = prompt
         self._by_block_size: dict[int, list[bytes]] = {}
 
-    def of(self, block_size: int) -> list[bytes]:
+    def block_hashes(self, block_size: int) -> list[bytes]:
         """Of the full blocks."""
         found = self._by_block_size.get(block_size)
         if found is None:
             found = self._by_block_size[block_size] = block_hash.chain(self.root, self._prompt, block_size)
         return found
 
-    def continued(self, block_size: int, tokens: bytes) -> list[bytes]:
+    def block_hashes_with_output(self, block_size: int, tokens: bytes) -> list[bytes]:
         """Of the full blocks of the prompt and the `tokens` that followed it."""
-        head = self.of(block_size)
+        head = self.block_hashes(block_size)
         if not tokens:
             return head
         rest = self._prompt[len(head) * block_size * block_hash.TOKEN_BYTES :] + tokens

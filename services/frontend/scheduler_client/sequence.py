@@ -10,7 +10,7 @@ from quire.services.frontend.request.outcome import Finish, TokenLogprobs
 from quire.services.frontend.scheduler_client.prompt_hashes import PromptHashes
 from quire.shared.errors import QuireError
 from quire.shared.kv.block_hash import TOKEN_BYTES
-from quire.shared.models.adapter_contents import AdapterId
+from quire.shared.models.adapter_ids import AdapterId
 from quire.shared.pb.common.v1 import sampling_pb2
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class LateQuery:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class PromptRequest:
     """A prompt and how to continue it, ready for a scheduler. Times are the event loop's, seconds."""
 
     request_id: str
@@ -53,22 +53,22 @@ class Work:
     late_query: LateQuery | None = None  # that it ends in one number for, in place of its vectors
 
     @property
-    def home(self) -> bytes:
+    def affinity_key(self) -> bytes:
         """Equal for all that had better go to one place, for what that keeps of them; empty: it may go anywhere."""
         return self.hashes.root + self.late_query.tokens if self.late_query is not None else b""
 
     @property
-    def is_search(self) -> bool:
+    def is_beam_search(self) -> bool:
         """Its samples are the results of one beam search, and come when that is over."""
         return self.sampling.HasField("beam_search")
 
     @property
-    def num_promised_tokens(self) -> int:
+    def max_total_tokens(self) -> int:
         """The longest that a sequence of it can become."""
         return self.num_prompt_tokens + self.sampling.max_tokens
 
 
-class End(NamedTuple):
+class SequenceEnd(NamedTuple):
     """How the scheduler ended a sequence; `error` instead of a finish where the whole request fails."""
 
     finish: Finish
@@ -76,7 +76,7 @@ class End(NamedTuple):
     num_preemptions: int = 0
 
 
-class Sink(Protocol):
+class OutputSink(Protocol):
     """Who wants the tokens. Called from the loop that reads the session: must not wait."""
 
     last_token_s: float
@@ -88,13 +88,15 @@ class Sink(Protocol):
     def on_prompt_logprobs(self, logprobs: list[TokenLogprobs]) -> None:
         """Of the next positions of its prompt."""
 
-    def on_tokens(self, token_ids: list[int], logprobs: list[TokenLogprobs], end: End | None, now: float) -> bool:
+    def on_tokens(
+        self, token_ids: list[int], logprobs: list[TokenLogprobs], end: SequenceEnd | None, now: float
+    ) -> bool:
         """Its next tokens; True: no more of them are wanted (a stop string matched)."""
 
     def on_vector(self, values: bytes) -> None:
         """What it ends with if it samples nothing: an f32 column."""
 
-    def on_end(self, end: End, now: float) -> None:
+    def on_end(self, end: SequenceEnd, now: float) -> None:
         """It ended without a token in the same step."""
 
 
@@ -103,21 +105,21 @@ class Sequence:
 
     __slots__ = (
         "group",
+        "has_started",
         "id",
+        "is_active",
+        "migrating_since_s",
         "num_prompt_logprobs",
         "number",
-        "refused_since",
+        "prompt_request",
+        "refused_since_s",
         "session",
-        "silent_since",
         "sink",
-        "started",
         "tokens",
-        "wanted",
-        "work",
     )
 
-    def __init__(self, work: Work, number: int, sink: Sink) -> None:
-        self.work = work
+    def __init__(self, prompt_request: PromptRequest, number: int, sink: OutputSink) -> None:
+        self.prompt_request = prompt_request
         self.number = number
         self.sink = sink
         self.tokens = array("i")
@@ -125,23 +127,23 @@ class Sequence:
         self.session: Session | None = None
         self.group: tuple[Sequence, ...] = ()  # of a search: all its results
         self.id = 0  # in the session
-        self.started = False
-        self.wanted = True
-        self.refused_since: float | None = None  # when schedulers began to refuse it
-        self.silent_since: float | None = None  # its last token, if it had to move since
+        self.has_started = False
+        self.is_active = True
+        self.refused_since_s: float | None = None  # when schedulers began to refuse it
+        self.migrating_since_s: float | None = None  # its last token, if it had to move since
 
     @property
-    def fresh(self) -> bool:
-        return not self.started and not self.tokens
+    def is_new(self) -> bool:
+        return not self.has_started and not self.tokens
 
-    def move(self) -> None:
+    def mark_migrating(self) -> None:
         """It goes on elsewhere, perhaps not for the first time since its last token."""
         if self.tokens:
-            self.silent_since = self.sink.last_token_s
+            self.migrating_since_s = self.sink.last_token_s
 
     def start(self, num_cached_tokens: int, queue_us: int) -> None:
         """Starting again after a move is not news: the first start told the queue time and what the cache held."""
-        self.refused_since = None
-        if not self.started:
-            self.started = True
+        self.refused_since_s = None
+        if not self.has_started:
+            self.has_started = True
             self.sink.on_start(num_cached_tokens, queue_us)

@@ -17,7 +17,7 @@ from quire.shared.kv.block_hash import TOKEN_BYTES
 from quire.shared.pb.common.v1 import finish_pb2, model_pb2
 from quire.shared.pb.common.v1.finish_pb2 import FinishReason
 from quire.shared.pb.scheduler.v1 import scheduler_pb2 as pb
-from quire.shared.process.lifecycle import first
+from quire.shared.process.lifecycle import run_until_first
 from quire.shared.rpc.duplex import Duplex
 
 RENEW_AFTER_ID = 2**31  # ids are 32 bits and never used twice: a session this old is closed, the next counts from 1
@@ -37,7 +37,7 @@ class SessionOwner(Protocol):
     def on_refused(self, sequence: Sequence, error: QuireError) -> None:
         """The scheduler ended this one with an error."""
 
-    def on_step(self, seconds: float) -> None:
+    def on_tokens_delivered(self, seconds: float) -> None:
         """The tokens of one step were taken in, which took so long."""
 
 
@@ -65,7 +65,7 @@ class Session:
         self.last_tokens_s = self._loop.time()
 
     async def run(self) -> None:
-        await first(self._read(), self._link.pump())
+        await run_until_first(self._read(), self._link.pump())
 
     async def _read(self) -> None:
         async for message in self._link.messages():
@@ -91,8 +91,8 @@ class Session:
         began_s = perf_counter()
         delivery = token_batch.deliver(batch, self.live, self.last_tokens_s)
         took_s = perf_counter() - began_s
-        self._cancel(delivery.stopped, finish_pb2.FINISH_REASON_STOP)
-        self._cancel(delivery.broken, finish_pb2.FINISH_REASON_CANCELLED)
+        self._send_cancellation(delivery.stopped, finish_pb2.FINISH_REASON_STOP)
+        self._send_cancellation(delivery.broken, finish_pb2.FINISH_REASON_CANCELLED)
         for sequence in (*delivery.stopped, *delivery.broken):
             sequence.session = None
         for sequence in delivery.broken:
@@ -102,13 +102,13 @@ class Session:
             self._owner.on_refused(sequence, error)
         for sequence in delivery.resumed:
             self._owner.on_resumed(sequence, self.last_tokens_s)
-        self._owner.on_step(took_s)
+        self._owner.on_tokens_delivered(took_s)
 
-    def submit(self, sequences: Seq[Sequence], num_held: int = 0) -> None:
-        """Consecutive samples of one work without tokens, or a single sequence with or without; `num_held`: tokens of
-        the prompt that need no computing there. If it raises, withdraw() undoes what it did."""
+    def submit(self, sequences: Seq[Sequence], num_cached: int = 0) -> None:
+        """Consecutive samples of one work without tokens, or a single sequence with or without; `num_cached`: tokens of
+        the prompt that need no computing there. If it raises, cancel() undoes what it did."""
         message = submission.build(sequences, self._next_id, self.view.layout, self._loop.time())
-        num_tokens = len(message.token_ids) // TOKEN_BYTES - num_held
+        num_tokens = len(message.token_ids) // TOKEN_BYTES - num_cached
         for sequence in sequences:
             sequence.session, sequence.id = self, self._next_id
             self.live[self._next_id] = sequence
@@ -119,24 +119,24 @@ class Session:
         if self._next_id > RENEW_AFTER_ID:
             self._link.close()
 
-    def tell_weights(self, newest: model_pb2.WeightsIdentity) -> None:
+    def send_weights(self, newest: model_pb2.WeightsIdentity) -> None:
         """Of another scheduler; once."""
         if max(self.view.weights.update, self._told_update) < newest.update:
             self._told_update = newest.update
             self._link.send(pb.SessionRequest(weights=newest))
 
-    def withdraw(self, sequences: Seq[Sequence], reason: FinishReason) -> None:
+    def cancel(self, sequences: Seq[Sequence], reason: FinishReason) -> None:
         """Ends them here; nothing more comes from them."""
         withdrawn = [sequence for sequence in sequences if self.live.pop(sequence.id, None) is not None]
         for sequence in sequences:
             sequence.session = None
             self._waits_no_more(sequence.id)
-        self._cancel(withdrawn, reason)
+        self._send_cancellation(withdrawn, reason)
 
     def _waits_no_more(self, sequence_id: int) -> None:
         self.num_tokens_since_view -= self._since_view.pop(sequence_id, 0)
 
-    def _cancel(self, sequences: Seq[Sequence], reason: FinishReason) -> None:
+    def _send_cancellation(self, sequences: Seq[Sequence], reason: FinishReason) -> None:
         if sequences:
             ids = u32_bytes([sequence.id for sequence in sequences])
             self._link.send(pb.SessionRequest(cancellation=pb.Cancellation(sequence_ids=ids, reason=reason)))

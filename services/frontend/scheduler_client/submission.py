@@ -1,11 +1,11 @@
-"""Work as it is sent: columns, block hashes, what is left of the time."""
+"""PromptRequest as it is sent: columns, block hashes, what is left of the time."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-from quire.services.frontend.scheduler_client.prompt_hashes import PromptHashes, known_block_size
-from quire.services.frontend.scheduler_client.sequence import Sequence, Work
+from quire.services.frontend.scheduler_client.prompt_hashes import PromptHashes, supported_block_size
+from quire.services.frontend.scheduler_client.sequence import PromptRequest, Sequence
 from quire.shared import prompt_logprobs
 from quire.shared.columns import u32_bytes
 from quire.shared.pb.common.v1 import model_pb2, sampling_pb2
@@ -17,7 +17,7 @@ KV_PRIORITIES = {"low": pb.KV_PRIORITY_LOW, "normal": pb.KV_PRIORITY_UNSPECIFIED
 def build(sequences: Seq[Sequence], first_id: int, layout: model_pb2.BlockLayout, now: float) -> pb.Submission:
     """`sequences`: consecutive samples of one work that have no tokens yet, or a single one with or without."""
     first = sequences[0]
-    work, sampling = first.work, first.work.sampling
+    work, sampling = first.prompt_request, first.prompt_request.sampling
     output = first.tokens.tobytes()
     return pb.Submission(
         first_sequence_id=first_id,
@@ -39,8 +39,8 @@ def build(sequences: Seq[Sequence], first_id: int, layout: model_pb2.BlockLayout
         skip_reading_prefix_cache=sampling.skip_reading_prefix_cache,
         asks_logprobs=sampling.HasField("logprobs") or bool(sampling.logprob_token_ids),
         prompt_logprobs_from=_prompt_logprobs_from(sampling, first),
-        beam_search=sampling.beam_search if work.is_search else None,
-        num_logprobs=sampling.logprobs if work.is_search and sampling.HasField("logprobs") else None,
+        beam_search=sampling.beam_search if work.is_beam_search else None,
+        num_logprobs=sampling.logprobs if work.is_beam_search and sampling.HasField("logprobs") else None,
         grammar=work.grammar,
         adapter=work.adapter.name if work.adapter else "",
         adapter_digest=work.adapter.digest if work.adapter else b"",
@@ -61,11 +61,11 @@ def _prompt_logprobs_from(sampling: sampling_pb2.SamplingParams, first: Sequence
 
 def _hashes(hashes: PromptHashes, output: bytes, layout: model_pb2.BlockLayout) -> bytes:
     """Empty while the layout is unknown: the scheduler then computes them."""
-    block_size = known_block_size(layout)
-    return b"".join(hashes.continued(block_size, output)) if block_size else b""
+    block_size = supported_block_size(layout)
+    return b"".join(hashes.block_hashes_with_output(block_size, output)) if block_size else b""
 
 
-def _late_query(work: Work) -> pb.LateQuery | None:
+def _late_query(work: PromptRequest) -> pb.LateQuery | None:
     query = work.late_query
     return None if query is None else pb.LateQuery(token_ids=query.tokens, params=query.params)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from quire.services.frontend.request.outcome import Finish, TokenLogprobs
-from quire.services.frontend.scheduler_client.sequence import End, Sequence
+from quire.services.frontend.scheduler_client.sequence import Sequence, SequenceEnd
 from quire.shared.columns import NUMBER_BYTES, f32, i32, u32
 from quire.shared.errors import DeadlineExceeded, Internal, QuireError, from_proto
 from quire.shared.logs import logger
@@ -21,7 +21,7 @@ NO_LOGPROBS: list[TokenLogprobs] = []
 
 
 @dataclass(slots=True)
-class Delivery:
+class DeliveryOutcome:
     """What a step means for others than the sinks."""
 
     stopped: list[Sequence] = field(default_factory=list)  # matched a stop string
@@ -29,22 +29,22 @@ class Delivery:
     resumed: list[Sequence] = field(default_factory=list)  # had moved, and go on
     refused: list[tuple[Sequence, QuireError]] = field(default_factory=list)  # ended by the scheduler with an error
 
-    def lose(self, sequence: Sequence, live: dict[int, Sequence]) -> None:
+    def mark_broken(self, sequence: Sequence, live: dict[int, Sequence]) -> None:
         """One stream that cannot be shown must not take the others along; called where an exception is handled."""
-        log.exception("tokens lost", request=sequence.work.request_id)
+        log.exception("tokens lost", request=sequence.prompt_request.request_id)
         self.broken.append(sequence)
         live.pop(sequence.id, None)
 
 
-def deliver(batch: pb.TokenBatch, live: dict[int, Sequence], now: float) -> Delivery:
+def deliver(batch: pb.TokenBatch, live: dict[int, Sequence], now: float) -> DeliveryOutcome:
     """Takes what ended out of `live`."""
-    delivery = Delivery()
+    delivery = DeliveryOutcome()
     for started in batch.started:
         if (sequence := live.get(started.sequence_id)) is not None:
             try:
                 sequence.start(started.num_cached_tokens, started.queue_us)
             except Exception:
-                delivery.lose(sequence, live)
+                delivery.mark_broken(sequence, live)
     if batch.HasField("prompt_logprobs"):
         _deliver_prompts(batch.prompt_logprobs, live, delivery)
     if batch.HasField("pooled"):
@@ -56,7 +56,7 @@ def deliver(batch: pb.TokenBatch, live: dict[int, Sequence], now: float) -> Deli
 
 
 def _deliver_ends(
-    batch: pb.TokenBatch, live: dict[int, Sequence], ends: dict[int, End], now: float, delivery: Delivery
+    batch: pb.TokenBatch, live: dict[int, Sequence], ends: dict[int, SequenceEnd], now: float, delivery: DeliveryOutcome
 ) -> None:
     for sequence_id, end in ends.items():
         if (sequence := live.get(sequence_id)) is None:
@@ -71,11 +71,11 @@ def _deliver_ends(
             sequence.sink.on_end(end, now)
             del live[sequence_id]
         except Exception:
-            delivery.lose(sequence, live)
+            delivery.mark_broken(sequence, live)
 
 
 def _deliver_tokens(
-    batch: pb.TokenBatch, live: dict[int, Sequence], ends: dict[int, End], now: float, delivery: Delivery
+    batch: pb.TokenBatch, live: dict[int, Sequence], ends: dict[int, SequenceEnd], now: float, delivery: DeliveryOutcome
 ) -> None:
     """Takes out of `ends` those that end with a token."""
     ids = u32(batch.sequence_ids).tolist()
@@ -90,12 +90,12 @@ def _deliver_tokens(
         if sequence_id in ends and ends[sequence_id].error is None:
             end = ends.pop(sequence_id)
         sequence.tokens.extend(new)
-        if sequence.silent_since is not None:
+        if sequence.migrating_since_s is not None:
             delivery.resumed.append(sequence)
         try:
             enough = sequence.sink.on_tokens(new, logprobs.get(sequence_id, NO_LOGPROBS), end, now)
         except Exception:
-            delivery.lose(sequence, live)
+            delivery.mark_broken(sequence, live)
             continue
         if end is not None or enough:
             sequence.sink.weight_version = batch.weight_version or AT_START
@@ -113,16 +113,16 @@ def _split(tokens: list[int], counts: list[int]) -> list[list[int]]:
     return [list(islice(rest, count)) for count in counts]
 
 
-def _end(finished: pb.FinishedSequence) -> End:
+def _end(finished: pb.FinishedSequence) -> SequenceEnd:
     stop_token_id = finished.stop_token_id if finished.HasField("stop_token_id") else None
     score = finished.score if finished.HasField("score") else None
     finish = Finish(finished.reason, stop_token_id, score=score)
-    return End(finish, _error(finished), finished.num_preemptions)
+    return SequenceEnd(finish, _error(finished), finished.num_preemptions)
 
 
-def failed(error: QuireError) -> End:
+def error_end(error: QuireError) -> SequenceEnd:
     """Of a sequence that its reader gets `error` for."""
-    return End(Finish(finish_pb2.FINISH_REASON_ERROR), error)
+    return SequenceEnd(Finish(finish_pb2.FINISH_REASON_ERROR), error)
 
 
 def _error(finished: pb.FinishedSequence) -> QuireError | None:
@@ -137,7 +137,7 @@ def _error(finished: pb.FinishedSequence) -> QuireError | None:
     )
 
 
-def _deliver_prompts(batch: pb.PromptLogprobBatch, live: dict[int, Sequence], delivery: Delivery) -> None:
+def _deliver_prompts(batch: pb.PromptLogprobBatch, live: dict[int, Sequence], delivery: DeliveryOutcome) -> None:
     positions = _positions(batch, u32(batch.entry_counts).tolist())
     for sequence_id, count in zip(u32(batch.sequence_ids).tolist(), u32(batch.position_counts).tolist(), strict=True):
         new = list(islice(positions, count))
@@ -148,10 +148,10 @@ def _deliver_prompts(batch: pb.PromptLogprobBatch, live: dict[int, Sequence], de
         try:
             sequence.sink.on_prompt_logprobs(new)
         except Exception:
-            delivery.lose(sequence, live)
+            delivery.mark_broken(sequence, live)
 
 
-def _deliver_vectors(batch: pb.PooledBatch, live: dict[int, Sequence], delivery: Delivery) -> None:
+def _deliver_vectors(batch: pb.PooledBatch, live: dict[int, Sequence], delivery: DeliveryOutcome) -> None:
     columns, at = batch.values, 0  # a copy, whenever it is read
     for sequence_id, size in zip(u32(batch.sequence_ids).tolist(), u32(batch.sizes).tolist(), strict=True):
         values = columns[at : at + size * NUMBER_BYTES]
@@ -162,7 +162,7 @@ def _deliver_vectors(batch: pb.PooledBatch, live: dict[int, Sequence], delivery:
         try:
             sequence.sink.on_vector(values)
         except Exception:
-            delivery.lose(sequence, live)
+            delivery.mark_broken(sequence, live)
 
 
 def _logprobs(batch: pb.LogprobBatch, tokens: dict[int, list[int]]) -> dict[int, list[TokenLogprobs]]:

@@ -8,13 +8,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from quire.services.frontend.http.fields import ranges
 from quire.services.frontend.http.fields.optional_fields import Flag
-from quire.services.frontend.http.fields.plain_fields import PlainFields
 from quire.services.frontend.http.fields.ranges import exactly_one
+from quire.services.frontend.http.fields.scalar_fields import ScalarFields
 
 ONE_ID: ranges.Schema = {"minItems": 1, "items": {"minimum": 0}}  # or more, of a prompt
 
 
-class SamplingBody(PlainFields):
+class SamplingBody(ScalarFields):
     """How to choose tokens, in SGLang's words."""
 
     model_config = ConfigDict(extra="forbid")

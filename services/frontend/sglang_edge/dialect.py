@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from quire.services.frontend.http.dialect import Dialect, WorkPath
+from quire.services.frontend.http.dialect import Dialect, InferencePath
 from quire.services.frontend.http.document.schemas import COUNT, TEXT, list_of, object_of
 from quire.services.frontend.http.router import Router
 from quire.services.frontend.http.serving_context import ServingContext
@@ -30,6 +30,6 @@ SGLANG = Dialect(
     name="sglang",
     routers=_routers,
     errors=ERRORS,
-    work=(WorkPath(GENERATE, {"anyOf": [GENERATED, list_of(GENERATED)]}, field_names=FIELD_NAMES),),
+    inference_paths=(InferencePath(GENERATE, {"anyOf": [GENERATED, list_of(GENERATED)]}, field_names=FIELD_NAMES),),
     examples=_examples,
 )

@@ -20,7 +20,7 @@ from quire.shared.errors import QuireError
 Json = dict[str, Any]
 
 
-class _SoFar:
+class _SampleOutput:
     """Of one sample: every event of a stream repeats it."""
 
     def __init__(self) -> None:
@@ -39,14 +39,14 @@ class _SoFar:
 
 
 class SglangGenerateFormat:
-    """A format for Answer."""
+    """A format for GenerationResponse."""
 
     def __init__(self, texts: TokenTexts, *, several: bool, with_texts: bool) -> None:
         """`several`: a list in one piece, numbered in a stream. `with_texts`: of the tokens with log-probabilities."""
         self._texts = texts
         self._several = several
         self._with_texts = with_texts
-        self._samples: dict[int, _SoFar] = {}
+        self._samples: dict[int, _SampleOutput] = {}
 
     def events(self, deltas: list[SampleDelta], generation: Generation) -> bytes:
         return b"".join([event(self._add(delta, generation)) for delta in deltas])
@@ -65,17 +65,17 @@ class SglangGenerateFormat:
         return found if self._several else found[0]
 
     def _add(self, delta: SampleDelta, generation: Generation) -> Json:
-        so_far = self._samples.setdefault(delta.sample, _SoFar())
+        so_far = self._samples.setdefault(delta.sample, _SampleOutput())
         so_far.add(delta)
         number = {"index": delta.sample} if self._several else {}
         return {
             "text": so_far.text,
             "output_ids": so_far.token_ids,
-            "meta_info": self._facts(delta.sample, so_far, generation),
+            "meta_info": self._meta_info(delta.sample, so_far, generation),
             **number,
         }
 
-    def _facts(self, sample: int, so_far: _SoFar, generation: Generation) -> Json:
+    def _meta_info(self, sample: int, so_far: _SampleOutput, generation: Generation) -> Json:
         usage = generation.sample_usage(sample)
         return {
             "id": generation.request.request_id,
@@ -87,7 +87,7 @@ class SglangGenerateFormat:
             **self._logprobs(so_far, generation),
         }
 
-    def _logprobs(self, so_far: _SoFar, generation: Generation) -> Json:
+    def _logprobs(self, so_far: _SampleOutput, generation: Generation) -> Json:
         sampling = generation.request.sampling
         if sampling.logprobs is None:
             return {}

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from quire.services.frontend.http.fields import plain_fields
+from quire.services.frontend.http.fields import scalar_fields
 from quire.services.frontend.http.headers import CallHeaders
 from quire.services.frontend.input_processor.sampling import sampling_rules
 from quire.services.frontend.openai_edge.body.logit_bias import logit_bias
@@ -19,7 +19,7 @@ from quire.shared.pb.common.v1 import sampling_pb2
 
 MAX_NEW_TOKENS = 128  # SGLang's default
 FORMS = {"json_schema": "json_schema", "regex": "regex", "ebnf": "grammar", "structural_tag": "structural_tag"}
-SAME = (
+SHARED_FIELDS = (
     "temperature",
     "n",
     "stop_token_ids",
@@ -45,7 +45,7 @@ def generate_request(body: SglangGenerateBody, headers: CallHeaders, defaults: G
     )
 
 
-def is_several(body: SglangGenerateBody) -> bool:
+def has_several_answers(body: SglangGenerateBody) -> bool:
     """Whether the answer is a list."""
     given = body.input_ids if body.text is None else body.text
     several = isinstance(given, list) and bool(given) and not isinstance(given[0], int)
@@ -64,7 +64,7 @@ def _prompts(body: SglangGenerateBody) -> Sequence[Prompt]:
 
 
 def _given(sampling: SamplingBody) -> dict[str, Any]:
-    given: dict[str, Any] = {name: getattr(sampling, name) for name in SAME} | plain_fields.given(sampling)
+    given: dict[str, Any] = {name: getattr(sampling, name) for name in SHARED_FIELDS} | scalar_fields.given(sampling)
     return given | {
         "max_tokens": sampling.max_new_tokens,
         "min_tokens": sampling.min_new_tokens,

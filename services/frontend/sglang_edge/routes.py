@@ -6,13 +6,13 @@ from fastapi import Request
 from starlette.responses import Response
 
 from quire.services.frontend.http import headers
-from quire.services.frontend.http.answer import Answer
+from quire.services.frontend.http.responses import GenerationResponse
 from quire.services.frontend.http.router import Router
 from quire.services.frontend.http.serving_context import ServingContext
 from quire.services.frontend.openai_edge.answers.logprobs import TokenTexts
 from quire.services.frontend.sglang_edge.bodies import SglangGenerateBody
 from quire.services.frontend.sglang_edge.format import SglangGenerateFormat
-from quire.services.frontend.sglang_edge.requests import generate_request, is_several
+from quire.services.frontend.sglang_edge.requests import generate_request, has_several_answers
 
 GENERATE = "/generate"
 
@@ -31,7 +31,7 @@ class SglangRoutes:
         request = generate_request(body, headers.read(http), self._tokenizer.defaults)
         answer_format = SglangGenerateFormat(
             TokenTexts(self._tokenizer, as_ids=False),
-            several=is_several(body),
+            several=has_several_answers(body),
             with_texts=body.return_text_in_logprobs,
         )
-        return Answer(self._generator, request, answer_format, stream=body.stream)
+        return GenerationResponse(self._generator, request, answer_format, stream=body.stream)

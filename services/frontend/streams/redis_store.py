@@ -10,21 +10,21 @@ import asyncio
 from collections.abc import Awaitable, Sequence
 from typing import Any, TypeVar
 
-from quire.services.frontend.streams.redis_use import RedisUse, tenant_name
+from quire.services.frontend.streams.redis_usage import RedisUsage, tenant_name
 from quire.services.frontend.streams.store import (
     DELETED_S,
-    Bounds,
-    Exists,
-    FoundStream,
-    Standing,
-    StoreAway,
+    LeaseStatus,
     StoreFull,
+    StoreLimits,
+    StoreUnavailable,
+    StoreUsage,
+    StreamExists,
     StreamKey,
-    StreamUse,
-    TotalUse,
+    StreamUpdate,
+    StreamUsage,
 )
 from quire.shared.prefix_index import redis_error
-from quire.shared.process.supervision import is_asked_to_end
+from quire.shared.process.supervision import is_cancel_requested
 
 LEASE_MS = 3000  # without a word of its maker for so long, a stream is taken over by whoever reads it
 READ_MS = 3000  # for so long a look at a stream counts as a reader
@@ -36,8 +36,8 @@ CREATE = """
 local now = redis.call('TIME')
 now = now[1] * 1000 + math.floor(now[2] / 1000)
 local owner = redis.call('GET', KEYS[3])
-local is_mine = ARGV[7] == '1' and (not owner or owner == ARGV[2])
-if redis.call('EXISTS', KEYS[1]) == 1 and not is_mine then return 0 end
+local is_owner = ARGV[7] == '1' and (not owner or owner == ARGV[2])
+if redis.call('EXISTS', KEYS[1]) == 1 and not is_owner then return 0 end
 if ARGV[7] == '1' and redis.call('EXISTS', KEYS[5]) == 1 then return 0 end
 redis.call('ZREMRANGEBYSCORE', KEYS[4], '-inf', now)
 if redis.call('ZCARD', KEYS[4]) >= tonumber(ARGV[4]) then return -1 end
@@ -50,10 +50,10 @@ return 1
 """
 
 # A maker that stood still finds that another has its lease, or has written behind the entry where it is: it stops.
-# A log that lacks entries is that of a Redis which came back with an old state: its maker keeps all of it anew.
+# A log that lacks entries is that of a Redis which came back with an old state: its maker keeps all of it overwrite.
 APPEND = """
-local function standing(is_there, is_mine)
-    return {is_there, is_mine, redis.call('EXISTS', KEYS[5]), redis.call('EXISTS', KEYS[6])}
+local function standing(exists, is_owner)
+    return {exists, is_owner, redis.call('EXISTS', KEYS[5]), redis.call('EXISTS', KEYS[6])}
 end
 if redis.call('EXISTS', KEYS[1]) == 0 then return standing(0, 1) end
 local owner = redis.call('GET', KEYS[3])
@@ -91,37 +91,44 @@ class RedisStore:
         self._create = redis.register_script(CREATE)
         self._append = redis.register_script(APPEND)
         self._leave = redis.register_script(LEAVE)
-        self._use = RedisUse(redis, namespace)
+        self._usage = RedisUsage(redis, namespace)
 
     async def create(
-        self, key: StreamKey, request: bytes, owner: str, keep_ms: int, bounds: Bounds | None, *, anew: bool = False
+        self,
+        key: StreamKey,
+        request: bytes,
+        owner: str,
+        ttl_ms: int,
+        bounds: StoreLimits | None,
+        *,
+        overwrite: bool = False,
     ) -> None:
-        use, most = StreamUse(key, len(request), keep_ms), UNBOUNDED if bounds is None else bounds.per_tenant
-        is_new = await _answered(self._use.admit(use, bounds))
+        use, most = StreamUsage(key, len(request), ttl_ms), UNBOUNDED if bounds is None else bounds.per_tenant
+        is_new = await _answered(self._usage.admit(use, bounds))
         keys = [*(self._key(key, name) for name in ("request", "log", "lease")), self._index(key)]
-        args = [request, owner, LEASE_MS, most, keep_ms, key.request_id, int(anew)]
+        args = [request, owner, LEASE_MS, most, ttl_ms, key.request_id, int(overwrite)]
         done = await _answered(self._create(keys=[*keys, self._key(key, "deleted")], args=args))
         if done <= 0 and is_new:
-            await self.tell([use._replace(num_bytes=0, keep_ms=0)])
+            await self.report_usage([use._replace(num_bytes=0, ttl_ms=0)])
         if done == 0:
-            raise Exists
+            raise StreamExists
         if done < 0:
             raise StoreFull("per_tenant", most)
 
     async def append(
-        self, key: StreamKey, owner: str, place: int, entries: Sequence[bytes], keep_ms: int, *, is_last: bool = False
-    ) -> Standing:
+        self, key: StreamKey, owner: str, place: int, entries: Sequence[bytes], ttl_ms: int, *, is_last: bool = False
+    ) -> LeaseStatus:
         before, behind = ("request", "log", "lease"), ("cancel", "read")
         keys = [*(self._key(key, name) for name in before), self._index(key)]
         keys += [self._key(key, name) for name in behind]
-        args = [owner, LEASE_MS, keep_ms, place, int(is_last), key.request_id, *entries]
-        return Standing(*map(bool, await _answered(self._append(keys=keys, args=args))))
+        args = [owner, LEASE_MS, ttl_ms, place, int(is_last), key.request_id, *entries]
+        return LeaseStatus(*map(bool, await _answered(self._append(keys=keys, args=args))))
 
     async def request(self, key: StreamKey) -> bytes | None:
         found: bytes | None = await _answered(self._redis.get(self._key(key, "request")))
         return found
 
-    async def read(self, wanted: Sequence[tuple[StreamKey, int]]) -> list[FoundStream]:
+    async def read(self, wanted: Sequence[tuple[StreamKey, int]]) -> list[StreamUpdate]:
         pipeline = self._redis.pipeline(transaction=False)
         for key, place in wanted:
             pipeline.exists(self._key(key, "lease"))  # first: a lease that ends after this was renewed by an entry
@@ -131,10 +138,10 @@ class RedisStore:
         answers = await _answered(_executed(pipeline))
         return [_found(*answers[at : at + 3]) for at in range(0, len(answers), 4)]
 
-    async def take(self, key: StreamKey, owner: str) -> bool:
+    async def acquire_lease(self, key: StreamKey, owner: str) -> bool:
         return bool(await _answered(self._redis.set(self._key(key, "lease"), owner, nx=True, px=LEASE_MS)))
 
-    async def leave(self, key: StreamKey, owner: str) -> None:
+    async def release_lease(self, key: StreamKey, owner: str) -> None:
         await _answered(self._leave(keys=[self._key(key, "lease")], args=[owner]))
 
     async def cancel(self, key: StreamKey) -> bool:
@@ -151,13 +158,13 @@ class RedisStore:
         pipeline.zrem(self._index(key), key.request_id)
         pipeline.set(self._key(key, "deleted"), 1, ex=DELETED_S)
         await _answered(pipeline.execute())
-        await self.tell([StreamUse(key, 0, 0)])
+        await self.report_usage([StreamUsage(key, 0, 0)])
 
     async def is_deleted(self, key: StreamKey) -> bool:
         return bool(await _answered(self._redis.exists(self._key(key, "deleted"))))
 
-    async def tell(self, uses: Sequence[StreamUse]) -> TotalUse:
-        return await _answered(self._use.tell(uses))
+    async def report_usage(self, uses: Sequence[StreamUsage]) -> StoreUsage:
+        return await _answered(self._usage.report_usage(uses))
 
     async def close(self) -> None:
         await self._redis.aclose()
@@ -181,11 +188,11 @@ async def _executed(pipeline: Any) -> list[Any]:
     return answers
 
 
-def _found(is_made: Any, entries: Any, is_there: Any) -> FoundStream:
+def _found(has_producer: Any, entries: Any, exists: Any) -> StreamUpdate:
     """Takes a log of another type, which no frontend has written, for a stream that is gone."""
     if not isinstance(entries, list):
-        return FoundStream(is_there=False, is_made=False, entries=[])
-    return FoundStream(bool(is_there), bool(is_made), entries)
+        return StreamUpdate(exists=False, has_producer=False, entries=[])
+    return StreamUpdate(bool(exists), bool(has_producer), entries)
 
 
 async def _answered(question: Awaitable[Result]) -> Result:
@@ -193,9 +200,9 @@ async def _answered(question: Awaitable[Result]) -> Result:
     try:
         answer = await question
     except (redis_error(), OSError) as error:
-        if is_asked_to_end():
+        if is_cancel_requested():
             raise asyncio.CancelledError from None
-        raise StoreAway(f"{type(error).__name__}: {error}") from None
-    if is_asked_to_end():
+        raise StoreUnavailable(f"{type(error).__name__}: {error}") from None
+    if is_cancel_requested():
         raise asyncio.CancelledError
     return answer

@@ -23,11 +23,11 @@ class StreamKey(NamedTuple):
 Read = TypeVar("Read", bound=Message)
 
 
-class StoreAway(Exception):
+class StoreUnavailable(Exception):
     """It gave no answer."""
 
 
-class Exists(Exception):
+class StreamExists(Exception):
     """The tenant has a stream of that id."""
 
 
@@ -40,7 +40,7 @@ class StoreFull(Exception):
         self.bound, self.found = bound, found
 
 
-class Bounds(NamedTuple):
+class StoreLimits(NamedTuple):
     """Beyond any of them no stream begins; see StreamLimits."""
 
     per_tenant: int
@@ -48,63 +48,70 @@ class Bounds(NamedTuple):
     kept_bytes: int
 
 
-class StreamUse(NamedTuple):
+class StreamUsage(NamedTuple):
     """What one stream takes of the store, and for how long from now on if no more is told."""
 
     key: StreamKey
     num_bytes: int
-    keep_ms: int
+    ttl_ms: int
 
 
-class TotalUse(NamedTuple):
+class StoreUsage(NamedTuple):
     """Of all tenants' streams, at all frontends."""
 
     num_streams: int = 0
     num_bytes: int = 0
 
 
-class Standing(NamedTuple):
+class LeaseStatus(NamedTuple):
     """Of a stream, as who makes it hears with each of its entries."""
 
-    is_there: bool = True  # else it has to be kept anew
-    is_mine: bool = True  # else another frontend makes it
+    exists: bool = True  # else it has to be kept overwrite
+    is_owner: bool = True  # else another frontend makes it
     is_cancelled: bool = False
-    is_read: bool = False  # somewhere, lately
+    has_reader: bool = False  # somewhere, lately
 
 
-class FoundStream(NamedTuple):
+class StreamUpdate(NamedTuple):
     """More of a stream, as its readers elsewhere find it."""
 
-    is_there: bool
-    is_made: bool  # somebody renews its lease
+    exists: bool
+    has_producer: bool  # somebody renews its lease
     entries: list[bytes]
 
 
 class StreamStore(Protocol):
-    """`owner`: who makes a stream, unique for each time that somebody begins to. All raise StoreAway."""
+    """`owner`: who makes a stream, unique for each time that somebody begins to. All raise StoreUnavailable."""
 
     is_shared: bool
 
     async def create(
-        self, key: StreamKey, request: bytes, owner: str, keep_ms: int, bounds: Bounds | None, *, anew: bool = False
+        self,
+        key: StreamKey,
+        request: bytes,
+        owner: str,
+        ttl_ms: int,
+        bounds: StoreLimits | None,
+        *,
+        overwrite: bool = False,
     ) -> None:
-        """Raises Exists, or StoreFull beyond `bounds`. `anew`: one that nobody else makes is emptied."""
+        """Raises StreamExists, or StoreFull beyond `bounds`. `overwrite`: one that nobody else makes is emptied."""
 
     async def append(
-        self, key: StreamKey, owner: str, place: int, entries: Sequence[bytes], keep_ms: int, *, is_last: bool = False
-    ) -> Standing:
+        self, key: StreamKey, owner: str, place: int, entries: Sequence[bytes], ttl_ms: int, *, is_last: bool = False
+    ) -> LeaseStatus:
         """Behind `place` entries. Renews the lease, with or without any; after the last there is none."""
 
     async def request(self, key: StreamKey) -> bytes | None:
         """None where there is none such."""
 
-    async def read(self, wanted: Sequence[tuple[StreamKey, int]]) -> list[FoundStream]:
+    async def read(self, wanted: Sequence[tuple[StreamKey, int]]) -> list[StreamUpdate]:
         """Entries from a place on, some at a time; tells whoever makes it that somebody reads."""
 
-    async def take(self, key: StreamKey, owner: str) -> bool:
+    async def acquire_lease(self, key: StreamKey, owner: str) -> bool:
         """The lease of a stream that nobody makes. False if somebody was faster."""
 
-    async def leave(self, key: StreamKey, owner: str) -> None:
+    async def release_lease(self, key: StreamKey, owner: str) -> None:
         """Gives the lease back: somebody else may go on."""
 
     async def cancel(self, key: StreamKey) -> bool:
@@ -116,38 +123,45 @@ class StreamStore(Protocol):
     async def is_deleted(self, key: StreamKey) -> bool:
         """By whichever frontend; whoever has a copy forgets it."""
 
-    async def tell(self, uses: Sequence[StreamUse]) -> TotalUse:
+    async def report_usage(self, uses: Sequence[StreamUsage]) -> StoreUsage:
         """What streams take by now."""
 
     async def close(self) -> None:
         """Nothing more is asked."""
 
 
-class OnlyHere:
+class NullStreamStore:
     """Without Redis: streams are in the memory of the frontend that makes them, and nowhere else."""
 
     is_shared = False
 
     async def create(
-        self, key: StreamKey, request: bytes, owner: str, keep_ms: int, bounds: Bounds | None, *, anew: bool = False
+        self,
+        key: StreamKey,
+        request: bytes,
+        owner: str,
+        ttl_ms: int,
+        bounds: StoreLimits | None,
+        *,
+        overwrite: bool = False,
     ) -> None:
         """Whoever has the streams knows what there is."""
 
     async def append(
-        self, key: StreamKey, owner: str, place: int, entries: Sequence[bytes], keep_ms: int, *, is_last: bool = False
-    ) -> Standing:
-        return Standing()
+        self, key: StreamKey, owner: str, place: int, entries: Sequence[bytes], ttl_ms: int, *, is_last: bool = False
+    ) -> LeaseStatus:
+        return LeaseStatus()
 
     async def request(self, key: StreamKey) -> bytes | None:
         return None
 
-    async def read(self, wanted: Sequence[tuple[StreamKey, int]]) -> list[FoundStream]:
-        return [FoundStream(is_there=False, is_made=False, entries=[]) for _ in wanted]
+    async def read(self, wanted: Sequence[tuple[StreamKey, int]]) -> list[StreamUpdate]:
+        return [StreamUpdate(exists=False, has_producer=False, entries=[]) for _ in wanted]
 
-    async def take(self, key: StreamKey, owner: str) -> bool:
+    async def acquire_lease(self, key: StreamKey, owner: str) -> bool:
         return False
 
-    async def leave(self, key: StreamKey, owner: str) -> None:
+    async def release_lease(self, key: StreamKey, owner: str) -> None:
         """There is no lease."""
 
     async def cancel(self, key: StreamKey) -> bool:
@@ -159,19 +173,19 @@ class OnlyHere:
     async def is_deleted(self, key: StreamKey) -> bool:
         return False
 
-    async def tell(self, uses: Sequence[StreamUse]) -> TotalUse:
-        return TotalUse()
+    async def report_usage(self, uses: Sequence[StreamUsage]) -> StoreUsage:
+        return StoreUsage()
 
     async def close(self) -> None:
         """There is nothing to close."""
 
 
-def parsed(entry: bytes) -> pb.KeptMessage:
+def parse_entry(entry: bytes) -> pb.KeptMessage:
     """Raises Internal for an entry that no frontend has written."""
     return _read(pb.KeptMessage, entry, "a message of the stream")
 
 
-def parsed_request(kept: bytes) -> pb.KeptRequest:
+def parse_request(kept: bytes) -> pb.KeptRequest:
     """Raises Internal for what no frontend has written."""
     return _read(pb.KeptRequest, kept, "the request of the stream")
 

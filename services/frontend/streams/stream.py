@@ -21,7 +21,7 @@ class StreamPiece(NamedTuple):
 
 
 class Stream:
-    """num_kept <= num_shown <= len(entries); what is shown and not kept could not be."""
+    """num_stored <= num_visible <= len(entries); what is shown and not kept could not be."""
 
     def __init__(self, key: StreamKey, request: pb.KeptRequest, address: str = "") -> None:
         """`address`: of the client that began it here."""
@@ -29,13 +29,13 @@ class Stream:
         self.address = address
         self.request = request
         self.entries: list[pb.KeptMessage] = []
-        self.num_shown = 0  # entries that readers may have
-        self.num_kept = 0  # ... that any frontend can find
+        self.num_visible = 0  # entries that readers may have
+        self.num_stored = 0  # ... that any frontend can find
         self.num_bytes = 0  # of the entries
         self._request_bytes = request.ByteSize()
         self.num_readers = 0
-        self.quiet_since_s: float | None = None  # without a reader
-        self.loss: QuireError | None = None  # why nothing more comes here, though it has not ended
+        self.unread_since_s: float | None = None  # without a reader
+        self.failure: QuireError | None = None  # why nothing more comes here, though it has not ended
         self._changed = asyncio.Event()
 
     @property
@@ -45,10 +45,10 @@ class Stream:
     @property
     def has_ended(self) -> bool:
         """And every reader may know."""
-        return self.num_shown > 0 and self.entries[self.num_shown - 1].HasField("end")
+        return self.num_visible > 0 and self.entries[self.num_visible - 1].HasField("end")
 
     @property
-    def held_bytes(self) -> int:
+    def memory_bytes(self) -> int:
         """Of memory: the request has the whole body, and whatever conversation that goes on with."""
         return self._request_bytes + self.num_bytes
 
@@ -59,46 +59,46 @@ class Stream:
     @property
     def error(self) -> QuireError | None:
         """That it has ended with, without a message that says so."""
-        last = self.entries[self.num_shown - 1] if self.num_shown else None
+        last = self.entries[self.num_visible - 1] if self.num_visible else None
         return from_proto(last.end.error) if last is not None and last.end.HasField("error") else None
 
     @property
     def first_message(self) -> bytes | None:
         """As last_message."""
-        return self.entries[0].message if self.num_shown > self.has_ended else None
+        return self.entries[0].message if self.num_visible > self.has_ended else None
 
     @property
     def last_message(self) -> bytes | None:
         """That readers may have."""
-        place = self.num_shown - 1 - self.has_ended
+        place = self.num_visible - 1 - self.has_ended
         return self.entries[place].message if place >= 0 else None
 
-    def add(self, entries: Iterable[pb.KeptMessage]) -> None:
+    def append(self, entries: Iterable[pb.KeptMessage]) -> None:
         """Not to be seen yet."""
         for entry in entries:
             self.entries.append(entry)
             self.num_bytes += entry.ByteSize()
 
-    def keep(self, count: int) -> None:
+    def mark_stored(self, count: int) -> None:
         """So many of them are, and may be seen."""
-        self.num_kept = count
-        self.num_shown = max(self.num_shown, count)
+        self.num_stored = count
+        self.num_visible = max(self.num_visible, count)
         self._notify()
 
-    def show(self) -> None:
+    def publish_all(self) -> None:
         """All that there is, kept or not."""
-        self.num_shown = len(self.entries)
+        self.num_visible = len(self.entries)
         self._notify()
 
-    def cut(self) -> None:
+    def drop_unstored(self) -> None:
         """What is not kept is another's to make."""
-        del self.entries[self.num_kept :]
-        self.num_shown = self.num_kept
+        del self.entries[self.num_stored :]
+        self.num_visible = self.num_stored
         self.num_bytes = sum(entry.ByteSize() for entry in self.entries)
 
-    def lose(self, error: QuireError) -> None:
+    def fail(self, error: QuireError) -> None:
         """Readers hear it behind what there is."""
-        self.loss = error
+        self.failure = error
         self._notify()
 
     def _notify(self) -> None:
@@ -109,18 +109,18 @@ class Stream:
         """Messages from `offset` on until the end; raises the error that it ends with."""
         place = offset
         while True:
-            while place < self.num_shown:
+            while place < self.num_visible:
                 entry = self.entries[place]
                 if entry.HasField("end"):
                     if entry.end.HasField("error"):
                         raise from_proto(entry.end.error)
                     return
-                yield StreamPiece(place if place < self.num_kept else None, entry.message)
+                yield StreamPiece(place if place < self.num_stored else None, entry.message)
                 place += 1
                 if (place - offset) % PIECES_AT_ONCE == 0:
                     await asyncio.sleep(0)
-            if self.loss is not None:
-                raise self.loss
+            if self.failure is not None:
+                raise self.failure
             if self.has_ended:  # before `offset`
                 return
             await self._changed.wait()

@@ -13,7 +13,7 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from quire.services.frontend.tokenizer.control_tokens import show_private
+from quire.services.frontend.tokenizer.control_tokens import unescape_private_use
 from quire.services.frontend.tokenizer.message_shapes.contents import last_text
 from quire.shared.errors import InvalidArgument
 
@@ -52,7 +52,7 @@ def _tojson(
     text = json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys, default=_listed
     )
-    return show_private(text) if ensure_ascii else text
+    return unescape_private_use(text) if ensure_ascii else text
 
 
 def _listed(value: Any) -> list[Any]:
@@ -104,7 +104,7 @@ class ChatTemplate:
         return tuple(dict.fromkeys(filter(None, (self.default, self.with_tools, *self.named.values()))))
 
     @property
-    def shows_tools(self) -> bool:
+    def supports_tools(self) -> bool:
         return "tools" in self.source
 
     def chosen(self, *, name: str = "", tools: bool = False) -> str:
@@ -124,15 +124,16 @@ class ChatTemplate:
         self,
         messages: Sequence[Message],
         *,
-        open_turn: bool,
-        continue_last: bool,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
         variables: Mapping[str, Any],
         tools: Sequence[Mapping[str, Any]] = (),
         no_tools: Sequence[Mapping[str, Any]] | None = None,
         name: str = "",
     ) -> str:
-        """`no_tools`: the value of tools where there are none. `open_turn`: end with the start of the assistant's
-        answer. `continue_last`: leave the last message open."""
+        """`no_tools`: the value of tools where there are none. `add_generation_prompt`: end with the start of the
+        assistant's
+        answer. `continue_final_message`: leave the last message open."""
         source = self.chosen(name=name, tools=bool(tools))
         scope = {
             "documents": None,  # templates ask whether these are none
@@ -141,10 +142,10 @@ class ChatTemplate:
             **variables,
             "messages": messages,
             "tools": list(tools) or no_tools,
-            "add_generation_prompt": open_turn,
+            "add_generation_prompt": add_generation_prompt,
         }
         text = self.run(source, scope)
-        return _cut_after(text, messages[-1]) if continue_last else text
+        return _cut_after(text, messages[-1]) if continue_final_message else text
 
     def compiled(self, source: str) -> Template:
         """Raises InvalidArgument of the model."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from quire.services.frontend.request.request import ChatPrompt
-from quire.services.frontend.tokenizer.spellings import Spellings
+from quire.services.frontend.tokenizer.text_matcher import TextMatcher
 from quire.shared.errors import InvalidArgument
 
 FIRST, LAST = 0xF0000, 0x10FFFD
@@ -61,10 +61,10 @@ class ControlTokens:
         found = [_mark(token) for token in added if token["special"] or _is_mark(token["content"], template, marks)]
         alone = [mark.text for mark in found if mark.alone]
         self.marks: dict[str, Mark] = {mark.text: mark for mark in found}
-        self._written = Spellings(self.marks, alone)
-        self._asked = Spellings(self.marks, others=PRIVATE)
+        self._written = TextMatcher(self.marks, alone)
+        self._asked = TextMatcher(self.marks, others=PRIVATE)
         # An assistant's own turns hold what the parsers of answers left in them.
-        self._answered = Spellings(
+        self._answered = TextMatcher(
             (mark.text for mark in found if mark.special and mark.text not in marks), others=PRIVATE
         )
         self._normalize = normalize if any(mark.normalized for mark in found) else None
@@ -89,7 +89,7 @@ class ControlTokens:
         role = str(message.get("role", ""))  # templates write marks around it and compare it
         return {**message, **shown, "role": _replaced(role, [*self._asked.spans(role)], hidden)}
 
-    def _value(self, value: Any, spellings: Spellings, hidden: Hidden) -> Any:
+    def _value(self, value: Any, spellings: TextMatcher, hidden: Hidden) -> Any:
         """With nothing left in any text of it."""
         if isinstance(value, str):
             return self._text(value, spellings, hidden)
@@ -102,7 +102,7 @@ class ControlTokens:
             return [self._value(inner, spellings, hidden) for inner in value]
         return value
 
-    def _text(self, text: str, spellings: Spellings, hidden: Hidden) -> str:
+    def _text(self, text: str, spellings: TextMatcher, hidden: Hidden) -> str:
         spans = _spans_in(text, spellings)
         if self._normalize is not None and not spans and next(spellings.spans(self._normalize(text)), None):
             spans = [(0, len(text))]
@@ -157,7 +157,7 @@ class Hidden:
         return self.texts[number] if number < len(self.texts) else found[0]
 
 
-def show_private(json_text: str) -> str:
+def unescape_private_use(json_text: str) -> str:
     """JSON in ASCII, but with characters of private use as they are: what stands for something must stay one."""
     return ESCAPED.sub(lambda found: found[1] + bytes.fromhex(found[2] + found[3]).decode("utf-16-be"), json_text)
 
@@ -203,7 +203,7 @@ def _replaced(text: str, spans: Sequence[tuple[int, int]], hidden: Hidden) -> st
     return "".join([*parts, text[position:]])
 
 
-def _spans_in(text: str, spellings: Spellings) -> list[tuple[int, int]]:
+def _spans_in(text: str, spellings: TextMatcher) -> list[tuple[int, int]]:
     """Of spellings, and of what could become one with what is written before or behind the text."""
     spans = list(spellings.spans(text))
     start, end = len(text) - len(text.lstrip()), len(text.rstrip())  # many templates strip

@@ -17,17 +17,17 @@ from typing import Any, TypeVar
 from tokenizers import Encoding
 from tokenizers import Tokenizer as HfTokenizer
 
-from quire.services.frontend.bounds.turns import SmallestFirst
+from quire.services.frontend.bounds.smallest_first import SmallestFirstLimiter
 from quire.services.frontend.tokenizer.control_tokens import TextSection
-from quire.services.frontend.tokenizer.cuts import Cuts
 from quire.services.frontend.tokenizer.plain_tokenizer import plain_tokenizer
+from quire.services.frontend.tokenizer.text_splitter import TextSplitter
 from quire.shared.errors import InvalidArgument
-from quire.shared.process.priority import step_back
+from quire.shared.process.priority import lower_priority
 
 # Up to here tokenizing takes less than a detour through a thread costs other streams
 # (tests/services/frontend/load/throughput.py prints it).
 INLINE_CHARACTERS = 1024
-LIKE_CHARACTERS = 64  # what every section costs besides its text
+PER_SECTION_COST_CHARACTERS = 64  # what every section costs besides its text
 PIECE_CHARACTERS = 32 * 1024  # 5 ms, 3 MB while they last: a tokenizer takes about 100 bytes a character
 LONGEST_WORD = 128 * 1024  # characters in a row that only the whole vocabulary could split: 20 ms, 13 MB
 PANIC = "PanicException"  # of pyo3, whose class can be imported from nowhere
@@ -71,14 +71,14 @@ def _encoded(tokenizer: HfTokenizer, texts: list[Any], *, add_special_tokens: bo
     return found
 
 
-class Reader:
+class SectionEncoder:
     """One tokenizer."""
 
     def __init__(self, tokenizer: HfTokenizer, opener: str = "") -> None:
         """`opener`: one token that may come before a text that is not the first."""
         self.tokenizer = tokenizer
         self.opener = opener
-        self.cuts = Cuts(tokenizer)
+        self.splitter = TextSplitter(tokenizer)
 
     def ids(self, text: str, add_special_tokens: bool) -> list[int]:
         # A batch, because the GIL is released for it, and a fast one, because nobody needs the characters' places.
@@ -99,18 +99,23 @@ class Encoder:
         """`threads`: 0: by the number of processors; `control_tokens`: that plain sections may spell."""
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # a batch of one, on the thread that asks for it
         self._tokenizer, self.sizes = tokenizer, sizes
-        self.own = Reader(tokenizer)
-        self._plain = Reader(*plain_tokenizer(tokenizer, control_tokens)) if control_tokens else self.own
+        self.text_encoder = SectionEncoder(tokenizer)
+        self._plain = (
+            SectionEncoder(*plain_tokenizer(tokenizer, control_tokens)) if control_tokens else self.text_encoder
+        )
         threads = threads or min(2, max(1, len(os.sched_getaffinity(0)) // 2))  # streams need the others
-        self._pool = ThreadPoolExecutor(threads, "tokenize", step_back)
-        self._whole = ThreadPoolExecutor(1, "tokenize-whole", step_back)  # texts that cannot be cut
-        self._turns, self._turns_of_whole = SmallestFirst(threads), SmallestFirst(1)
+        self._pool = ThreadPoolExecutor(threads, "tokenize", lower_priority)
+        self._whole = ThreadPoolExecutor(1, "tokenize-whole", lower_priority)  # texts that cannot be cut
+        self._turns, self._turns_of_whole = SmallestFirstLimiter(threads), SmallestFirstLimiter(1)
         self._before, self._behind = self._frame()
         self._pair_frame = self._find_pair_frame()
 
     def _frame(self) -> tuple[list[int], list[int]]:
         """What the tokenizer puts around any text by itself."""
-        inner, framed = self.encode_now("a", add_special_tokens=False), self.encode_now("a", add_special_tokens=True)
+        inner, framed = (
+            self.encode_inline("a", add_special_tokens=False),
+            self.encode_inline("a", add_special_tokens=True),
+        )
         at = next((i for i in range(len(framed)) if framed[i : i + len(inner)] == inner), 0)
         return framed[:at], framed[at + len(inner) :]
 
@@ -119,32 +124,32 @@ class Encoder:
         """What stands before and behind any text that special tokens are added to."""
         return self._before, self._behind
 
-    def encode_now(self, text: str, *, add_special_tokens: bool) -> list[int]:
+    def encode_inline(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """For short texts."""
-        return self.own.ids(text, add_special_tokens)
+        return self.text_encoder.ids(text, add_special_tokens)
 
-    async def encode(self, text: str, *, add_special_tokens: bool, enough: int | None = None) -> list[int]:
-        """`enough`: of a long text, ids need not go on once there are more than so many."""
-        if len(text) <= self.sizes.piece or not self.own.cuts.known:
-            return await self._whole_text(self.own, text, add_special_tokens=add_special_tokens)
-        ids = await self._in_pieces(self.own, text, enough)
+    async def encode(self, text: str, *, add_special_tokens: bool, stop_after: int | None = None) -> list[int]:
+        """`stop_after`: of a long text, ids need not go on once there are more than so many."""
+        if len(text) <= self.sizes.piece or not self.text_encoder.splitter.is_supported:
+            return await self._whole_text(self.text_encoder, text, add_special_tokens=add_special_tokens)
+        ids = await self._in_pieces(self.text_encoder, text, stop_after)
         return self._framed(ids) if add_special_tokens else ids
 
-    async def encode_pair(self, first: str, second: str, *, plain: bool, enough: int | None = None) -> Tokenized:
-        """As the tokenizer joins them. `plain`: they spell no control tokens. `enough`: of long texts, ids need not go
-        on once there are more than so many."""
+    async def encode_pair(self, first: str, second: str, *, plain: bool, stop_after: int | None = None) -> Tokenized:
+        """As the tokenizer joins them. `plain`: they spell no control tokens. `stop_after`: a long text
+        may yield fewer ids, once it has more than this."""
         length, frame = len(first) + len(second), self._pair_frame
         if not plain and length <= self.sizes.inline:
-            return self.own.pair((first, second))
-        if not plain and (length <= self.sizes.piece or not self.own.cuts.known or frame is None):
-            return await self.in_thread(self.own.pair, (first, second), length)
+            return self.text_encoder.pair((first, second))
+        if not plain and (length <= self.sizes.piece or not self.text_encoder.splitter.is_supported or frame is None):
+            return await self.in_thread(self.text_encoder.pair, (first, second), length)
         if frame is None:
             text = "control_tokens: none: what this tokenizer puts between two texts cannot be told from the texts"
             raise InvalidArgument(text, field="control_tokens")
         before, between, behind, of_second = frame
-        ids = await self._section(TextSection(first, plain), False, enough)
+        ids = await self._section(TextSection(first, plain), False, stop_after)
         others = await self._section(
-            TextSection(second, plain), False, None if enough is None else max(0, enough - len(ids))
+            TextSection(second, plain), False, None if stop_after is None else max(0, stop_after - len(ids))
         )
         begin = len(before) + len(ids) + len(between)
         return Tokenized([*before, *ids, *between, *others, *behind], 0 if of_second is None else begin - of_second)
@@ -152,7 +157,7 @@ class Encoder:
     def _find_pair_frame(self) -> tuple[list[int], list[int], list[int], int | None] | None:
         """What the tokenizer puts before, between and behind two texts, and how many of those between count as the
         second's (None: it does not tell them apart); None where that cannot be seen."""
-        inner, pair = self.encode_now("a", add_special_tokens=False), self.own.pair(("a", "a"))
+        inner, pair = self.encode_inline("a", add_special_tokens=False), self.text_encoder.pair(("a", "a"))
         framed = list(pair.token_ids)
         size = len(inner)
         found = [i for i in range(len(framed) - size + 1) if framed[i : i + size] == inner]
@@ -163,59 +168,61 @@ class Encoder:
         return framed[:first], framed[first + size : second], framed[second + size :], of_second
 
     async def encode_sections(
-        self, sections: Sequence[TextSection], *, add_special_tokens: bool, enough: int | None = None
+        self, sections: Sequence[TextSection], *, add_special_tokens: bool, stop_after: int | None = None
     ) -> list[int]:
         """Of one text, each with the tokenizer that it needs."""
         ids: list[int] = []
         at_once = 0
         for number, section in enumerate(sections):
-            at_once += len(section.text) + LIKE_CHARACTERS
+            at_once += len(section.text) + PER_SECTION_COST_CHARACTERS
             if at_once > self.sizes.inline:  # a conversation may have thousands of short ones
                 await asyncio.sleep(0)
                 at_once = 0
-            ids += await self._section(section, number > 0, None if enough is None else enough - len(ids))
-            if enough is not None and len(ids) > enough:
+            ids += await self._section(section, number > 0, None if stop_after is None else stop_after - len(ids))
+            if stop_after is not None and len(ids) > stop_after:
                 break
         return self._framed(ids) if add_special_tokens else ids
 
-    async def _section(self, section: TextSection, follows: bool, enough: int | None) -> list[int]:
-        reader = self._plain if section.plain else self.own
+    async def _section(self, section: TextSection, follows: bool, stop_after: int | None) -> list[int]:
+        reader = self._plain if section.plain else self.text_encoder
         opened = bool(reader.opener) and follows
         text = reader.opener + section.text if opened else section.text
-        if len(text) <= self.sizes.piece or not reader.cuts.known:
+        if len(text) <= self.sizes.piece or not reader.splitter.is_supported:
             ids = await self._whole_text(reader, text, add_special_tokens=False)
         else:
-            ids = await self._in_pieces(reader, text, enough)
+            ids = await self._in_pieces(reader, text, stop_after)
         return ids[1:] if opened else ids
 
     def _framed(self, ids: list[int]) -> list[int]:
         return [*self._before, *ids, *self._behind]
 
-    async def _whole_text(self, reader: Reader, text: str, *, add_special_tokens: bool) -> list[int]:
+    async def _whole_text(self, reader: SectionEncoder, text: str, *, add_special_tokens: bool) -> list[int]:
         if len(text) <= self.sizes.inline:
             return reader.ids(text, add_special_tokens)
         if len(text) <= self.sizes.piece:
             return await self._in_turn(reader, text, len(text), add_special_tokens=add_special_tokens)
-        async with self._turns_of_whole.turn(len(text)):
+        async with self._turns_of_whole.slot(len(text)):
             return await self._run(self._whole, reader, text, add_special_tokens)
 
-    async def _in_pieces(self, reader: Reader, text: str, enough: int | None) -> list[int]:
+    async def _in_pieces(self, reader: SectionEncoder, text: str, stop_after: int | None) -> list[int]:
         ids = array("i")  # not Python's own numbers, nine times as large, while it waits for its next turn
         try:
-            for piece in reader.cuts.pieces(text, self.sizes.piece, LONGEST_WORD):
+            for piece in reader.splitter.pieces(text, self.sizes.piece, LONGEST_WORD):
                 ids.extend(await self._in_turn(reader, piece, len(text), add_special_tokens=False))
-                if enough is not None and len(ids) > enough:
+                if stop_after is not None and len(ids) > stop_after:
                     break
         except ValueError:
             message = f"prompt: more than {LONGEST_WORD} characters in a row without a blank, a digit or a mark."
             raise InvalidArgument(message, field="prompt") from None
         return ids.tolist()
 
-    async def _in_turn(self, reader: Reader, piece: str, length: int, *, add_special_tokens: bool) -> list[int]:
-        async with self._turns.turn(length):
+    async def _in_turn(self, reader: SectionEncoder, piece: str, length: int, *, add_special_tokens: bool) -> list[int]:
+        async with self._turns.slot(length):
             return await self._run(self._pool, reader, piece, add_special_tokens)
 
-    async def _run(self, pool: ThreadPoolExecutor, reader: Reader, text: str, add_special_tokens: bool) -> list[int]:
+    async def _run(
+        self, pool: ThreadPoolExecutor, reader: SectionEncoder, text: str, add_special_tokens: bool
+    ) -> list[int]:
         return await asyncio.get_running_loop().run_in_executor(pool, reader.ids, text, add_special_tokens)
 
     async def encode_all(self, texts: Sequence[str]) -> list[array[int]]:
@@ -226,7 +233,7 @@ class Encoder:
         loop = asyncio.get_running_loop()
         found: list[array[int]] = []
         for some in _portions(texts, self.sizes.piece):
-            async with self._turns.turn(characters):
+            async with self._turns.slot(characters):
                 found += await loop.run_in_executor(self._pool, self._encode_all, some)
         return found
 
@@ -236,7 +243,7 @@ class Encoder:
 
     async def in_thread(self, work: Callable[[Argument], Result], argument: Argument, amount: int) -> Result:
         """Other work of the kind, on texts that are not short; the one with the least `amount` goes first."""
-        async with self._turns_of_whole.turn(amount):
+        async with self._turns_of_whole.slot(amount):
             return await asyncio.get_running_loop().run_in_executor(self._whole, work, argument)
 
     def close(self) -> None:

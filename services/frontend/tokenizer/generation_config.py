@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from quire.services.frontend.request.plain_parameters import PLAIN_PARAMETERS, RECOMMENDED
-from quire.services.frontend.tokenizer.folder import read_optional
+from quire.services.frontend.request.scalar_parameters import RECOMMENDED, SCALAR_PARAMETERS
+from quire.services.frontend.tokenizer.config_files import read_optional_json
 from quire.shared.errors import InvalidArgument
 from quire.shared.models.model_identity import read_config
 
 LEAST_TOP_P = 1e-6  # transformers takes 0 for the most likely token alone, and so does this
 LENGTH = "max_new_tokens"
-INTEGERS = frozenset({LENGTH, *(one.name for one in PLAIN_PARAMETERS if one.is_integer)})
+INTEGERS = frozenset({LENGTH, *(one.name for one in SCALAR_PARAMETERS if one.is_integer)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class GenerationDefaults:
 
 def read_defaults(folder: Path) -> GenerationDefaults:
     """Raises InvalidArgument for what is no number."""
-    config = read_optional(folder / "generation_config.json")
+    config = read_optional_json(folder / "generation_config.json")
     named = {name: _number(name, config.get(name)) for name in ("temperature", *RECOMMENDED)}
     if named["top_p"] == 0:
         named["top_p"] = LEAST_TOP_P
@@ -38,7 +38,7 @@ def read_defaults(folder: Path) -> GenerationDefaults:
 
 def read_eos_ids(folder: Path) -> list[int]:
     """End-of-sequence tokens that generation_config.json names, else those of config.json."""
-    config = read_optional(folder / "generation_config.json")
+    config = read_optional_json(folder / "generation_config.json")
     return _as_list(config.get("eos_token_id")) or _as_list(read_config(folder).get("eos_token_id"))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from quire.services.frontend.tokenizer.chat_template import ChatTemplate
-from quire.services.frontend.tokenizer.folder import read_optional, special_tokens
+from quire.services.frontend.tokenizer.config_files import read_optional_json, special_tokens
 from quire.shared.errors import InvalidArgument
 
 DEFAULT, TOOL_USE = "default", "tool_use"  # names that transformers gives
@@ -34,7 +34,7 @@ def load(folder: Path, override: str = "") -> ChatTemplate:
 
 def _named(folder: Path) -> tuple[dict[str, str], str]:
     """Returns the folder's templates by name, and where the default one stands: files come before the config."""
-    written = read_optional(folder / CONFIG).get("chat_template")
+    written = read_optional_json(folder / CONFIG).get("chat_template")
     named, label = _configured(written), CONFIG
     if (folder / FILE).is_file():
         named, label = {DEFAULT: _text(folder / FILE)}, FILE

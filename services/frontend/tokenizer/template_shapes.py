@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from quire.services.frontend.tokenizer import template_files
-from quire.services.frontend.tokenizer.conversations.conversations import Conversations
-from quire.services.frontend.tokenizer.conversations.rendering import Introduction
+from quire.services.frontend.tokenizer.chat_rendering.chat_renderer import ChatRenderer
+from quire.services.frontend.tokenizer.chat_rendering.prompt_renderer import RendererConfig
 from quire.services.frontend.tokenizer.message_shapes.shape import MessageShape
 
 
-def of_folder(folder: Path, override: str = "") -> Mapping[str, MessageShape]:
+def shapes_of_folder(folder: Path, override: str = "") -> Mapping[str, MessageShape]:
     """Returns them by the name of the template; raises InvalidArgument where a template cannot be used."""
     template = template_files.load(folder, override)
-    introduction = Introduction.of(template)
-    with contextlib.closing(Conversations(introduction)) as conversations:
+    renderer_config = RendererConfig.of(template)
+    with contextlib.closing(ChatRenderer(renderer_config)) as conversations:
         return conversations.shapes()

@@ -11,23 +11,23 @@ from typing import Literal
 
 from tokenizers import Tokenizer as HfTokenizer
 
-from quire.services.frontend.bounds.turns import SmallestFirst
+from quire.services.frontend.bounds.smallest_first import SmallestFirstLimiter
 from quire.services.frontend.request.request import ChatPrompt
 from quire.services.frontend.tokenizer import template_files
+from quire.services.frontend.tokenizer.chat_rendering.chat_renderer import ChatRenderer
+from quire.services.frontend.tokenizer.chat_rendering.prompt_renderer import RendererConfig
 from quire.services.frontend.tokenizer.chat_template import ChatTemplate
+from quire.services.frontend.tokenizer.config_files import read_optional_json, special_tokens
 from quire.services.frontend.tokenizer.control_tokens import ControlTokens, TextSection
-from quire.services.frontend.tokenizer.conversations.conversations import Conversations
-from quire.services.frontend.tokenizer.conversations.rendering import Introduction
 from quire.services.frontend.tokenizer.encoder import Encoder, Tokenized
-from quire.services.frontend.tokenizer.folder import read_optional, special_tokens
 from quire.services.frontend.tokenizer.generation_config import GenerationDefaults, read_defaults, read_eos_ids
 from quire.services.frontend.tokenizer.pieces import TokenPieces, fallback_byte, is_byte_level
 from quire.shared.errors import InvalidArgument
 from quire.shared.models.tokenizer_file import tokenizer_file
-from quire.shared.structured_output.literals import Specials
+from quire.shared.structured_output.literals import SpecialTokens
 
 # What model families put around their reasoning, as single tokens.
-THINKING_MARKS = (
+THINKING_TOKENS = (
     ("<think>", "</think>"),
     ("[THINK]", "[/THINK]"),
     ("<seed:think>", "</seed:think>"),
@@ -35,10 +35,12 @@ THINKING_MARKS = (
     ("\u25c1think\u25b7", "\u25c1/think\u25b7"),
 )
 
-WhereAllowed = Literal["none", "raw_prompts", "everywhere"]
+ControlTokenPolicy = Literal["none", "raw_prompts", "everywhere"]
 NOWHERE, EVERYWHERE = "none", "everywhere"
 
-ANY_CLASS = "PreTrainedTokenizerFast"  # Hugging Face's for any tokenizer.json, where the folder names none
+DEFAULT_TOKENIZER_CLASS = (
+    "PreTrainedTokenizerFast"  # Hugging Face's for any tokenizer.json, where the folder names none
+)
 LIGHT_IDS = 8192  # decoded in a millisecond
 IDS_IN_A_TURN = 2048  # of the event loop: 0.4 ms
 
@@ -47,38 +49,38 @@ class Tokenizer:
     """Everything between text and ids that the model's folder decides."""
 
     def __init__(
-        self, folder: Path, threads: int, chat_template: str = "", control_tokens: WhereAllowed = "raw_prompts"
+        self, folder: Path, threads: int, chat_template: str = "", control_tokens: ControlTokenPolicy = "raw_prompts"
     ) -> None:
         """`chat_template`: a file to use instead of the folder's own. `control_tokens`: where users may write them."""
         self._hf = _read(folder)
         self.template = template_files.load(folder, chat_template)
-        introduction = self._introduction(self.template, guarded=control_tokens != EVERYWHERE)
-        self.conversations = Conversations(introduction)
+        renderer_config = self._renderer_config(self.template, guarded=control_tokens != EVERYWHERE)
+        self.chat_renderer = ChatRenderer(renderer_config)
         self.info = {
-            "tokenizer_class": ANY_CLASS,
-            **read_optional(folder / "tokenizer_config.json"),
+            "tokenizer_class": DEFAULT_TOKENIZER_CLASS,
+            **read_optional_json(folder / "tokenizer_config.json"),
             "chat_template": self.template.default,
         }
         self._allowed = control_tokens
-        self._control = ControlTokens(introduction.added, self.template.source, introduction.marks)
+        self._control = ControlTokens(renderer_config.added, self.template.source, renderer_config.marks)
         self._encoder = Encoder(self._hf, threads, () if control_tokens == EVERYWHERE else tuple(self._control.marks))
         self.defaults: GenerationDefaults = read_defaults(folder)
         self.eos_ids = self._eos_ids(folder)
         self._added = {i: token.content for i, token in self._hf.get_added_tokens_decoder().items()}
         self._special = {token.content: i for i, token in self._hf.get_added_tokens_decoder().items() if token.special}
-        self.thinking_marks = self._find_marks()
+        self.thinking_token_ids = self._find_marks()
         self._skipped: dict[frozenset[str], frozenset[int]] = {}  # by the special tokens that are shown
         self._plain_pieces: dict[frozenset[str], TokenPieces] = {}  # likewise
         self._pieces = TokenPieces(self._hf.id_to_token, frozenset())
         self.byte_level = is_byte_level(self._hf)
-        self._decoding = SmallestFirst(1)
+        self._decoding = SmallestFirstLimiter(1)
         self.longest_token = max(map(len, self._hf.get_vocab()), default=1)  # characters; a byte is one at most
 
-    def _introduction(self, template: ChatTemplate, *, guarded: bool) -> Introduction:
-        return Introduction.of(
+    def _renderer_config(self, template: ChatTemplate, *, guarded: bool) -> RendererConfig:
+        return RendererConfig.of(
             template,
             added=json.loads(self._hf.to_str(pretty=False))["added_tokens"],
-            marks=frozenset(mark for pair in THINKING_MARKS for mark in pair),
+            marks=frozenset(mark for pair in THINKING_TOKENS for mark in pair),
             normalizer=self._hf.normalizer,
             guarded=guarded,
         )
@@ -90,10 +92,10 @@ class Tokenizer:
         return tuple(dict.fromkeys(([] if own is None else [own]) + read_eos_ids(folder)))
 
     @property
-    def specials(self) -> Specials:
+    def specials(self) -> SpecialTokens:
         """Tokens that a grammar has to name."""
         ids = {content: token_id for token_id, content in self._added.items()}
-        return Specials(ids, frozenset(self._added.keys() - self._special))
+        return SpecialTokens(ids, frozenset(self._added.keys() - self._special))
 
     @property
     def control_tokens(self) -> frozenset[str]:
@@ -102,44 +104,44 @@ class Tokenizer:
 
     def _find_marks(self) -> tuple[int, int] | None:
         """The tokens that begin and end reasoning."""
-        for start, end in THINKING_MARKS:
+        for start, end in THINKING_TOKENS:
             first, last = self._hf.token_to_id(start), self._hf.token_to_id(end)
             if first is not None and last is not None:
                 return first, last
         return None
 
-    async def encode(self, text: str, *, add_special_tokens: bool, enough: int | None = None) -> list[int]:
-        """`enough`: of a long text, ids need not go on once there are more than so many."""
-        return await self._encoder.encode(text, add_special_tokens=add_special_tokens, enough=enough)
+    async def encode(self, text: str, *, add_special_tokens: bool, stop_after: int | None = None) -> list[int]:
+        """`stop_after`: of a long text, ids need not go on once there are more than so many."""
+        return await self._encoder.encode(text, add_special_tokens=add_special_tokens, stop_after=stop_after)
 
     @property
     def frame(self) -> tuple[list[int], list[int]]:
         """What the tokenizer puts before and behind a text."""
         return self._encoder.frame
 
-    def encode_now(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        return self._encoder.encode_now(text, add_special_tokens=add_special_tokens)
+    def encode_inline(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        return self._encoder.encode_inline(text, add_special_tokens=add_special_tokens)
 
     async def encode_all(self, texts: Sequence[str]) -> list[array[int]]:
         """Each by itself, without what the tokenizer puts around a text."""
         return await self._encoder.encode_all(texts)
 
-    async def encode_prompt(self, text: str, *, add_special_tokens: bool, enough: int | None = None) -> list[int]:
+    async def encode_prompt(self, text: str, *, add_special_tokens: bool, stop_after: int | None = None) -> list[int]:
         """A prompt that no template made."""
         if self._allowed != NOWHERE:
-            return await self.encode(text, add_special_tokens=add_special_tokens, enough=enough)
+            return await self.encode(text, add_special_tokens=add_special_tokens, stop_after=stop_after)
         plain = [TextSection(text, plain=True)]
-        return await self._encoder.encode_sections(plain, add_special_tokens=add_special_tokens, enough=enough)
+        return await self._encoder.encode_sections(plain, add_special_tokens=add_special_tokens, stop_after=stop_after)
 
-    async def encode_pair(self, first: str, second: str, enough: int | None = None) -> Tokenized:
+    async def encode_pair(self, first: str, second: str, stop_after: int | None = None) -> Tokenized:
         """Two texts as one prompt, with what the tokenizer puts around and between them."""
-        return await self._encoder.encode_pair(first, second, plain=self._allowed == NOWHERE, enough=enough)
+        return await self._encoder.encode_pair(first, second, plain=self._allowed == NOWHERE, stop_after=stop_after)
 
-    async def encode_chat(self, prompt: ChatPrompt, enough: int | None = None) -> list[int]:
+    async def encode_chat(self, prompt: ChatPrompt, stop_after: int | None = None) -> list[int]:
         """What the chat template makes of it."""
-        sections = await self.conversations.sections(prompt)
+        sections = await self.chat_renderer.sections(prompt)
         return await self._encoder.encode_sections(
-            sections, add_special_tokens=prompt.add_special_tokens, enough=enough
+            sections, add_special_tokens=prompt.add_special_tokens, stop_after=stop_after
         )
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool, shown: frozenset[str] = frozenset()) -> str:
@@ -155,7 +157,7 @@ class Tokenizer:
         if len(ids) <= LIGHT_IDS:
             return self.decode(ids, skip_special_tokens=skip_special_tokens)
         if self.byte_level:
-            async with self._decoding.turn(len(ids)):  # else each has a portion of every turn of the loop
+            async with self._decoding.slot(len(ids)):  # else each has a portion of every turn of the loop
                 return await self._decode_in_portions(ids, self.pieces(skip_special_tokens=skip_special_tokens))
 
         def decode(ids: list[int]) -> str:
@@ -226,7 +228,7 @@ class Tokenizer:
 
     def close(self) -> None:
         self._encoder.close()
-        self.conversations.close()
+        self.chat_renderer.close()
 
 
 def _read(folder: Path) -> HfTokenizer:

@@ -9,8 +9,8 @@ import numpy as np
 
 from quire.services.frontend.grpc_edge.requests import Arrival
 from quire.services.frontend.input_processor.sampling import sampling_rules
-from quire.services.frontend.request.plain_parameters import NAMES
 from quire.services.frontend.request.request import Pooling, Prompt, Request, Sampling, TextPrompt, TokenPrompt
+from quire.services.frontend.request.scalar_parameters import NAMES
 from quire.services.frontend.tokenizer.generation_config import GenerationDefaults
 from quire.shared.errors import InvalidArgument, Unimplemented
 from quire.shared.pb.common.v1 import sampling_pb2
@@ -27,7 +27,7 @@ NOT_OFFERED = (
 # Fields that cannot say that they are unset: 0 is none of their values, or what they are without.
 UNSET_AT_ZERO = (*(NAMES.intersection(pb.SamplingParams.DESCRIPTOR.fields_by_name)), "min_tokens", "n")
 OPTIONAL = ("temperature", "max_tokens", "logprobs", "prompt_logprobs", "seed")
-SAME = ("ignore_eos", "skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output")
+SHARED_FIELDS = ("ignore_eos", "skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output")
 
 
 def generate_request(message: pb.GenerateRequest, arrival: Arrival, defaults: GenerationDefaults) -> Request:
@@ -75,7 +75,7 @@ def _prompt(message: pb.GenerateRequest) -> Prompt:
 
 
 def _sampling(params: pb.SamplingParams, defaults: GenerationDefaults) -> Sampling:
-    given: dict[str, Any] = {name: getattr(params, name) for name in SAME}
+    given: dict[str, Any] = {name: getattr(params, name) for name in SHARED_FIELDS}
     given |= {name: _plain(getattr(params, name)) or None for name in UNSET_AT_ZERO}
     given |= {name: _plain(getattr(params, name)) for name in OPTIONAL if params.HasField(name)}
     given["stop"] = tuple(params.stop)

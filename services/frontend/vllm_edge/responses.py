@@ -14,7 +14,7 @@ from quire.shared.pb.dialects import vllm_engine_pb2 as pb
 ABORTED = Finish(finish_pb2.FINISH_REASON_CANCELLED)
 
 
-def pieces(delta: SampleDelta, generation: Generation, *, streams: bool) -> Iterator[pb.GenerateResponse]:
+def generate_responses(delta: SampleDelta, generation: Generation, *, streams: bool) -> Iterator[pb.GenerateResponse]:
     """In a stream a chunk, and behind the last one the sample's end, which repeats it."""
     usage = generation.sample_usage(delta.sample)
     output, prompt = _output_logprobs(delta, generation), _input_logprobs(delta, generation)
@@ -50,7 +50,7 @@ def pieces(delta: SampleDelta, generation: Generation, *, streams: bool) -> Iter
 
 def aborted(sample: int, generation: Generation) -> Iterator[pb.GenerateResponse]:
     """The end of one that had none of its own."""
-    return pieces(SampleDelta(sample, [], "", [], ABORTED), generation, streams=False)
+    return generate_responses(SampleDelta(sample, [], "", [], ABORTED), generation, streams=False)
 
 
 def _output_logprobs(delta: SampleDelta, generation: Generation) -> pb.OutputLogProbs | None:

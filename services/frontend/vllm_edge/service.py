@@ -16,13 +16,13 @@ from quire.services.frontend.calls.calls import Calls
 from quire.services.frontend.generation.catalogue import Catalogue
 from quire.services.frontend.generation.generation import Aborted, Generation
 from quire.services.frontend.generation.generator import Generator
-from quire.services.frontend.grpc_edge.errors import Context, answering
-from quire.services.frontend.grpc_edge.requests import arrived
+from quire.services.frontend.grpc_edge.errors import Context, call_context
+from quire.services.frontend.grpc_edge.requests import arrival_of
 from quire.services.frontend.tokenizer.tokenizer import Tokenizer
 from quire.services.frontend.vllm_edge import requests, responses
-from quire.services.frontend.vllm_edge.aborts import Aborts
+from quire.services.frontend.vllm_edge.aborts import AbortRegistry
 from quire.shared.metrics.frontend import FrontendMetrics
-from quire.shared.models import encoder_names
+from quire.shared.models import encoder_families
 from quire.shared.pb.dialects import vllm_engine_pb2 as pb
 from quire.shared.pb.dialects import vllm_engine_pb2_grpc
 from quire.shared.version import VERSION
@@ -43,7 +43,7 @@ class ModelCard:
     def of(cls, config: dict[str, Any]) -> ModelCard:
         """`config`: config.json's."""
         architectures = tuple(map(str, config.get("architectures") or ()))
-        reads_only = bool(encoder_names.family_of(config)) or any(map(_classifies, architectures))
+        reads_only = bool(encoder_families.family_of(config)) or any(map(_classifies, architectures))
         return cls(str(config.get("model_type", "")), architectures, not reads_only)
 
 
@@ -76,24 +76,24 @@ class VllmEngineService(vllm_engine_pb2_grpc.VllmEngineServicer):
         self._admission = admission
         self._metrics = metrics
         self._calls = calls
-        self._aborts = Aborts()
+        self._aborts = AbortRegistry()
         self._started_s = asyncio.get_running_loop().time()
 
     async def Generate(self, message: pb.GenerateRequest, context: Context) -> None:
-        came = arrived(context)
-        async with answering("Generate", context, self._metrics, self._calls) as call:
-            await call.enter()
+        came = arrival_of(context)
+        async with call_context("Generate", context, self._metrics, self._calls) as call:
+            await call.admit()
             request = requests.generate_request(message, came, self._tokenizer.defaults)
-            async with self._generator.answering(request, call) as generation:
+            async with self._generator.start(request, call) as generation:
                 await self._stream(generation, call.caller, context, streams=message.stream)
 
     async def _stream(self, generation: Generation, caller: Caller | None, context: Context, *, streams: bool) -> None:
         unfinished = set(range(generation.request.num_samples))
         try:
-            with self._aborts.abortable(caller, generation):
+            with self._aborts.registered(caller, generation):
                 async for deltas in generation:
                     for delta in deltas:
-                        for response in responses.pieces(delta, generation, streams=streams):
+                        for response in responses.generate_responses(delta, generation, streams=streams):
                             await context.write(response)
                         if delta.finish is not None:
                             unfinished.discard(delta.sample)
@@ -103,10 +103,10 @@ class VllmEngineService(vllm_engine_pb2_grpc.VllmEngineServicer):
                     await context.write(response)
 
     async def Embed(self, message: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
-        came = arrived(context)
-        async with answering("Embed", context, self._metrics, self._calls) as call:
-            await call.enter()
-            async with self._generator.answering(requests.embed_request(message, came), call) as generation:
+        came = arrival_of(context)
+        async with call_context("Embed", context, self._metrics, self._calls) as call:
+            await call.admit()
+            async with self._generator.start(requests.embed_request(message, came), call) as generation:
                 await generation.collect()
                 vector = np.frombuffer(generation.vector(0), "<f4")
                 return pb.EmbedResponse(
@@ -114,18 +114,18 @@ class VllmEngineService(vllm_engine_pb2_grpc.VllmEngineServicer):
                 )
 
     async def HealthCheck(self, message: pb.HealthCheckRequest, context: Context) -> pb.HealthCheckResponse:
-        async with answering("HealthCheck", context, self._metrics, self._calls):
+        async with call_context("HealthCheck", context, self._metrics, self._calls):
             if self._is_serving():
                 return pb.HealthCheckResponse(healthy=True)
             return pb.HealthCheckResponse(message="no scheduler session is open, or this frontend is draining")
 
     async def Abort(self, message: pb.AbortRequest, context: Context) -> pb.AbortResponse:
-        async with answering("Abort", context, self._metrics, self._calls) as call:
+        async with call_context("Abort", context, self._metrics, self._calls) as call:
             self._aborts.abort(call.caller, message.request_ids)
             return pb.AbortResponse()
 
     async def GetModelInfo(self, message: pb.GetModelInfoRequest, context: Context) -> pb.GetModelInfoResponse:
-        async with answering("GetModelInfo", context, self._metrics, self._calls):
+        async with call_context("GetModelInfo", context, self._metrics, self._calls):
             entry = self._catalogue.entry()
             return pb.GetModelInfoResponse(
                 model_path=entry.name,
@@ -141,7 +141,7 @@ class VllmEngineService(vllm_engine_pb2_grpc.VllmEngineServicer):
             )
 
     async def GetServerInfo(self, message: pb.GetServerInfoRequest, context: Context) -> pb.GetServerInfoResponse:
-        async with answering("GetServerInfo", context, self._metrics, self._calls):
+        async with call_context("GetServerInfo", context, self._metrics, self._calls):
             return pb.GetServerInfoResponse(
                 active_requests=self._admission.num_samples,
                 uptime_seconds=asyncio.get_running_loop().time() - self._started_s,
@@ -150,7 +150,7 @@ class VllmEngineService(vllm_engine_pb2_grpc.VllmEngineServicer):
             )
 
     async def GetLoads(self, message: pb.GetLoadsRequest, context: Context) -> pb.GetLoadsResponse:
-        async with answering("GetLoads", context, self._metrics, self._calls):
+        async with call_context("GetLoads", context, self._metrics, self._calls):
             load = self._load()
             running, waiting = int(load["num_requests_running"]), int(load["num_requests_waiting"])
             return pb.GetLoadsResponse(

@@ -7,8 +7,8 @@ from grpc import StatusCode
 from starlette.types import Send
 
 from quire.services.frontend.web_edge import codec
-from quire.services.frontend.web_edge.endings import WebEnding
-from quire.services.frontend.web_edge.framing import CONNECT_END, GRPC_WEB_TRAILERS, CallKind, as_sent, frame
+from quire.services.frontend.web_edge.call_status import WebCallStatus
+from quire.services.frontend.web_edge.framing import CONNECT_END, GRPC_WEB_TRAILERS, CallKind, encode_body, frame
 
 JSON = "application/json"
 
@@ -23,14 +23,14 @@ class WebAnswer:
         self._message = b""  # of a unary call of Connect
 
     async def write(self, message: Message) -> None:
-        data = codec.written(message, is_json=self._kind.is_json)
+        data = codec.serialize(message, is_json=self._kind.is_json)
         if not self._kind.is_framed:
             self._message = data
             return
         await self._open(200, self._kind.content_type)
-        await self._body(as_sent(frame(0, data), self._kind), more=True)
+        await self._body(encode_body(frame(0, data), self._kind), more=True)
 
-    async def end(self, ending: WebEnding, trailers: dict[str, str]) -> None:
+    async def end(self, ending: WebCallStatus, trailers: dict[str, str]) -> None:
         if not self._kind.is_framed:
             await self._end_unary(ending, trailers)
             return
@@ -39,9 +39,9 @@ class WebAnswer:
             last = frame(GRPC_WEB_TRAILERS, ending.as_trailers(trailers))
         else:
             last = frame(CONNECT_END, ending.as_last_message(trailers))
-        await self._body(as_sent(last, self._kind))
+        await self._body(encode_body(last, self._kind))
 
-    async def _end_unary(self, ending: WebEnding, trailers: dict[str, str]) -> None:
+    async def _end_unary(self, ending: WebCallStatus, trailers: dict[str, str]) -> None:
         if ending.code is StatusCode.OK:
             more = {f"trailer-{name}": value for name, value in trailers.items()}
             await self._open(200, self._kind.content_type, more)

@@ -9,7 +9,7 @@ from google.protobuf.message import Message
 
 from quire.services.frontend.bounds import messages
 from quire.services.frontend.bounds.bodies import json_scan
-from quire.services.frontend.bounds.bodies.heavy import HeavyWork, in_steps
+from quire.services.frontend.bounds.bodies.heavy_work import HeavyWorkLimiter, in_steps
 from quire.services.frontend.grpc_edge.bounded_messages import BoundedMessages
 from quire.shared.errors import InvalidArgument
 from quire.shared.settings.request_limits import RequestLimits
@@ -27,7 +27,7 @@ class Codec:
         self._bounded = bounded
         self._limits = limits
         self._json_limits = replace(limits, max_values=min(limits.max_values, MOST_JSON_VALUES))
-        self._heavy = HeavyWork()
+        self._heavy = HeavyWorkLimiter()
 
     async def read(self, data: bytes, kind: type[Message], *, is_json: bool) -> Message:
         """Raises InvalidArgument."""
@@ -38,7 +38,7 @@ class Codec:
                 f"a message in JSON has at most {MOST_JSON_BYTES} bytes, got {len(data)}: send it as application/proto"
             )
             raise InvalidArgument(text, field="message")
-        async with self._heavy.turn(len(data)):
+        async with self._heavy.slot(len(data)):
             await in_steps(json_scan.check(data, self._json_limits))
             message = _parsed(data, kind)
             messages.check(message, self._limits)
@@ -53,5 +53,5 @@ def _parsed(data: bytes, kind: type[Message]) -> Message:
         raise InvalidArgument(text, field="message") from None
 
 
-def written(message: Message, *, is_json: bool) -> bytes:
+def serialize(message: Message, *, is_json: bool) -> bytes:
     return json_format.MessageToJson(message, indent=None).encode() if is_json else message.SerializeToString()

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import Message
 
-from quire.services.frontend.web_edge.endings import DETAILS, WebEnding
+from quire.services.frontend.web_edge.call_status import DETAILS, WebCallStatus
 from quire.shared.errors import InvalidArgument
 
 UNITS_S = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
@@ -17,10 +17,10 @@ MOST_DIGITS = 10
 GRPC_TIMEOUT, CONNECT_TIMEOUT = "grpc-timeout", "connect-timeout-ms"
 
 
-class Ended(Exception):
+class CallEnded(Exception):
     """The method has ended the call."""
 
-    def __init__(self, ending: WebEnding) -> None:
+    def __init__(self, ending: WebCallStatus) -> None:
         super().__init__(ending.message)
         self.ending = ending
 
@@ -54,10 +54,10 @@ class WebContext:
 
     async def abort_with_status(self, status: Any) -> None:
         details = dict(status.trailing_metadata or ()).get(DETAILS, b"")
-        raise Ended(WebEnding(status.code, status.details, details))
+        raise CallEnded(WebCallStatus(status.code, status.details, details))
 
     async def abort(self, code: grpc.StatusCode, message: str = "") -> None:
-        raise Ended(WebEnding(code, message))
+        raise CallEnded(WebCallStatus(code, message))
 
 
 def _timeout_s(metadata: dict[str, str]) -> float | None:

@@ -13,26 +13,26 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from quire.services.frontend.access.access import API_KEY, AUTHORIZATION, Access
 from quire.services.frontend.bounds.bodies.content_coding import encodings_of
 from quire.services.frontend.calls.admission import CallAdmission
-from quire.services.frontend.grpc_edge.errors import Refusals
+from quire.services.frontend.grpc_edge.errors import RefusalRecorder
 from quire.services.frontend.http.disconnect import while_connected
 from quire.services.frontend.http.headers import Headers, values_of
 from quire.services.frontend.http.middleware.decoded_body import FIELD_BYTES, BodyDecoders, DecodedBytes
 from quire.services.frontend.http.middleware.options import OPTIONS, no_content
 from quire.services.frontend.http.middleware.page_rules import PageRules
 from quire.services.frontend.web_edge.answer import WebAnswer
+from quire.services.frontend.web_edge.call_status import OK, status_for
 from quire.services.frontend.web_edge.codec import Codec
-from quire.services.frontend.web_edge.context import Ended, WebContext
-from quire.services.frontend.web_edge.endings import OK, ending_of
-from quire.services.frontend.web_edge.framing import KINDS, CallKind, Protocol, only_message
+from quire.services.frontend.web_edge.context import CallEnded, WebContext
+from quire.services.frontend.web_edge.framing import KINDS, CallKind, Protocol, decode_message
 from quire.shared.errors import InvalidArgument, QuireError, ResourceExhausted
 from quire.shared.pb.inference.v1 import inference_pb2 as pb
 from quire.shared.pb.inference.v1.inference_pb2_grpc import InferenceServiceServicer
 
 SERVICE = pb.DESCRIPTOR.services_by_name["InferenceService"]
 PREFIX = f"/{SERVICE.full_name}/"
-NO_WORK = ("Attach", "Cancel", "Tokenize", "Detokenize", "ListModels", "GetModel")  # take no place
+UNADMITTED_METHODS = ("Attach", "Cancel", "Tokenize", "Detokenize", "ListModels", "GetModel")  # take no place
 
-UNKNOWN_KIND = Response(status_code=415, headers={"accept-post": ", ".join(KINDS)})
+UNSUPPORTED_CONTENT_TYPE = Response(status_code=415, headers={"accept-post": ", ".join(KINDS)})
 
 
 class _Method(NamedTuple):
@@ -54,7 +54,7 @@ class WebEdge:
         access: Access,
         rules: PageRules,
         admission: CallAdmission,
-        refused: Refusals,
+        refused: RefusalRecorder,
         decoders: BodyDecoders,
         max_bytes: int,
     ) -> None:
@@ -90,7 +90,7 @@ class WebEdge:
         if kind is not None and _fits(kind, method):
             await self._answer(method, kind, scope, receive, send)
         elif self._access.check(dict(metadata)) is None:
-            await UNKNOWN_KIND(scope, receive, send)
+            await UNSUPPORTED_CONTENT_TYPE(scope, receive, send)
         else:
             await self._app(scope, receive, send)  # where it hears that it needs a key
 
@@ -107,7 +107,7 @@ class WebEdge:
             context = WebContext(metadata, answer.write, ":".join(map(str, scope.get("client") or ())))
         except QuireError as error:
             self._refused(PREFIX + method.name, error)
-            await answer.end(ending_of(error), {})
+            await answer.end(status_for(error), {})
             return
         async with while_connected(receive):
             ending = OK
@@ -115,7 +115,7 @@ class WebEdge:
                 found = await method.behaviour(message, context)
                 if found is not None:
                     await answer.write(found)
-            except Ended as ended:
+            except CallEnded as ended:
                 ending = ended.ending
             await answer.end(ending, context.trailers)
 
@@ -124,8 +124,8 @@ class WebEdge:
         error = self._access.check(dict(metadata))
         if error is not None:
             raise error
-        if method.name not in NO_WORK:
-            self._admission.check_open(0, self._access.tenant_of_metadata(dict(metadata)))
+        if method.name not in UNADMITTED_METHODS:
+            self._admission.check_open(0, self._access.tenant_from_metadata(dict(metadata)))
 
     async def _message(
         self, kind: CallKind, headers: Headers, metadata: dict[str, str], receive: Receive, held: DecodedBytes
@@ -138,7 +138,7 @@ class WebEdge:
         )
         if of_body:
             receive = self._decoders.decoded(receive, of_body, self._max_bytes, held)
-        sent = only_message(await self._body(metadata, receive), kind)
+        sent = decode_message(await self._body(metadata, receive), kind)
         if not sent.is_compressed:
             return sent.data
         if not of_message:

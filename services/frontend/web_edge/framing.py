@@ -68,23 +68,23 @@ def frame(flags: int, data: bytes) -> bytes:
     return flags.to_bytes(1) + len(data).to_bytes(PREFIX_BYTES - 1) + data
 
 
-class SentMessage(NamedTuple):
+class RequestMessage(NamedTuple):
     """A call's one message."""
 
     data: bytes
     is_compressed: bool
 
 
-def only_message(body: bytes, kind: CallKind) -> SentMessage:
+def decode_message(body: bytes, kind: CallKind) -> RequestMessage:
     """Returns the message of a body: calls have one. Raises InvalidArgument."""
     if kind.is_text:
         body = _from_base64(body)
     if not kind.is_framed:
-        return SentMessage(body, is_compressed=False)
+        return RequestMessage(body, is_compressed=False)
     end = PREFIX_BYTES + int.from_bytes(body[1:PREFIX_BYTES])
     if len(body) < PREFIX_BYTES or end != len(body):
         raise InvalidArgument("the body is not one message behind its length", field="message")
-    return SentMessage(body[PREFIX_BYTES:], is_compressed=bool(body[0] & COMPRESSED))
+    return RequestMessage(body[PREFIX_BYTES:], is_compressed=bool(body[0] & COMPRESSED))
 
 
 def _from_base64(body: bytes) -> bytes:
@@ -94,5 +94,5 @@ def _from_base64(body: bytes) -> bytes:
         raise InvalidArgument("the body is not base64", field="message") from None
 
 
-def as_sent(data: bytes, kind: CallKind) -> bytes:
+def encode_body(data: bytes, kind: CallKind) -> bytes:
     return base64.b64encode(data) if kind.is_text else data

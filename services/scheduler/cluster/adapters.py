@@ -22,8 +22,8 @@ from quire.shared.errors import (
     Unavailable,
 )
 from quire.shared.logs import logger
-from quire.shared.models import adapter_contents
-from quire.shared.models.adapter_contents import AdapterId
+from quire.shared.models import adapter_ids
+from quire.shared.models.adapter_ids import AdapterId
 from quire.shared.pb.admin.v1 import admin_pb2 as pb
 from quire.shared.pb.worker.v1 import worker_pb2
 
@@ -49,7 +49,7 @@ class AdapterWorker(Protocol):
 
 
 @dataclass(slots=True)
-class Known:
+class KnownAdapter:
     """An adapter that sequences use or may use."""
 
     id: AdapterId
@@ -57,7 +57,7 @@ class Known:
     leaving: bool = False
 
 
-class Adapters:
+class ClusterAdapters:
     """One event loop's state. Workers that cannot load any have theirs from their start."""
 
     def __init__(
@@ -66,13 +66,13 @@ class Adapters:
         *,
         num_users: Callable[[AdapterId], int],
         used_by: Callable[[AdapterWorker], Collection[object]],
-        moved_in: Callable[[], None],
+        on_loaded: Callable[[], None],
     ) -> None:
         """`replicas`: by id, kept up to date by the owner; `num_users`: sequences that name an adapter; `used_by`: the
-        adapters of those that a worker has; `moved_in`: is called when a worker has got one."""
-        self._replicas, self._num_users, self._used_by, self._moved_in = replicas, num_users, used_by, moved_in
-        self._known: dict[AdapterId, Known] = {}
-        self._gone: dict[AdapterId, None] = {}  # unloaded: not taken over from a worker that has missed that
+        adapters of those that a worker has; `on_loaded`: is called when a worker has got one."""
+        self._replicas, self._num_users, self._used_by, self._on_loaded = replicas, num_users, used_by, on_loaded
+        self._known: dict[AdapterId, KnownAdapter] = {}
+        self._unloaded: dict[AdapterId, None] = {}  # unloaded: not taken over from a worker that has missed that
         self._loading = asyncio.Lock()
         # While an operator's order is under way, what has come of those that nobody waits for any more: it may be just
         # what that one is about to offer.
@@ -85,33 +85,33 @@ class Adapters:
         offered = {known.id.name: known.id.digest for known in self._known.values() if not known.leaving}
         return {name: offered[name] for name in sorted(offered)}
 
-    def knows(self, adapter: AdapterId) -> bool:
+    def has_adapter(self, adapter: AdapterId) -> bool:
         return adapter in self._known
 
     # Workers.
 
-    def attached(self, replica: AdapterWorker) -> None:
+    def on_worker_attached(self, replica: AdapterWorker) -> None:
         """Takes over what it has, unless that was unloaded or is another content of a name that is known; has it load
         what it lacks."""
         hello, offered = replica.hello, self.offered
         paths = list(hello.lora.paths) or [""] * len(hello.lora.names)
-        ids = adapter_contents.ids(hello.lora.names, hello.lora.digests)
+        ids = adapter_ids.ids(hello.lora.names, hello.lora.digests)
         for adapter, path in zip(reversed(ids), reversed(paths), strict=True):  # of one name the newest comes last
             if adapter in self._known:
                 continue
-            if adapter in self._gone or adapter.name in offered:
+            if adapter in self._unloaded or adapter.name in offered:
                 log.info("a worker has an adapter that there is no more", worker=replica.id, adapter=adapter.name)
                 replica.adapters.unload(adapter)
                 continue
             self._offer(adapter, path)
             offered = self.offered
-        if not replica.adapters.loads:
+        if not replica.adapters.can_load:
             self._withdraw_lost()
         self._complete()
 
     def _withdraw_lost(self) -> None:
         """Where workers load none while they run: what no worker has any more is not offered."""
-        held = {adapter for replica in self._replicas.values() for adapter in replica.adapters.held}
+        held = {adapter for replica in self._replicas.values() for adapter in replica.adapters.loaded}
         for adapter in self._known.keys() - held:
             del self._known[adapter]
             log.warning("no worker has an adapter any more: it is not offered", adapter=adapter.name)
@@ -129,89 +129,94 @@ class Adapters:
         """A sequence waits for it, and no worker has it: the one with the least to do is to load it, in place of what
         nobody there uses. If all is in use, what was used longest ago is for nobody else; to be asked again."""
         known = self._known.get(adapter)
-        if known is None or adapter in self._fetched or not any(r.adapters.loads for r in self._replicas.values()):
+        if known is None or adapter in self._fetched or not any(r.adapters.can_load for r in self._replicas.values()):
             return
         self._fetched.add(adapter)
         if any(replica.adapters.is_loading(adapter.name) for replica in self._replicas.values()):
             return
         able = [replica for replica in self._replicas.values() if not replica.leaving and self._lacks(replica, adapter)]
         able.sort(key=lambda replica: replica.core.num_pending_tokens)
-        free = next((replica for replica in able if self._make_room(replica)), None)
+        free = next((replica for replica in able if self._free_slot(replica)), None)
         if free is not None:
             self._order(free, known)
         elif able:
             own = able[0].adapters
-            own.closed.update([adapter for adapter in own.held if adapter not in own.closed][:1])
+            own.reserved.update([adapter for adapter in own.loaded if adapter not in own.reserved][:1])
 
-    def begin_round(self) -> None:
+    def begin_fetch_round(self) -> None:
         """Those who wait are looked through anew, in the order in which they came."""
         self._fetched.clear()
         for replica in self._replicas.values():
-            replica.adapters.closed.clear()
+            replica.adapters.reserved.clear()
 
     def _lacks(self, replica: AdapterWorker, adapter: AdapterId) -> bool:
         """And could have it."""
         own = replica.adapters
-        return own.loads and adapter not in own.held and adapter not in own.refused and not own.is_loading(adapter.name)
+        return (
+            own.can_load
+            and adapter not in own.loaded
+            and adapter not in own.rejected
+            and not own.is_loading(adapter.name)
+        )
 
-    def _make_room(self, replica: AdapterWorker) -> bool:
+    def _free_slot(self, replica: AdapterWorker) -> bool:
         """Of what nobody uses there, what was used longest ago goes."""
         if not replica.adapters.is_full:
             return True
         used = self._used_by(replica)
-        unused = next((adapter for adapter in replica.adapters.held if adapter not in used), None)
+        unused = next((adapter for adapter in replica.adapters.loaded if adapter not in used), None)
         if unused is not None:
             replica.adapters.unload(unused)
         return unused is not None
 
-    def _order(self, replica: AdapterWorker, known: Known) -> None:
+    def _order(self, replica: AdapterWorker, known: KnownAdapter) -> None:
         def done(outcome: Outcome) -> None:
-            self._came_late(replica, outcome)  # it may have been unloaded meanwhile
+            self._handle_late_outcome(replica, outcome)  # it may have been unloaded meanwhile
             if outcome == known.id:
-                self._moved_in()
+                self._on_loaded()
                 return
-            replica.adapters.refused.add(known.id)
+            replica.adapters.rejected.add(known.id)
             reason = outcome.message if isinstance(outcome, QuireError) else "it has another content now"
             log.warning("a worker does not get an adapter", worker=replica.id, adapter=known.id.name, reason=reason)
 
         replica.adapters.load(known.id.name, known.path, done, known.id.digest)
 
-    def can_come(self, adapter: AdapterId) -> bool:
+    def may_be_loaded(self, adapter: AdapterId) -> bool:
         """Whether it makes sense to wait for a worker that has it."""
         there = [replica.adapters for replica in self._replicas.values()]
         if not there:
             return True
         if adapter not in self._known:
             return False
-        return any((own.loads and adapter not in own.refused) or adapter in own.held for own in there)
+        return any((own.can_load and adapter not in own.rejected) or adapter in own.loaded for own in there)
 
-    def settle(self) -> None:
+    def unload_unused(self) -> None:
         """Now and then: workers forget what is not offered and not used any more."""
         for known in [known for known in self._known.values() if known.leaving]:
             if not self._num_users(known.id):
                 del self._known[known.id]
-                self._gone[known.id] = None
+                self._unloaded[known.id] = None
                 for replica in self._replicas.values():
                     replica.adapters.unload(known.id)
                 log.info("adapter unloaded", adapter=known.id.name, digest=known.id.digest.hex()[:16])
-        while len(self._gone) > MOST_GONE:
-            del self._gone[next(iter(self._gone))]
+        while len(self._unloaded) > MOST_GONE:
+            del self._unloaded[next(iter(self._unloaded))]
 
     # Operators.
 
     async def load(self, request: pb.LoadAdapterRequest, model_name: str) -> pb.LoadAdapterResponse:
         """Returns when every worker has it. Raises QuireError; then none has it."""
         async with self._loading:
-            replicas = self._able(request, model_name)
+            replicas = self._load_targets(request, model_name)
             late = self._late = []
             try:
-                outcomes = await self._ordered(request, replicas)
-                adapter = self._agreed(outcomes)
+                outcomes = await self._load_on(request, replicas)
+                adapter = self._agreed_adapter(outcomes)
                 self._offer(adapter, request.path)
             finally:
                 self._late = None
                 for replica, outcome in late:
-                    self._came_late(replica, outcome)
+                    self._handle_late_outcome(replica, outcome)
             self._complete()  # workers that came meanwhile
             num_workers = sum(outcome == adapter for outcome in outcomes.values())
             log.info("adapter loaded", adapter=adapter.name, digest=adapter.digest.hex()[:16], workers=num_workers)
@@ -223,27 +228,27 @@ class Adapters:
             known = next((known for known in self._known.values() if known.id.name == name and not known.leaving), None)
             if known is None:
                 raise NotFound(f"lora_name: there is no adapter {name!r:.80}", field="lora_name")
-            if not all(replica.adapters.loads for replica in self._replicas.values()):
+            if not all(replica.adapters.can_load for replica in self._replicas.values()):
                 raise _not_offered()
             known.leaving = True
             num_users = self._num_users(known.id)
-            self.settle()
+            self.unload_unused()
             return pb.UnloadAdapterResponse(num_sequences=num_users)
 
-    def listed(self) -> pb.ListAdaptersResponse:
+    def list_adapters(self) -> pb.ListAdaptersResponse:
         response = pb.ListAdaptersResponse()
         for known in sorted(self._known.values(), key=lambda known: known.id):
             response.adapters.add(
                 name=known.id.name,
                 path=known.path,
                 digest=known.id.digest,
-                num_workers=sum(known.id in replica.adapters.held for replica in self._replicas.values()),
+                num_workers=sum(known.id in replica.adapters.loaded for replica in self._replicas.values()),
                 num_sequences=self._num_users(known.id),
                 leaving=known.leaving,
             )
         return response
 
-    def _able(self, request: pb.LoadAdapterRequest, model_name: str) -> list[AdapterWorker]:
+    def _load_targets(self, request: pb.LoadAdapterRequest, model_name: str) -> list[AdapterWorker]:
         """Those that are to load it. Raises QuireError if it cannot be loaded."""
         name, path = request.name, request.path
         if not name or not name.isprintable() or len(name) > LONGEST_NAME:
@@ -261,22 +266,22 @@ class Adapters:
         replicas = [replica for replica in self._replicas.values() if not replica.leaving]
         if not replicas:
             raise Unavailable("no worker is there to load an adapter", retry_after_ms=1000)
-        if not all(replica.adapters.loads for replica in replicas):
+        if not all(replica.adapters.can_load for replica in replicas):
             raise _not_offered()
         return replicas
 
-    async def _ordered(
+    async def _load_on(
         self, request: pb.LoadAdapterRequest, replicas: list[AdapterWorker]
     ) -> dict[AdapterWorker, Outcome]:
         """What has come of it, worker by worker. Leaves nothing behind if it is cancelled."""
         loop = asyncio.get_running_loop()
         waiting: dict[AdapterWorker, asyncio.Future[Outcome]] = {replica: loop.create_future() for replica in replicas}
         for replica, future in waiting.items():
-            if not self._make_room(replica):
-                text = f"all {replica.adapters.room} places are taken by adapters in use"
+            if not self._free_slot(replica):
+                text = f"all {replica.adapters.capacity} places are taken by adapters in use"
                 future.set_result(ResourceExhausted(text, field="lora_name", retry_after_ms=1000))
                 continue
-            replica.adapters.load(request.name, request.path, self._teller(replica, future))
+            replica.adapters.load(request.name, request.path, self._resolver(replica, future))
         try:
             async with asyncio.timeout(LOAD_TIMEOUT_S):
                 await asyncio.gather(*waiting.values())
@@ -289,23 +294,23 @@ class Adapters:
             raise
         return {replica: future.result() for replica, future in waiting.items()}
 
-    def _teller(self, replica: AdapterWorker, future: asyncio.Future[Outcome]) -> Callable[[Outcome], None]:
+    def _resolver(self, replica: AdapterWorker, future: asyncio.Future[Outcome]) -> Callable[[Outcome], None]:
         def done(outcome: Outcome) -> None:
             if not future.done():
                 future.set_result(outcome)
             else:
-                self._came_late(replica, outcome)
+                self._handle_late_outcome(replica, outcome)
 
         return done
 
-    def _came_late(self, replica: AdapterWorker, outcome: Outcome) -> None:
+    def _handle_late_outcome(self, replica: AdapterWorker, outcome: Outcome) -> None:
         """Of an order that nobody waits for: the worker forgets it, unless somebody wants it now."""
         if self._late is None:
             self._undo({replica: outcome})
         else:
             self._late.append((replica, outcome))
 
-    def _agreed(self, outcomes: dict[AdapterWorker, Outcome]) -> AdapterId:
+    def _agreed_adapter(self, outcomes: dict[AdapterWorker, Outcome]) -> AdapterId:
         """What all have that are still there. Raises what is in the way, and undoes what was done."""
         there = {replica: what for replica, what in outcomes.items() if self._replicas.get(replica.id) is replica}
         found = {outcome for outcome in there.values() if isinstance(outcome, AdapterId)}
@@ -332,8 +337,8 @@ class Adapters:
     def _offer(self, adapter: AdapterId, path: str) -> None:
         for known in self._known.values():
             known.leaving = known.leaving or known.id.name == adapter.name
-        self._known[adapter] = Known(adapter, path)
-        self._gone.pop(adapter, None)
+        self._known[adapter] = KnownAdapter(adapter, path)
+        self._unloaded.pop(adapter, None)
 
 
 def _is_there(future: asyncio.Future[Outcome]) -> bool:

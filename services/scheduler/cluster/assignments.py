@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from quire.services.scheduler.cluster.adapters import Adapters
+from quire.services.scheduler.cluster.adapters import ClusterAdapters
 from quire.services.scheduler.cluster.request_traces import RequestTraces
 from quire.services.scheduler.cluster.terms import ClusterTerms
 from quire.services.scheduler.cluster.unassigned import UnassignedSequences
-from quire.services.scheduler.core.plan import Events, finish
+from quire.services.scheduler.core.plan import Events, finished_events
 from quire.services.scheduler.core.sequences.ending import Failure, Reason
-from quire.services.scheduler.core.sequences.sequence import Loss, Sequence
-from quire.services.scheduler.frontends.submissions import complete
+from quire.services.scheduler.core.sequences.sequence import Sequence, WorkerLoss
+from quire.services.scheduler.frontends.submissions import complete_block_hashes
 from quire.services.scheduler.placement.handovers import Handovers
-from quire.services.scheduler.placement.neighbourhood import Neighbourhood
+from quire.services.scheduler.placement.peer_topology import PeerTopology
 from quire.services.scheduler.placement.placement import Placement
 from quire.services.scheduler.replicas.replica import Clock, Replica
 from quire.shared.logs import logger
 from quire.shared.metrics.scheduler import SchedulerMetrics
-from quire.shared.models.adapter_contents import AdapterId
+from quire.shared.models.adapter_ids import AdapterId
 from quire.shared.settings import SchedulerSettings
 
 log = logger("assignments")
@@ -35,7 +35,7 @@ class Assignments:
         *,
         replicas: Mapping[str, Replica],
         terms: ClusterTerms,
-        adapters: Adapters,
+        adapters: ClusterAdapters,
         traces: RequestTraces,
         deliver: Callable[[Events], None],
     ) -> None:
@@ -47,16 +47,16 @@ class Assignments:
         self.parking = False  # what comes stays unassigned, so that workers run empty
         self.num_moved = 0  # sequences, from worker to worker or back to the queue
         self._replica_of: dict[int, Replica] = {}  # key -> replica, for those that are assigned
-        self.neighbourhood = Neighbourhood(replicas, settings.kv_handover)
-        placement = Placement(settings.placement, self.neighbourhood.fetchable)
+        self.peer_topology = PeerTopology(replicas, settings.kv_handover)
+        placement = Placement(settings.placement, self.peer_topology.fetchable)
         threshold = settings.prefill_threshold
-        self.handovers = Handovers(self.neighbourhood, placement, threshold, metrics, self._hand_over)
+        self.handovers = Handovers(self.peer_topology, placement, threshold, metrics, self._migrate)
 
     # Sequences.
 
     def assign(self, sequence: Sequence, *, parking: bool) -> None:
         """`parking`: it came while what comes was parked."""
-        if parking and self.parking and not sequence.has_begun:  # parking may have ended meanwhile
+        if parking and self.parking and not sequence.has_output:  # parking may have ended meanwhile
             self.unassigned.add(sequence)
         else:
             self.place(sequence)
@@ -68,7 +68,7 @@ class Assignments:
         else:
             replica.cancel(sequence.key, reason)
 
-    def drop(self, sequence: Sequence) -> None:
+    def discard(self, sequence: Sequence) -> None:
         """Wherever it is; nobody is told."""
         replica = self._replica_of.pop(sequence.key, None)
         if replica is not None:
@@ -76,7 +76,7 @@ class Assignments:
         elif sequence.key in self.unassigned:
             self.unassigned.remove(sequence.key)
 
-    def ended(self, key: int) -> None:
+    def on_finished(self, key: int) -> None:
         """A worker has told so, or nobody had it."""
         self._replica_of.pop(key, None)
 
@@ -95,36 +95,36 @@ class Assignments:
 
     # Workers.
 
-    def attached(self, replica: Replica) -> None:
-        replica.watch(self.handovers.pumped)
+    def on_worker_attached(self, replica: Replica) -> None:
+        replica.set_pump_callback(self.handovers.on_pump)
         self._workers_changed()
 
-    def detached(self, gone: Replica, loss: Loss | None) -> int:
+    def on_worker_detached(self, gone: Replica, loss: WorkerLoss | None) -> int:
         """Its sequences go on elsewhere, or wait. Returns how many those are. `loss`: it did not leave of its own
         will."""
-        self.handovers.detached(gone)
-        self.neighbourhood.detached(gone)
+        self.handovers.on_worker_detached(gone)
+        self.peer_topology.on_worker_detached(gone)
         self._workers_changed()
         moved = gone.core.evacuate(loss)
-        self._move(moved, gone.last_step_at)
+        self._reassign(moved, gone.last_step_at)
         return len(moved)
 
     def _workers_changed(self) -> None:
-        self.neighbourhood.changed()
-        self.handovers.changed(self._replicas.values())
+        self.peer_topology.on_workers_changed()
+        self.handovers.on_workers_changed(self._replicas.values())
 
-    def give_back(self, replica: Replica) -> None:
+    def reassign_waiting(self, replica: Replica) -> None:
         """Those that hold no slot there go on elsewhere, or wait."""
-        self._move(replica.core.evacuate_waiting(), replica.last_step_at)
+        self._reassign(replica.core.evacuate_waiting(), replica.last_step_at)
 
-    def came_back(self) -> None:
+    def on_workers_available(self) -> None:
         """Workers take sequences again, or have other weights."""
-        self.neighbourhood.changed()
+        self.peer_topology.on_workers_changed()
         self.place_unassigned()
 
     # The unassigned.
 
-    def park(self, parking: bool) -> None:
+    def set_parking(self, parking: bool) -> None:
         """Keeps what comes from the workers, which go on with what they have, or gives it to them."""
         were_parked = self.parking and not parking
         self.parking = parking
@@ -137,7 +137,7 @@ class Assignments:
             return
         for sequence in self.unassigned:
             self.unassigned.remove(sequence.key)
-            self._place_again(sequence)
+            self._place_or_fail(sequence)
 
     def expire(self) -> None:
         """Deadlines of those who wait."""
@@ -146,47 +146,47 @@ class Assignments:
 
     def tick(self) -> None:
         """A few times a second: fetches that nobody answers, adapters that are waited for."""
-        self.neighbourhood.tick()
-        self._adapters.settle()
+        self.peer_topology.tick()
+        self._adapters.unload_unused()
         if not self.parking:
-            self._adapters.begin_round()
+            self._adapters.begin_fetch_round()
             for sequence in self.unassigned:
                 if isinstance(sequence.adapter, AdapterId):
-                    self._look_again(sequence, sequence.adapter)
+                    self._retry_placement(sequence, sequence.adapter)
 
-    def _look_again(self, sequence: Sequence, adapter: AdapterId) -> None:
+    def _retry_placement(self, sequence: Sequence, adapter: AdapterId) -> None:
         """For a worker that has its adapter, or could."""
         self.unassigned.remove(sequence.key)
-        if self._adapters.can_come(adapter):
-            self._place_again(sequence)
+        if self._adapters.may_be_loaded(adapter):
+            self._place_or_fail(sequence)
             return
         failure = Failure("NOT_FOUND", f"The model `{adapter.name}` does not exist any more.")
-        self._deliver(Events(finished=finish(sequence, Reason.ERROR, failure=failure)))
+        self._deliver(Events(finished=finished_events(sequence, Reason.ERROR, failure=failure)))
 
     def _end_unassigned(self, sequence: Sequence, reason: Reason) -> None:
         self.unassigned.remove(sequence.key)
         failure = None
         if reason is Reason.DEADLINE:
             failure = Failure("DEADLINE_EXCEEDED", "deadline passed while no worker could take the sequence")
-        self._deliver(Events(finished=finish(sequence, reason, failure=failure)))
+        self._deliver(Events(finished=finished_events(sequence, reason, failure=failure)))
 
     # From here to there.
 
-    def _place_again(self, sequence: Sequence) -> None:
+    def _place_or_fail(self, sequence: Sequence) -> None:
         """One that was taken in. Where that fails it ends, and those behind it go on."""
         try:
             self.place(sequence)
         except Exception:
             log.exception("a sequence cannot be placed", request=sequence.request_id)
-            self.drop(sequence)
+            self.discard(sequence)
             failure = Failure("INTERNAL", "internal error")
-            self._deliver(Events(finished=finish(sequence, Reason.ERROR, failure=failure)))
+            self._deliver(Events(finished=finished_events(sequence, Reason.ERROR, failure=failure)))
 
     def place(self, sequence: Sequence) -> None:
         if self._terms.layout is not None:
-            complete(sequence, self._terms.layout.block_size)
-        able = [r for r in self._replicas.values() if not r.outdated and r.adapters.takes(sequence.adapter)]
-        replica = self._home(sequence) or self.handovers.place(sequence, able)
+            complete_block_hashes(sequence, self._terms.layout.block_size)
+        able = [r for r in self._replicas.values() if not r.outdated and r.adapters.accepts(sequence.adapter)]
+        replica = self._sibling_replica(sequence) or self.handovers.place(sequence, able)
         if replica is None:
             replica = next((r for r in able if not r.leaving), None)  # it words the refusal
         if replica is None:
@@ -195,45 +195,49 @@ class Assignments:
                 self._adapters.fetch(sequence.adapter)
             return
         if isinstance(sequence.adapter, AdapterId):
-            replica.adapters.use(sequence.adapter)
+            replica.adapters.mark_used(sequence.adapter)
         self._replica_of[sequence.key] = replica
-        if sequence.family is not None:
-            sequence.family.home = replica
-        self.handovers.placed(sequence, replica)
+        if sequence.sample_group is not None:
+            sequence.sample_group.replica = replica
+        self.handovers.on_placed(sequence, replica)
         replica.add(sequence)  # last: it takes in the whole sequence or nothing
 
-    def _home(self, sequence: Sequence) -> Replica | None:
+    def _sibling_replica(self, sequence: Sequence) -> Replica | None:
         """Where its siblings are, as long as there is a slot: they compute the prompt for it."""
-        if sequence.family is None:
+        if sequence.sample_group is None:
             return None
-        home = next((r for r in self._replicas.values() if r is sequence.family.home and r.takes_sequences), None)
-        if home is None or not home.adapters.takes(sequence.adapter):
+        home = next(
+            (r for r in self._replicas.values() if r is sequence.sample_group.replica and r.takes_sequences), None
+        )
+        if home is None or not home.adapters.accepts(sequence.adapter):
             return None
         if home.core.num_sequences >= home.core.limits.max_num_seqs:
             return None
         return home
 
-    def _move(self, sequences: list[Sequence], last_step_at: float | None) -> None:
+    def _reassign(self, sequences: list[Sequence], last_step_at: float | None) -> None:
         self._metrics.sequences_moved.inc(len(sequences))
         self.num_moved += len(sequences)
         for sequence in sequences:
             del self._replica_of[sequence.key]
-            self._traces.moved(sequence)
-            if sequence.started:
+            self._traces.on_moved(sequence)
+            if sequence.was_admitted:
                 sequence.moved_at = self._clock() if last_step_at is None else last_step_at
             if len(sequence.losses) < self._settings.max_worker_losses:
-                self._place_again(sequence)
+                self._place_or_fail(sequence)
             else:
                 text = f"{len(sequence.losses)} workers in a row were lost while this ran on them, the last time alone"
-                self._deliver(Events(finished=finish(sequence, Reason.ERROR, failure=Failure("INTERNAL", text))))
+                self._deliver(
+                    Events(finished=finished_events(sequence, Reason.ERROR, failure=Failure("INTERNAL", text)))
+                )
 
-    def _hand_over(self, sequence: Sequence, target: Replica) -> None:
+    def _migrate(self, sequence: Sequence, target: Replica) -> None:
         """It goes on there."""
         source = self._replica_of[sequence.key]
         source.flush()  # its tokens first
         source.core.migrate_out(sequence)
         source.wake()
         if isinstance(sequence.adapter, AdapterId):
-            target.adapters.use(sequence.adapter)
+            target.adapters.mark_used(sequence.adapter)
         self._replica_of[sequence.key] = target
         target.add(sequence)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from quire.services.scheduler.cluster.adapters import Adapters, AdapterWorker
+from quire.services.scheduler.cluster.adapters import AdapterWorker, ClusterAdapters
 from quire.services.scheduler.cluster.assignments import Assignments
-from quire.services.scheduler.cluster.holds import Hold, Holds
 from quire.services.scheduler.cluster.live_sequences import LiveSequences
+from quire.services.scheduler.cluster.pause_reasons import PauseReason, PauseReasons
 from quire.services.scheduler.cluster.request_traces import RequestTraces
+from quire.services.scheduler.cluster.target_state import TargetState
 from quire.services.scheduler.cluster.terms import ClusterTerms
-from quire.services.scheduler.cluster.wanted_weights import WantedWeights
-from quire.services.scheduler.core.counts import Counts
-from quire.services.scheduler.core.plan import Events, Finished
+from quire.services.scheduler.core.counts import CoreCounts
+from quire.services.scheduler.core.plan import Events, SequenceFinished
 from quire.services.scheduler.core.sequences.ending import Failure, Reason
-from quire.services.scheduler.core.sequences.sequence import Loss, Sequence
+from quire.services.scheduler.core.sequences.sequence import Sequence, WorkerLoss
 from quire.services.scheduler.core.sequences.tokens import SequenceTokens
 from quire.services.scheduler.frontends.batches import OwnerBatches
 from quire.services.scheduler.frontends.submission_checks import check_ids, refusal
@@ -24,7 +24,7 @@ from quire.shared.columns import ColumnError
 from quire.shared.errors import InvalidArgument
 from quire.shared.logs import logger
 from quire.shared.metrics.scheduler import SchedulerMetrics
-from quire.shared.models.adapter_contents import AdapterId
+from quire.shared.models.adapter_ids import AdapterId
 from quire.shared.pb.scheduler.v1 import scheduler_pb2 as pb
 from quire.shared.settings import SchedulerSettings
 from quire.shared.tracing import NoTraces
@@ -45,21 +45,21 @@ class WorkerCluster:
         self.replicas: dict[str, Replica] = {}
         self.frontends: dict[int, Send] = {}
         self.draining = False
-        self.wanted = WantedWeights()
+        self.target_state = TargetState()
         self._settings = settings
         self._clock = clock
         self._metrics = metrics
         self.traces = RequestTraces(traces or NoTraces(), clock)
         self._factory = SequenceFactory()
         self._live = LiveSequences()
-        self._counts: dict[str, Counts] = {}
-        self._cut: dict[str, Loss] = {}  # by worker: its last attachment, if nobody here had given it up
-        self._holds = Holds(self.replicas)
-        self.adapters = Adapters(
+        self._counts: dict[str, CoreCounts] = {}
+        self._cut: dict[str, WorkerLoss] = {}  # by worker: its last attachment, if nobody here had given it up
+        self._pause_reasons = PauseReasons(self.replicas)
+        self.adapters = ClusterAdapters(
             self.replicas,
             num_users=self._live.num_users,
             used_by=self._adapters_on,
-            moved_in=self._adapter_came,
+            on_loaded=self._on_adapter_loaded,
         )
         self.assignments = Assignments(
             settings,
@@ -74,17 +74,17 @@ class WorkerCluster:
 
     # Frontends.
 
-    def join(self, owner: int, send: Send) -> None:
+    def add_frontend(self, owner: int, send: Send) -> None:
         self.frontends[owner] = send
-        self._live.join(owner)
+        self._live.add_owner(owner)
 
-    def part(self, owner: int) -> Iterator[None]:
+    def remove_frontend(self, owner: int) -> Iterator[None]:
         """A frontend is gone: nobody wants its sequences any more. They end one by one, as the caller goes on."""
         del self.frontends[owner]
         for sequence_id in list(self._live.of(owner)):
             self.cancel(owner, [sequence_id], Reason.CANCELLED)
             yield
-        self._live.part(owner)
+        self._live.remove_owner(owner)
 
     def submit(self, owner: int, submission: pb.Submission) -> Iterator[None]:
         """Takes it in, sequence by sequence as the caller goes on; the owner must not part before the end. What cannot
@@ -98,7 +98,7 @@ class WorkerCluster:
             if failure is None:
                 for sequence in self._factory.sequences(submission, owner, self._clock()):
                     num_ids = len(sequence.outputs) or 1
-                    self.traces.taken_in(sequence, submission.traceparent)
+                    self.traces.on_submitted(sequence, submission.traceparent)
                     self._live.add(sequence)
                     self.assignments.assign(sequence, parking=parking)
                     next_id += num_ids
@@ -119,10 +119,10 @@ class WorkerCluster:
         """They end here, whatever is known of them."""
         nobody = [Sequence(0, owner, sequence_id, SequenceTokens(), 0, 0) for sequence_id in sequence_ids]
         for end in nobody:
-            sequence = self._live.forget(owner, end.sequence_id)
+            sequence = self._live.remove(owner, end.sequence_id)
             if sequence is not None:
-                self.assignments.drop(sequence)
-        self.deliver(Events(finished=[Finished(end, Reason.ERROR, failure=failure) for end in nobody]))
+                self.assignments.discard(sequence)
+        self.deliver(Events(finished=[SequenceFinished(end, Reason.ERROR, failure=failure) for end in nobody]))
 
     def cancel(self, owner: int, sequence_ids: Iterable[int], reason: Reason) -> None:
         for sequence_id in sequence_ids:
@@ -137,9 +137,9 @@ class WorkerCluster:
 
     # Workers.
 
-    def counts_of(self, worker_id: str) -> Counts:
+    def counts_of(self, worker_id: str) -> CoreCounts:
         """Totals that outlive an attachment."""
-        return self._counts.setdefault(worker_id, Counts())
+        return self._counts.setdefault(worker_id, CoreCounts())
 
     def has(self, replica: Replica) -> bool:
         """Whether this attachment of a worker is not over."""
@@ -149,27 +149,27 @@ class WorkerCluster:
         """Just before it attaches. Raises FailedPrecondition for others than those that compute here; where nobody
         computes, sequences that have tokens of the former weights end. Where all are to have others anyway, what they
         start with does not matter."""
-        if max(replica.weights.update, self.wanted.weights.update) > 0:
+        if max(replica.weights.update, self.target_state.weights.update) > 0:
             return
         if self.terms.agree_on_weights(replica.hello, in_use=bool(self.replicas)):
             log.warning("other weights than before", worker=replica.id, ended=self._live.num_begun)
             for owner in self._live.owners:
-                begun = [sequence_id for sequence_id, one in self._live.of(owner).items() if one.has_begun]
+                begun = [sequence_id for sequence_id, one in self._live.of(owner).items() if one.has_output]
                 self._fail(owner, begun, OTHER_WEIGHTS)
 
     def attach(self, replica: Replica) -> None:
         assert replica.id not in self.replicas, "its last attachment has been detached"
         self.replicas[replica.id] = replica
-        self._forgive(replica)
-        self.wanted.attached(replica, self.replicas.values())
-        if self.wanted.asleep:  # else others may be falling asleep
-            self._holds.set(Hold.SLEEP, True)
-        replica.hold(bool(self._holds))
-        self.assignments.attached(replica)
-        self.adapters.attached(replica)
+        self._clear_reconnected_loss(replica)
+        self.target_state.on_worker_attached(replica, self.replicas.values())
+        if self.target_state.asleep:  # else others may be falling asleep
+            self._pause_reasons.set(PauseReason.SLEEP, True)
+        replica.set_generation_paused(bool(self._pause_reasons))
+        self.assignments.on_worker_attached(replica)
+        self.adapters.on_worker_attached(replica)
         self.assignments.place_unassigned()
 
-    def _forgive(self, replica: Replica) -> None:
+    def _clear_reconnected_loss(self, replica: Replica) -> None:
         """The same process again, of which only the connection was lost: no sequence is to blame for that. Its last
         epoch is an earlier one if that connection was lost before it was welcome."""
         cut = self._cut.pop(replica.id, None)
@@ -179,7 +179,7 @@ class WorkerCluster:
             if cut in sequence.losses:
                 sequence.losses = tuple(loss for loss in sequence.losses if loss != cut)
 
-    def _adapter_came(self) -> None:
+    def _on_adapter_loaded(self) -> None:
         self.assignments.place_unassigned()
 
     def _adapters_on(self, replica: AdapterWorker) -> set[object]:
@@ -195,57 +195,57 @@ class WorkerCluster:
             return
         del self.replicas[replica.id]
         replica.pause()
-        replica.adapters.lose()
-        replica.orders.lose()
+        replica.adapters.fail_pending()
+        replica.orders.fail_pending()
         replica.flush()
-        loss = Loss(replica.id, replica.epoch) if lost else None
-        if loss is not None and not replica.given_up:
+        loss = WorkerLoss(replica.id, replica.epoch) if lost else None
+        if loss is not None and not replica.was_abandoned:
             self._cut[replica.id] = loss
-        num_moved = self.assignments.detached(replica, loss)
+        num_moved = self.assignments.on_worker_detached(replica, loss)
         tell = log.warning if lost else log.info
         tell("worker detached", worker=replica.id, epoch=replica.epoch, moved=num_moved, lost=lost)
 
-    def let_leave(self, replica: Replica) -> None:
+    def begin_leaving(self, replica: Replica) -> None:
         """A worker wants to go: what runs moves to another worker; if there is none it ends here, or waits for one
         while generation is paused."""
         replica.leaving = True
-        if self._holds or any(other.takes_sequences for other in self.replicas.values()):
+        if self._pause_reasons or any(other.takes_sequences for other in self.replicas.values()):
             replica.pause()
-        self.assignments.give_back(replica)
+        self.assignments.reassign_waiting(replica)
 
-    def has_left(self, replica: Replica) -> bool:
+    def can_leave(self, replica: Replica) -> bool:
         """Whether a worker that wants to go may go now."""
         return not replica.busy and (replica.paused or not len(replica.core.running))
 
     @property
-    def paused(self) -> bool:
+    def is_paused_by_operator(self) -> bool:
         """Generation is, by operators."""
-        return Hold.PAUSE in self._holds
+        return PauseReason.OPERATOR in self._pause_reasons
 
     @property
-    def is_held(self) -> bool:
+    def is_paused(self) -> bool:
         """No worker runs steps, whatever the reason."""
-        return bool(self._holds)
+        return bool(self._pause_reasons)
 
-    def hold(self, reason: Hold, held: bool) -> None:
+    def set_paused(self, reason: PauseReason, held: bool) -> None:
         """Pauses generation or lets it go on, on the workers that are there and on those to come; it goes on when no
         reason is left."""
-        self._holds.set(reason, held)
-        self.park(False)
-        if not self._holds:
+        self._pause_reasons.set(reason, held)
+        self.set_parking(False)
+        if not self._pause_reasons:
             self.assignments.place_unassigned()
 
-    def give_back(self, replica: Replica) -> None:
+    def reassign_waiting(self, replica: Replica) -> None:
         """A worker has been taken from sequences: those that hold no slot there go on elsewhere, or wait."""
-        self.assignments.give_back(replica)
+        self.assignments.reassign_waiting(replica)
 
-    def came_back(self) -> None:
+    def on_workers_available(self) -> None:
         """Workers take sequences again, or have other weights."""
-        self.assignments.came_back()
+        self.assignments.on_workers_available()
 
-    def park(self, parking: bool) -> None:
+    def set_parking(self, parking: bool) -> None:
         """Keeps what comes from the workers, which go on with what they have, or gives it to them."""
-        self.assignments.park(parking)
+        self.assignments.set_parking(parking)
 
     def abort(self) -> int:
         """Ends every sequence, with what it has. Returns how many that were."""
@@ -291,13 +291,13 @@ class WorkerCluster:
 
     def deliver(self, events: Events) -> None:
         """To the frontends that own the sequences; those of a frontend that is gone have nobody to go to."""
-        self.traces.happened(events, self._worker_of)
+        self.traces.on_events(events, self._worker_of)
         batches = OwnerBatches(events.weight_version)
         batches.add(events)
         for finished in events.finished:
             sequence = finished.sequence
-            self._live.forget(sequence.owner, sequence.sequence_id)
-            self.assignments.ended(sequence.key)
+            self._live.remove(sequence.owner, sequence.sequence_id)
+            self.assignments.on_finished(sequence.key)
         for owner, messages in batches.by_owner.items():
             send = self.frontends.get(owner)
             if send is not None:
@@ -324,4 +324,4 @@ class WorkerCluster:
         return failure
 
     def _lacks(self, adapter: AdapterId | None) -> bool:
-        return adapter is not None and bool(self.replicas) and not self.adapters.knows(adapter)
+        return adapter is not None and bool(self.replicas) and not self.adapters.has_adapter(adapter)

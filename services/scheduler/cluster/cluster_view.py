@@ -15,7 +15,7 @@ def view_of(cluster: WorkerCluster, scheduling_policy: str) -> pb.ClusterView:
     blocks = [r.core.kv.use for r in taking]
     num_blocks = sum(use.total for use in blocks)
     adapters = cluster.adapters.offered if taking else {}
-    terms, weights = cluster.terms, cluster.wanted.weights
+    terms, weights = cluster.terms, cluster.target_state.weights
     return pb.ClusterView(
         model=terms.model if terms.layout is not None else None,
         layout=terms.layout,
@@ -40,7 +40,7 @@ def gauges_of(cluster: WorkerCluster) -> ClusterGauges:
     layout, replicas = cluster.terms.layout, cluster.replicas.values()
     return ClusterGauges(
         deferred=len(cluster.assignments.unassigned) + sum(r.core.grammars.num_blocked for r in replicas),
-        paused=cluster.is_held,
+        paused=cluster.is_paused,
         unowned_blocks=sum(replica.core.kv.num_unowned() for replica in replicas),
         block_size=layout.block_size if layout is not None else 0,
         num_kv_groups=max((replica.core.kv.num_groups for replica in replicas), default=1),

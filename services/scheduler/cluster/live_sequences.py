@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from quire.services.scheduler.core.sequences.sequence import Sequence
-from quire.shared.models.adapter_contents import AdapterId
+from quire.shared.models.adapter_ids import AdapterId
 
 NONE: Mapping[int, Sequence] = {}
 
@@ -25,10 +25,10 @@ class LiveSequences:
     def owners(self) -> list[int]:
         return list(self._of)
 
-    def join(self, owner: int) -> None:
+    def add_owner(self, owner: int) -> None:
         self._of[owner] = {}
 
-    def part(self, owner: int) -> None:
+    def remove_owner(self, owner: int) -> None:
         del self._of[owner]
 
     def of(self, owner: int) -> Mapping[int, Sequence]:
@@ -40,7 +40,7 @@ class LiveSequences:
         for output in sequence.outputs or (sequence,):
             sequences[output.sequence_id] = sequence
 
-    def forget(self, owner: int, sequence_id: int) -> Sequence | None:
+    def remove(self, owner: int, sequence_id: int) -> Sequence | None:
         """It has ended; None if it had already."""
         sequences = self._of.get(owner)
         return None if sequences is None else sequences.pop(sequence_id, None)
@@ -51,4 +51,4 @@ class LiveSequences:
     @property
     def num_begun(self) -> int:
         """Those that have tokens of their output."""
-        return sum(sequence.has_begun for sequence in self)
+        return sum(sequence.has_output for sequence in self)

@@ -19,7 +19,7 @@ class RequestTraces:
         self._clock = clock
         self._spans: dict[int, Span] = {}  # by key
 
-    def taken_in(self, sequence: Sequence, traceparent: str) -> None:
+    def on_submitted(self, sequence: Sequence, traceparent: str) -> None:
         if not traceparent:  # a frontend sends those that are sampled
             return
         now = self._clock()
@@ -27,7 +27,7 @@ class RequestTraces:
         if span is not None:
             self._spans[sequence.key] = span
 
-    def step(self, replica: Replica, result: worker_pb2.StepResult) -> None:
+    def on_step_result(self, replica: Replica, result: worker_pb2.StepResult) -> None:
         """Of a worker, before it is applied: an event for each sampled sequence that runs there."""
         if not self._spans:
             return
@@ -43,10 +43,10 @@ class RequestTraces:
         }
         for key, span in self._spans.items():
             sequence = replica.core.find(key)
-            if sequence is not None and sequence.started:
+            if sequence is not None and sequence.was_admitted:
                 span.event("step", now, attributes)
 
-    def happened(self, events: Events, worker_of: Callable[[int], str]) -> None:
+    def on_events(self, events: Events, worker_of: Callable[[int], str]) -> None:
         if not self._spans:
             return
         now = self._clock()
@@ -66,7 +66,7 @@ class RequestTraces:
                 }
                 span.end(now, what, "" if finished.failure is None else finished.failure.code)
 
-    def moved(self, sequence: Sequence) -> None:
+    def on_moved(self, sequence: Sequence) -> None:
         """Its worker is lost or leaves."""
         span = self._spans.get(sequence.key)
         if span is not None:

@@ -11,13 +11,13 @@ from quire.shared.errors import FailedPrecondition
 from quire.shared.kv import block_hash, kv_wire
 from quire.shared.kv.block_hash import TOKEN_BYTES
 from quire.shared.kv.kv_specs import KVSpec
-from quire.shared.models import adapter_contents, model_identity
+from quire.shared.models import adapter_ids, model_identity
 from quire.shared.pb.common.v1 import model_pb2
 from quire.shared.pb.worker.v1 import worker_pb2
 from quire.shared.structured_output.backends import LLGUIDANCE
 
 # A worker that claims more is a mistake or a lie. A block costs the scheduler 120 bytes and 0.1 us when it attaches.
-MOST_BLOCKS = worker_limits.MOST_BLOCKS
+MAX_BLOCKS = worker_limits.MAX_BLOCKS
 MOST_SEQS = 2**16
 MOST_STEP_TOKENS = 2**24
 MOST_MODEL_LEN = 2**27
@@ -183,13 +183,13 @@ def check_sizes(hello: worker_pb2.WorkerHello) -> None:
     """What a worker must have to be of any use, and what none has: a number too many would cost everybody's time."""
     limits, cache = hello.limits, hello.kv_cache
     bounds = {
-        "num_blocks": (cache.num_blocks, 2, MOST_BLOCKS),
+        "num_blocks": (cache.num_blocks, 2, MAX_BLOCKS),
         "max_num_seqs": (limits.max_num_seqs, 1, MOST_SEQS),
         "max_num_batched_tokens": (limits.max_num_batched_tokens, limits.max_num_seqs, MOST_STEP_TOKENS),
         "max_model_len": (limits.max_model_len, 2, MOST_MODEL_LEN),
         "num_speculative_tokens": (hello.drafting.num_speculative_tokens, 0, MOST_DRAFTS),
-        "num_host_blocks": (cache.num_host_blocks, 0, MOST_BLOCKS),
-        "num_disk_blocks": (cache.num_disk_blocks, 0, MOST_BLOCKS),
+        "num_host_blocks": (cache.num_host_blocks, 0, MAX_BLOCKS),
+        "num_disk_blocks": (cache.num_disk_blocks, 0, MAX_BLOCKS),
         "max_adapters": (hello.lora.max_adapters, 0, MOST_ADAPTERS),
         "num_query_vectors": (cache.num_query_vectors, 0, MOST_QUERY_VECTORS),
         "max_logprobs": (hello.sampling.max_logprobs, 0, MOST_VOCABULARY),
@@ -255,7 +255,7 @@ def check_model(model: model_pb2.ModelIdentity, who: str) -> None:
 
 def _adapters(hello: worker_pb2.WorkerHello) -> dict[str, bytes]:
     try:
-        return adapter_contents.by_name(hello.lora.names, hello.lora.digests)
+        return adapter_ids.digests_by_name(hello.lora.names, hello.lora.digests)
     except ValueError as error:
         text = f"adapter_digests: worker {hello.worker_id} sent {error}"
         raise FailedPrecondition(text, field="adapter_digests") from None

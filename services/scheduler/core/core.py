@@ -13,11 +13,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from quire.services.scheduler.core.beam.beams import Beams
-from quire.services.scheduler.core.counts import Counts
-from quire.services.scheduler.core.drafts.speculation import DraftLengths
+from quire.services.scheduler.core.beam.beams import BeamScheduler
+from quire.services.scheduler.core.counts import CoreCounts
+from quire.services.scheduler.core.drafts.speculation import DraftController
 from quire.services.scheduler.core.limits import CoreLimits
-from quire.services.scheduler.core.plan import Events, StepPlan, StepResult, finish
+from quire.services.scheduler.core.plan import Events, StepPlan, StepResult, finished_events
 from quire.services.scheduler.core.prerequisites.grammars import Grammars
 from quire.services.scheduler.core.prerequisites.host_blocks import HostBlocks
 from quire.services.scheduler.core.prerequisites.late_queries import QueryVectors
@@ -25,15 +25,15 @@ from quire.services.scheduler.core.prerequisites.peer_blocks import PeerFetches
 from quire.services.scheduler.core.prerequisites.siblings import Siblings
 from quire.services.scheduler.core.results import ResultProcessor
 from quire.services.scheduler.core.scheduling.admission import Admitter
-from quire.services.scheduler.core.scheduling.entry import Entry
-from quire.services.scheduler.core.scheduling.growth import Grower
+from quire.services.scheduler.core.scheduling.growth import RunningScheduler
+from quire.services.scheduler.core.scheduling.sequence_starter import SequenceStarter
 from quire.services.scheduler.core.sequences.ending import Failure, Reason
-from quire.services.scheduler.core.sequences.sequence import Loss, Sequence, SequenceStatus
+from quire.services.scheduler.core.sequences.sequence import Sequence, SequenceStatus, WorkerLoss
 from quire.services.scheduler.core.state import CoreState
-from quire.services.scheduler.core.step.plan_builder import Flight, PlanBuilder
+from quire.services.scheduler.core.step.plan_builder import InFlightStep, PlanBuilder
 from quire.services.scheduler.core.timing.chunk_limit import ChunkLimit
 from quire.services.scheduler.core.timing.deadlines import Deadlines
-from quire.services.scheduler.core.timing.depth import Depth
+from quire.services.scheduler.core.timing.depth import PipelineDepth
 from quire.services.scheduler.core.timing.pace import PromptPace
 from quire.services.scheduler.core.timing.step_times import StepTimes
 from quire.services.scheduler.kv_cache.block_pool import BlockUse, Observer
@@ -42,16 +42,16 @@ from quire.services.scheduler.kv_cache.block_pool import BlockUse, Observer
 class Core:
     """Owns the sequences of one worker and all knowledge of its KV blocks."""
 
-    def __init__(self, limits: CoreLimits, counts: Counts | None = None, observer: Observer | None = None) -> None:
+    def __init__(self, limits: CoreLimits, counts: CoreCounts | None = None, observer: Observer | None = None) -> None:
         self.limits = limits
-        self.counts = Counts() if counts is None else counts
+        self.counts = CoreCounts() if counts is None else counts
         self.state = CoreState(limits, self.counts, observer)
         self.kv, self.running, self.waiting = self.state.kv, self.state.running, self.state.waiting
-        self.flights = self.state.flights
+        self.steps_in_flight = self.state.steps_in_flight
         self._make_prerequisites()
-        self.depth = Depth(limits.max_steps_in_flight, limits.num_micro_batches)
+        self.depth = PipelineDepth(limits.max_steps_in_flight, limits.num_micro_batches)
         self._micro_batch = 0  # that the next step is of, if it has something to do
-        self.speculation = DraftLengths(
+        self.speculation = DraftController(
             limits.num_speculative_tokens, fixed=limits.fixed_draft_length, counts=self.counts.drafts
         )
         self._chunk_limit = ChunkLimit(limits.longest_stream_gap_s, limits.max_num_batched_tokens)
@@ -60,11 +60,11 @@ class Core:
         self._last_applied_at = -math.inf
         self._deadlines = Deadlines(self.state.sequences)
         self._step_ids = itertools.count(1)
-        self._entry = Entry(self.state, self.siblings)
-        self._beams = Beams(self.state, self._entry)
+        self._starter = SequenceStarter(self.state, self.siblings)
+        self._beams = BeamScheduler(self.state, self._starter)
         sources = [source for source in (self.host_blocks, self.peer_blocks) if source is not None]
-        self._admitter = Admitter(self.state, self._entry, self._pace, self._beams.admit, sources)
-        self._grower = Grower(self.state, self.speculation, lambda: self._admitter.num_entering)
+        self._admitter = Admitter(self.state, self._starter, self._pace, self._beams.admit, sources)
+        self._running_scheduler = RunningScheduler(self.state, self.speculation, lambda: self._admitter.num_new_seqs)
         self._results = ResultProcessor(self.state, self._beams, self.counts.drafts)
 
     def _make_prerequisites(self) -> None:
@@ -91,7 +91,9 @@ class Core:
             refusal = self.limits.refusal_of_query(sequence.query.num_tokens)
         if refusal is not None:
             sequence.status = SequenceStatus.FINISHED
-            self.state.events.finished += finish(sequence, Reason.ERROR, failure=Failure("INVALID_ARGUMENT", refusal))
+            self.state.events.finished += finished_events(
+                sequence, Reason.ERROR, failure=Failure("INVALID_ARGUMENT", refusal)
+            )
             return
         sequence.max_total_tokens = min(sequence.max_total_tokens, self.limits.max_model_len)
         if sequence.search is not None:
@@ -103,59 +105,59 @@ class Core:
         """Ends a sequence if it has not ended yet. Its blocks are free once the steps that name it have returned."""
         sequence = self.state.sequences.get(key)
         if sequence is not None:
-            self.state.end(sequence, reason)
+            self.state.finish(sequence, reason)
 
-    def grammar_prepared(self, grammar_id: bytes, failure: Failure | None = None) -> None:
+    def on_grammar_prepared(self, grammar_id: bytes, failure: Failure | None = None) -> None:
         """The worker has a grammar, or, if there is a `failure`, cannot have it."""
-        for sequence in self.grammars.done(grammar_id, failed=failure is not None):
+        for sequence in self.grammars.complete(grammar_id, failed=failure is not None):
             if failure is None:
                 self.state.queue.enqueue(sequence, after=self.grammars)
             else:
-                self.state.end(sequence, Reason.ERROR, failure=failure)
+                self.state.finish(sequence, Reason.ERROR, failure=failure)
 
-    def transferred(self, transfer_id: int, *, failed: bool = False, lost: Collection[int] = ()) -> None:
+    def on_transfer_done(self, transfer_id: int, *, failed: bool = False, lost: Collection[int] = ()) -> None:
         """The worker is done with a transfer, or could not do it. `lost`: blocks that the disk did not take or give."""
         assert self.host_blocks is not None, "it was ordered"
-        self.state.queue.resume(self.host_blocks.done(transfer_id, failed=failed, lost=lost))
+        self.state.queue.unblock(self.host_blocks.complete(transfer_id, failed=failed, lost=lost))
 
-    def fetched(self, fetch_id: int, *, failed: bool = False) -> None:
+    def on_fetch_done(self, fetch_id: int, *, failed: bool = False) -> None:
         """The worker has blocks of another one, or could not get them."""
         assert self.peer_blocks is not None, "it was ordered"
-        self.state.queue.resume(self.peer_blocks.done(fetch_id, failed=failed))
+        self.state.queue.unblock(self.peer_blocks.complete(fetch_id, failed=failed))
 
-    def resume(self, sequences: list[Sequence]) -> None:
+    def unblock(self, sequences: list[Sequence]) -> None:
         """Lets sequences run that need not wait for blocks of other workers any longer."""
-        self.state.queue.resume(sequences)
+        self.state.queue.unblock(sequences)
 
     # The two verbs.
 
     def schedule(self, now: float) -> StepPlan | None:
         """The next step, or None while there is nothing to do or enough under way. `now`: seconds, any fixed origin."""
         self.expire(now)
-        if len(self.flights) >= self.depth.most or now < self.next_at:
+        if len(self.steps_in_flight) >= self.depth.max_steps or now < self.next_at:
             return None
-        if self.speculation.waits_for(self.flights):
+        if self.speculation.must_wait_for(self.steps_in_flight):
             return None
-        builder = self._build_one(now)
-        while builder.num_tokens == 0 and builder.short_of_blocks and not self.flights:
-            builder = self._build_one(now)  # each round preempted somebody and freed blocks at once
+        builder = self._build_next(now)
+        while builder.num_tokens == 0 and builder.short_of_blocks and not self.steps_in_flight:
+            builder = self._build_next(now)  # each round preempted somebody and freed blocks at once
         return self._commit(builder, now) if builder.num_tokens else None
 
     def apply(self, result: StepResult, now: float) -> None:
         """Takes in the oldest step under way. What came of it is in take_events()."""
-        flight = self.flights.popleft()
-        begun = self._begun(flight)
-        self._step_times.learn(flight.num_tokens, now - begun)
-        self._pace.learn(flight.num_tokens, len(flight.slots), now - begun)
-        self._chunk_limit.learn(flight.num_prompt_tokens, flight.num_tokens - flight.num_prompt_tokens, now - begun)
-        self.depth.learn(now - begun)
-        self.speculation.learn(flight, result, now - begun)
+        flight = self.steps_in_flight.popleft()
+        begun = self._start_time(flight)
+        self._step_times.observe(flight.num_tokens, now - begun)
+        self._pace.observe(flight.num_tokens, len(flight.slots), now - begun)
+        self._chunk_limit.observe(flight.num_prompt_tokens, flight.num_tokens - flight.num_prompt_tokens, now - begun)
+        self.depth.observe(now - begun)
+        self.speculation.observe(flight, result, now - begun)
         self._last_applied_at = now
         assert flight.step_id == result.step_id, f"step {flight.step_id} is due, not {result.step_id}"
         self.state.last_applied = flight.step_id
         self.kv.pass_fence(flight.step_id)
         self._results.apply(flight, result)
-        if self.host_blocks is not None and not self.flights:
+        if self.host_blocks is not None and not self.steps_in_flight:
             self.host_blocks.store_filled()  # of those who have ended: there may be no step for a while
 
     def take_events(self) -> Events:
@@ -167,10 +169,10 @@ class Core:
     @property
     def next_at(self) -> float:
         """schedule() plans nothing before."""
-        if len(self.flights) != self.depth.num_stages:
+        if len(self.steps_in_flight) != self.depth.num_stages:
             return -math.inf
-        flight = self.flights[0]
-        return self.depth.next_at(self._begun(flight), self._step_times.expected(flight.num_tokens))
+        flight = self.steps_in_flight[0]
+        return self.depth.next_at(self._start_time(flight), self._step_times.expected(flight.num_tokens))
 
     @property
     def has_work(self) -> bool:
@@ -183,7 +185,7 @@ class Core:
     @property
     def drafts_wanted(self) -> bool:
         """Whether somebody runs whom the worker drafts for."""
-        return self._grower.drafts_wanted
+        return self._running_scheduler.drafts_wanted
 
     @property
     def num_waiting_tokens(self) -> int:
@@ -195,7 +197,7 @@ class Core:
         """Sequences without a slot, whatever they wait for."""
         return self.state.queue.num_sequences
 
-    def prompt_seconds(self, num_tokens: int) -> float:
+    def estimate_prompt_s(self, num_tokens: int) -> float:
         """How long computing so many tokens of a prompt takes; 0 while nothing is known."""
         return self._pace.seconds_for(num_tokens)
 
@@ -212,12 +214,12 @@ class Core:
 
     def num_cached(self, sequence: Sequence) -> int:
         """Tokens of `sequence` that it would find computed here, on the device or below it."""
-        start = self._entry.start(sequence)
+        start = self._starter.find_cached_prefix(sequence)
         if self.host_blocks is None or start.match is None or sequence.skip_reading_prefix_cache:
             return start.num_cached
-        num_found = len(start.whole) // self.kv.num_groups
-        most = self._entry.most_read(sequence) - num_found
-        behind = self.host_blocks.num_behind(sequence.block_hashes, start.whole, most)
+        num_found = len(start.full_blocks) // self.kv.num_groups
+        most = self._starter.max_readable_blocks(sequence) - num_found
+        behind = self.host_blocks.num_following(sequence.block_hashes, start.full_blocks, most)
         return max(start.num_cached, (num_found + behind) * self.limits.block_size)
 
     def find(self, key: int) -> Sequence | None:
@@ -237,13 +239,13 @@ class Core:
         have returned, and what they sample for it is dropped."""
         self.state.migrate_out(sequence)
 
-    def has_room(self, num_tokens: int, num_kept: int) -> bool:
+    def has_room_for_migrated(self, num_tokens: int, num_kept: int) -> bool:
         """Whether a sequence with so many tokens, of which `num_kept` blocks are kept for it, would come in now."""
         missing = self.kv.blocks_for(num_tokens + 1) - num_kept + self.limits.watermark_blocks
         is_next = not self.waiting and self.running.num_free_slots > self.state.searches.num_reserved
         return is_next and missing <= self.kv.pool.num_free
 
-    def evacuate(self, loss: Loss | None = None) -> list[Sequence]:
+    def evacuate(self, loss: WorkerLoss | None = None) -> list[Sequence]:
         """The worker is gone: every unfinished sequence, in order of arrival; the core forgets them. `loss`: it did not
         leave of its own will, and what ran may be the cause."""
         return self.state.evacuate(loss)
@@ -254,9 +256,9 @@ class Core:
 
     def expire(self, now: float) -> None:
         """Ends those whose deadline has passed, as schedule() does: for the time in which nothing is scheduled."""
-        for sequence in self._deadlines.passed(now):
+        for sequence in self._deadlines.pop_expired(now):
             failure = Failure("DEADLINE_EXCEEDED", f"deadline passed while {sequence.status.value}")
-            self.state.end(sequence, Reason.DEADLINE, failure=failure)
+            self.state.finish(sequence, Reason.DEADLINE, failure=failure)
 
     def reset_prefix_cache(self, preempt_running: bool = False) -> int | None:
         """Forgets all prefixes; returns the number of blocks, None if sequences run and may not be preempted.
@@ -269,14 +271,14 @@ class Core:
                 if self.running.live[slot]:  # its search may have left with another beam
                     self.state.preempt(slot)
         if self.peer_blocks is not None:
-            self.peer_blocks.let_all_go()
+            self.peer_blocks.release_reserved_blocks()
         if not self.kv.idle:
             return None
         self.queries.reset()
-        in_host_memory = 0 if self.host_blocks is None else self.host_blocks.forget()
+        in_host_memory = 0 if self.host_blocks is None else self.host_blocks.clear()
         return self.kv.reset() + in_host_memory
 
-    def _build_one(self, now: float) -> PlanBuilder:
+    def _build_next(self, now: float) -> PlanBuilder:
         """Builds a step of the next micro-batch, in turn, that has something to do."""
         most = self.limits.num_micro_batches
         builder = self._build(now, self._micro_batch)
@@ -292,41 +294,41 @@ class Core:
         if self.kv.parts is not None:
             self.kv.parts.publish()
         self.state.tables.slide()
-        builder = PlanBuilder(self.limits.max_num_batched_tokens, names_owners=self.speculation.enabled)
+        builder = PlanBuilder(self.limits.max_num_batched_tokens, names_block_slots=self.speculation.enabled)
         builder.micro_batch = micro_batch
         searches = self.state.searches
         for_beams = searches.num_tokens_wanted if searches else 0
-        builder.budget.left -= for_beams
-        self._grower.advance_ready(builder)
+        builder.budget.remaining -= for_beams
+        self._running_scheduler.advance_ready(builder)
         if self._chunk_limit.enabled and len(builder.ready) and not self.limits.whole_prompts:
-            builder.budget.left = min(builder.budget.left, self._chunk_limit.num_tokens)
-        self._grower.advance_prefills(builder)
-        builder.budget.left += for_beams
+            builder.budget.remaining = min(builder.budget.remaining, self._chunk_limit.num_tokens)
+        self._running_scheduler.advance_prefills(builder)
+        builder.budget.remaining += for_beams
         if searches:
-            self._beams.carry_out(builder)
+            self._beams.apply_decisions(builder)
         self._admitter.admit(builder, now)
         if searches:
-            self._beams.skip_waiting(builder)
+            self._beams.skip_idle_beams(builder)
         return builder
 
-    def _begun(self, oldest: Flight) -> float:
+    def _start_time(self, oldest: InFlightStep) -> float:
         return max(oldest.planned_at, self._last_applied_at)
 
     def _commit(self, builder: PlanBuilder, now: float) -> StepPlan:
         step_id = self.state.last_ordered = next(self._step_ids)
         released = self.state.take_released()
-        flight = builder.flight(step_id, self.running, now)
-        self.flights.append(flight)
+        flight = builder.build_step_in_flight(step_id, self.running, now)
+        self.steps_in_flight.append(flight)
         self.waiting.charge_output(self.running, flight.slots)
         self.state.tables.cache_full_blocks()
         if self.host_blocks is not None:
             self.host_blocks.store_filled()
-        finishing = builder.finishing
+        finishing = builder.completed_prompts
         if finishing:
             self.state.tables.cache_prompts(finishing)
-            self.state.prompts_scheduled([self.running.sequence(slot) for slot in finishing])
+            self.state.on_prompts_scheduled([self.running.sequence(slot) for slot in finishing])
         self.counts.steps += 1
         self.counts.scheduled_tokens += builder.num_tokens
-        plan = builder.plan(step_id, released, self.speculation.news(builder.num_drafts))
+        plan = builder.build_plan(step_id, released, self.speculation.take_length_change(builder.num_drafts))
         dropped = self.queries.take_dropped()
         return replace(plan, dropped_queries=dropped) if dropped else plan

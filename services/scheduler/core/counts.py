@@ -8,7 +8,7 @@ from quire.services.scheduler.core.drafts.counts import DraftCounts
 
 
 @dataclass(slots=True)
-class Counts:
+class CoreCounts:
     """Totals of a core's lifetime."""
 
     prompt_tokens: int = 0  # of sequences at their first admission

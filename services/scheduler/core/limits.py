@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from quire.services.scheduler.core.policies import DEFAULTS, PolicyMaker, PolicyOptions
 from quire.services.scheduler.core.policies.fcfs import Fcfs
-from quire.services.scheduler.kv_cache.groups import Groups
+from quire.services.scheduler.kv_cache.groups import KVGroups
 from quire.shared.kv.kv_specs import NOTHING, ONE_FULL, KVSpec
 
 
@@ -57,9 +57,9 @@ class CoreLimits:
         object.__setattr__(self, "caches_prefixes", self.enable_prefix_caching and not self.whole_prompts)
 
     @property
-    def groups(self) -> Groups:
+    def groups(self) -> KVGroups:
         """Made anew: for those who keep it."""
-        return Groups(self.kv_specs, self.block_size, self.max_num_batched_tokens)
+        return KVGroups(self.kv_specs, self.block_size, self.max_num_batched_tokens)
 
     @property
     def usable_blocks(self) -> int:

@@ -109,7 +109,7 @@ class StepResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Pooled:
+class PooledOutput:
     """The vector that a sequence ended with, or the number of a document that was compared."""
 
     sequence: Sequence
@@ -117,21 +117,21 @@ class Pooled:
 
 
 @dataclass(frozen=True, slots=True)
-class PromptPart:
+class PromptLogprobsPart:
     """The next positions of a prompt, with their log-probabilities."""
 
     sequence: Sequence
     entries: Logprobs
 
 
-class Started(NamedTuple):
+class SequenceStarted(NamedTuple):
     """A sequence left the queue for the first time."""
 
     sequence: Sequence
     queued_s: float
 
 
-class Finished(NamedTuple):
+class SequenceFinished(NamedTuple):
     """The one terminal event of a sequence."""
 
     sequence: Sequence
@@ -141,11 +141,11 @@ class Finished(NamedTuple):
     score: float | None = None  # of a beam search's result
 
 
-def finish(
+def finished_events(
     sequence: Sequence, reason: Reason, stop_token_id: int | None = None, failure: Failure | None = None
-) -> list[Finished]:
+) -> list[SequenceFinished]:
     """One for each that its frontend waits for."""
-    return [Finished(output, reason, stop_token_id, failure) for output in sequence.outputs or (sequence,)]
+    return [SequenceFinished(output, reason, stop_token_id, failure) for output in sequence.outputs or (sequence,)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,11 +172,11 @@ class TokenColumns:
 class Events:
     """What happened since the last look, for the frontends."""
 
-    prompts: list[PromptPart] = field(default_factory=list)
-    pooled: list[Pooled] = field(default_factory=list)
+    prompts: list[PromptLogprobsPart] = field(default_factory=list)
+    pooled: list[PooledOutput] = field(default_factory=list)
     tokens: list[TokenColumns] = field(default_factory=list)
-    started: list[Started] = field(default_factory=list)
-    finished: list[Finished] = field(default_factory=list)
+    started: list[SequenceStarted] = field(default_factory=list)
+    finished: list[SequenceFinished] = field(default_factory=list)
     weight_version: str = ""  # of the weights that computed it, where that is known
 
     def __bool__(self) -> bool:

@@ -8,16 +8,16 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from quire.services.scheduler.core.beam.beams import FIRST_KEY, Beams
+from quire.services.scheduler.core.beam.beams import FIRST_BEAM_KEY, BeamScheduler
 from quire.services.scheduler.core.drafts.counts import DraftCounts
 from quire.services.scheduler.core.drafts.rows import DraftedRows
 from quire.services.scheduler.core.plan import (
     I32,
     LogprobColumns,
     Logprobs,
-    Pooled,
+    PooledOutput,
     PromptLogprobs,
-    PromptPart,
+    PromptLogprobsPart,
     StepResult,
     TokenColumns,
 )
@@ -25,19 +25,19 @@ from quire.services.scheduler.core.running.running import Slots
 from quire.services.scheduler.core.sequences.ending import Ending, Failure, Reason, ending_of
 from quire.services.scheduler.core.sequences.sequence import Sequence, SequenceStatus
 from quire.services.scheduler.core.state import CoreState
-from quire.services.scheduler.core.step.plan_builder import Flight
+from quire.services.scheduler.core.step.plan_builder import InFlightStep
 
 
 class ResultProcessor:
     """The other half of apply(): tokens, ends, hashes of the blocks that became known."""
 
-    def __init__(self, state: CoreState, beams: Beams, drafts: DraftCounts) -> None:
+    def __init__(self, state: CoreState, beams: BeamScheduler, drafts: DraftCounts) -> None:
         self._state = state
         self._tables, self._running = state.tables, state.running
         self._beams = beams
         self._drafts = drafts
 
-    def apply(self, flight: Flight, result: StepResult) -> None:
+    def apply(self, flight: InFlightStep, result: StepResult) -> None:
         """Applies what a step returned to the sequences that it was planned for; `flight` is the plan's memory of them.
 
         The rows of `flight` and of `result` are the step's sampling slots, ascending: a token for each, or with drafts
@@ -48,26 +48,26 @@ class ResultProcessor:
             self._apply_prompts(flight, result.prompts)
         if result.failures:
             flight = self._apply_failures(flight, result.failures)
-        if flight.ended:
-            self._apply_pooled(flight.ended, result.pooled)
-        rows = DraftedRows.of(flight, result)
+        if flight.pooled_keys:
+            self._apply_pooled(flight.pooled_keys, result.pooled)
+        rows = DraftedRows.from_result(flight, result)
         current = self._running.keys[flight.slots] == flight.keys
         all_current = np.count_nonzero(current) == len(current)
         if all_current and rows is None and not self._state.searches:  # the usual case
-            self._apply_current(flight.slots, result.token_ids, result.logprobs, flight.asked)
+            self._apply_current(flight.slots, result.token_ids, result.logprobs, flight.asks_logprobs)
             return
-        beams = flight.keys <= FIRST_KEY
+        beams = flight.keys <= FIRST_BEAM_KEY
         if beams.any():
-            rows = rows or DraftedRows.single(flight, result)
+            rows = rows or DraftedRows.from_single_tokens(flight, result)
             self._beams.apply(flight.keys[beams], rows.select(beams))
             flight, rows, current = flight.select(~beams), rows.select(~beams), current[~beams]
         if rows is not None:
             self._drafts.add(rows)
-            self._running.resolve_drafts(flight.slots[current], rows.refused[current], rows.assumed[current])
+            self._running.resolve_drafts(flight.slots[current], rows.num_rejected[current], rows.assumed[current])
         if current.all() and rows is None:
-            self._apply_current(flight.slots, result.token_ids, result.logprobs, flight.asked)
+            self._apply_current(flight.slots, result.token_ids, result.logprobs, flight.asks_logprobs)
             return
-        rows = rows or DraftedRows.single(flight, result)
+        rows = rows or DraftedRows.from_single_tokens(flight, result)
         if current.all():
             self._apply_rows(flight.slots, rows)
             return
@@ -78,47 +78,51 @@ class ResultProcessor:
     def _apply_rows(self, slots: Slots, rows: DraftedRows) -> None:
         """Applies rows of sequences that still hold the slot they held when the step was planned."""
         if rows.all_single:
-            self._apply_current(slots, rows.token_ids, rows.logprobs, rows.asked)
+            self._apply_current(slots, rows.token_ids, rows.logprobs, rows.asks_logprobs)
         elif len(slots):
             self._apply_several(slots, rows)
 
-    def _apply_failures(self, flight: Flight, failures: list[tuple[int, Failure]]) -> Flight:
+    def _apply_failures(self, flight: InFlightStep, failures: list[tuple[int, Failure]]) -> InFlightStep:
         """Queries first: their documents fail with them. Returns what is left to take in."""
-        for slot, failure in sorted(failures, key=lambda failed: not flight.late.get(failed[0], False)):
-            flight = replace(flight, asked=flight.asked & (flight.slots != slot))  # it has no log-probabilities
+        for slot, failure in sorted(failures, key=lambda failed: not flight.late_queries.get(failed[0], False)):
+            flight = replace(
+                flight, asks_logprobs=flight.asks_logprobs & (flight.slots != slot)
+            )  # it has no log-probabilities
             self._fail(flight, slot, failure)
         return flight
 
-    def _apply_prompts(self, flight: Flight, prompts: PromptLogprobs) -> None:
+    def _apply_prompts(self, flight: InFlightStep, prompts: PromptLogprobs) -> None:
         """Applies log-probabilities of prompts, also of sequences that were preempted meanwhile."""
         parts = prompts.entries.split(prompts.position_counts.tolist())
         for slot, entries in zip(prompts.slots.tolist(), parts, strict=True):
-            sequence = self._state.sequences.get(flight.prompts[slot])
+            sequence = self._state.sequences.get(flight.prompt_logprob_keys[slot])
             if sequence is not None:
                 sequence.prompt_logprobs_from += len(entries.ranks)
-                self._state.events.prompts.append(PromptPart(sequence, entries))
+                self._state.events.prompts.append(PromptLogprobsPart(sequence, entries))
 
     def _apply_pooled(self, ended: Mapping[int, int], pooled: Mapping[int, bytes]) -> None:
         """Ends sequences with their vectors, also those that were preempted meanwhile."""
         for slot, key in ended.items():
             sequence = self._state.sequences.get(key)
             if sequence is not None and sequence.is_query:
-                self._state.computed(sequence)
+                self._state.finish_internal(sequence)
             elif sequence is not None:
-                self._state.events.pooled.append(Pooled(sequence, pooled[slot]))
-                self._state.end(sequence, Reason.STOP)
+                self._state.events.pooled.append(PooledOutput(sequence, pooled[slot]))
+                self._state.finish(sequence, Reason.STOP)
 
     def _apply_current(
-        self, slots: Slots, tokens: I32, logprobs: Logprobs | None, asked: npt.NDArray[np.bool_]
+        self, slots: Slots, tokens: I32, logprobs: Logprobs | None, asks_logprobs: npt.NDArray[np.bool_]
     ) -> None:
         """One token for each of `slots`."""
         if len(slots) == 0:
             return
         running = self._running
-        self._tables.extend(slots, tokens)
+        self._tables.append_tokens(slots, tokens)
         self._state.counts.generated_tokens += len(slots)
         owners, sequence_ids = running.owners[slots], running.sequence_ids[slots]
-        entries = None if logprobs is None else LogprobColumns(owners[asked], sequence_ids[asked], logprobs)
+        entries = (
+            None if logprobs is None else LogprobColumns(owners[asks_logprobs], sequence_ids[asks_logprobs], logprobs)
+        )
         self._state.events.tokens.append(TokenColumns(owners, sequence_ids, tokens, logprobs=entries))
         self._clear_suspects(slots)
         for _, sequence, ending in self._endings(slots, tokens):
@@ -132,10 +136,10 @@ class ResultProcessor:
         for column, tokens in enumerate(rows.columns()):
             on = np.flatnonzero((rows.counts > column) & (taken == column))
             on = on[[row not in ends for row in on.tolist()]] if ends else on
-            self._tables.extend(slots[on], tokens[on])
+            self._tables.append_tokens(slots[on], tokens[on])
             taken[on] += 1
             ends |= {int(on[i]): (sequence, ending) for i, sequence, ending in self._endings(slots[on], tokens[on])}
-        kept = rows.cut(taken) if ends else rows
+        kept = rows.truncate(taken) if ends else rows
         self._state.counts.generated_tokens += len(kept.token_ids)
         owners, sequence_ids = running.owners[slots], running.sequence_ids[slots]
         if len(kept.token_ids):
@@ -156,7 +160,7 @@ class ResultProcessor:
         return found
 
     def _end(self, sequence: Sequence, ending: Ending) -> None:
-        self._state.end(sequence, ending.reason, ending.stop_token_id)
+        self._state.finish(sequence, ending.reason, ending.stop_token_id)
 
     def _clear_suspects(self, slots: Slots) -> None:
         """Clears suspects that produced a token: they did not kill the worker."""
@@ -170,7 +174,7 @@ class ResultProcessor:
             return
         taken, ending = 0, None
         for token in rows.token_ids.tolist():
-            self._tables.extend_late(sequence, token)
+            self._tables.append_late_token(sequence, token)
             taken += 1
             ending = ending_of(sequence, token)
             if ending is not None:
@@ -182,17 +186,17 @@ class ResultProcessor:
             np.array([sequence.owner], dtype=np.int32),
             np.array([sequence.sequence_id], dtype=np.uint32),
         )
-        kept = rows.cut(np.array([taken], dtype=np.uint32))
+        kept = rows.truncate(np.array([taken], dtype=np.uint32))
         self._state.events.tokens.append(kept.token_columns(owners, sequence_ids))
         if ending is not None:
             self._end(sequence, ending)
 
-    def _fail(self, flight: Flight, slot: int, failure: Failure) -> None:
+    def _fail(self, flight: InFlightStep, slot: int, failure: Failure) -> None:
         """The worker gave up on a slot; whatever token it reported for it is dropped with the sequence."""
-        keys = [flight.ended[slot]] if slot in flight.ended else flight.keys[flight.slots == slot].tolist()
+        keys = [flight.pooled_keys[slot]] if slot in flight.pooled_keys else flight.keys[flight.slots == slot].tolist()
         for key in keys:
             sequence = self._state.searches.root_of(key) or self._state.sequences.get(key)
             if sequence is not None and sequence.is_query:
-                self._state.computed(sequence, failure)
+                self._state.finish_internal(sequence, failure)
             elif sequence is not None:
-                self._state.end(sequence, Reason.ERROR, failure=failure)
+                self._state.finish(sequence, Reason.ERROR, failure=failure)

@@ -11,15 +11,15 @@ from collections import deque
 
 import numpy as np
 
-from quire.services.scheduler.core.counts import Counts
+from quire.services.scheduler.core.counts import CoreCounts
 from quire.services.scheduler.core.limits import CoreLimits
-from quire.services.scheduler.core.plan import Events, finish
+from quire.services.scheduler.core.plan import Events, finished_events
 from quire.services.scheduler.core.policies import Policy
-from quire.services.scheduler.core.running.searches import Searches
+from quire.services.scheduler.core.running.searches import RunningSearches
 from quire.services.scheduler.core.sequences.ending import ANSWERED, Failure, Reason
-from quire.services.scheduler.core.sequences.sequence import Loss, Sequence, SequenceStatus
-from quire.services.scheduler.core.step.plan_builder import Flight
-from quire.services.scheduler.core.tables import Tables
+from quire.services.scheduler.core.sequences.sequence import Sequence, SequenceStatus, WorkerLoss
+from quire.services.scheduler.core.step.plan_builder import InFlightStep
+from quire.services.scheduler.core.tables import SlotTables
 from quire.services.scheduler.core.timing.forecast import Forecast
 from quire.services.scheduler.core.waiting import WaitingSequences
 from quire.services.scheduler.kv_cache.block_pool import Observer
@@ -28,17 +28,17 @@ from quire.services.scheduler.kv_cache.block_pool import Observer
 class CoreState:
     """Owns every sequence of one worker. What sequences wait for is a list of prerequisites, whatever those are."""
 
-    def __init__(self, limits: CoreLimits, counts: Counts, observer: Observer | None) -> None:
+    def __init__(self, limits: CoreLimits, counts: CoreCounts, observer: Observer | None) -> None:
         self.limits = limits
         self.counts = counts
-        self.tables = Tables(limits, observer)
+        self.tables = SlotTables(limits, observer)
         self.kv, self.running = self.tables.kv, self.tables.running
         self.queue = WaitingSequences(limits.policy(limits.policy_options))
         self.waiting: Policy = self.queue.policy
-        self.searches = Searches()
+        self.searches = RunningSearches()
         self.forecast = Forecast()
         self.events = Events()
-        self.flights: deque[Flight] = deque()
+        self.steps_in_flight: deque[InFlightStep] = deque()
         self.last_applied = self.last_ordered = 0  # steps
         self.suspects: set[int] = set()  # slots of suspect sequences that have no token yet
         self.sequences: dict[int, Sequence] = {}  # that have not ended, by key
@@ -67,36 +67,36 @@ class CoreState:
     def withdraw(self, sequence: Sequence) -> None:
         """Takes back a sequence that prerequisites have submitted, wherever it is, if it is anywhere."""
         if sequence.status is SequenceStatus.RUNNING:
-            self.forget(sequence, Reason.CANCELLED)
+            self.release(sequence, Reason.CANCELLED)
         else:
             self.queue.undo_enqueue(sequence)
             self.sequences.pop(sequence.key, None)
 
     # Prerequisites.
 
-    def prompts_scheduled(self, sequences: list[Sequence]) -> None:
+    def on_prompts_scheduled(self, sequences: list[Sequence]) -> None:
         """Queues the sequences that have waited for the prompts of `sequences`, which the step being planned
         completes."""
         for prerequisite in reversed(self.queue.prerequisites):
-            freed = prerequisite.prompts_scheduled(sequences)
+            freed = prerequisite.on_prompts_scheduled(sequences)
             if freed:
-                self.queue.resume(freed)
+                self.queue.unblock(freed)
 
-    def computed(self, sequence: Sequence, failure: Failure | None = None) -> None:
+    def finish_internal(self, sequence: Sequence, failure: Failure | None = None) -> None:
         """Takes the result of a sequence that prerequisites have submitted; with a `failure` the sequences that
         depended on it end, too."""
         failed = failure is not None
-        results = [each.computed(sequence, failed=failed) for each in self.queue.prerequisites]
-        self.forget(sequence, Reason.ERROR if failed else Reason.STOP)
+        results = [each.on_computed(sequence, failed=failed) for each in self.queue.prerequisites]
+        self.release(sequence, Reason.ERROR if failed else Reason.STOP)
         for dependent in itertools.chain.from_iterable(results):
-            self.end(dependent, Reason.ERROR, failure=failure)
+            self.finish(dependent, Reason.ERROR, failure=failure)
 
     # Running.
 
     def release_slot(self, sequence: Sequence) -> int | None:
         """Frees slot and blocks; returns the step to wait for, None if none under way names the slot."""
-        fence = self.flights[-1].step_id if self.flights else None
-        for prerequisite in self.queue.noting_slots:
+        fence = self.steps_in_flight[-1].step_id if self.steps_in_flight else None
+        for prerequisite in self.queue.slot_observers:
             prerequisite.release_slot(sequence)
         slot = self.tables.release(sequence, fence)
         self.suspects.discard(slot)
@@ -126,18 +126,18 @@ class CoreState:
 
     # Going.
 
-    def end(
+    def finish(
         self, sequence: Sequence, reason: Reason, stop_token_id: int | None = None, failure: Failure | None = None
     ) -> None:
         """Finishes a sequence: it gives back what it holds, and has its one terminal event."""
-        self.forget(sequence, reason)
-        self.events.finished += finish(sequence, reason, stop_token_id, failure)
+        self.release(sequence, reason)
+        self.events.finished += finished_events(sequence, reason, stop_token_id, failure)
 
-    def forget(self, sequence: Sequence, reason: Reason) -> None:
+    def release(self, sequence: Sequence, reason: Reason) -> None:
         """Finishes a sequence without an event: it gives back what it holds."""
         if sequence.status is SequenceStatus.RUNNING:
             self._stop_running(sequence, reason)
-            self.queue.stop(sequence)
+            self.queue.release_prerequisites(sequence)
         else:
             self.queue.remove(sequence)
         sequence.status = SequenceStatus.FINISHED
@@ -149,30 +149,30 @@ class CoreState:
         assert not sequence.is_beam, "beams stay together"
         self.tables.cache_partial_block(sequence.slot)
         self.release_slot(sequence)
-        self.queue.stop(sequence)
-        self._evacuated(sequence)
+        self.queue.release_prerequisites(sequence)
+        self._detach(sequence)
 
-    def evacuate(self, loss: Loss | None) -> list[Sequence]:
+    def evacuate(self, loss: WorkerLoss | None) -> list[Sequence]:
         """Gives up every unfinished sequence of a worker that is gone, as it was last known, in order of arrival.
         `loss`: it did not leave of its own will, and what ran may be the cause."""
         for slot in np.flatnonzero(self.running.live).tolist():
             sequence = self.running.sequence(slot)
             progressed = self.running.has_progressed(sequence)
-            for prerequisite in self.queue.noting_slots:
+            for prerequisite in self.queue.slot_observers:
                 prerequisite.release_slot(sequence)
             self.running.release(slot)
             if loss is not None:
                 sequence.losses = (loss,) if progressed else (*sequence.losses, loss)
             if sequence.is_query:
-                self._lose(sequence, loss)
+                self._drop_internal(sequence, loss)
             elif not sequence.is_beam:
                 sequence.status = SequenceStatus.WAITING
                 self.waiting.push(sequence)
-        for root in self.searches.abandon():
+        for root in self.searches.clear():
             root.status = SequenceStatus.WAITING
             root.losses += () if loss is None else (loss,)
             self.waiting.push(root)
-        self.flights.clear()
+        self.steps_in_flight.clear()
         return self.evacuate_waiting()
 
     def evacuate_waiting(self) -> list[Sequence]:
@@ -182,16 +182,16 @@ class CoreState:
             self.queue.remove(sequence)
         sequences.sort(key=lambda sequence: sequence.order)
         for sequence in sequences:
-            self._evacuated(sequence)
+            self._detach(sequence)
         self.queue.num_tokens = 0
         return sequences
 
-    def _evacuated(self, sequence: Sequence) -> None:
+    def _detach(self, sequence: Sequence) -> None:
         del self.sequences[sequence.key]
         sequence.order = -1
         sequence.status = SequenceStatus.WAITING
 
-    def _lose(self, sequence: Sequence, loss: Loss | None) -> None:
+    def _drop_internal(self, sequence: Sequence, loss: WorkerLoss | None) -> None:
         """Drops an internal sequence of a worker that is gone: what that may have died of is what the sequences that
         depend on it ask for."""
         for prerequisite in self.queue.prerequisites:
@@ -208,7 +208,7 @@ class CoreState:
             self.tables.cache_partial_block(sequence.slot)
         self.release_slot(sequence)
         if reason in ANSWERED and not sequence.samples_nothing:
-            self.forecast.learn(sequence.num_tokens - sequence.num_prompt_tokens)
+            self.forecast.observe(sequence.num_tokens - sequence.num_prompt_tokens)
 
     def _release_search(self, root: Sequence) -> int:
         """Frees all slots of a search; returns the step to wait for before it may run again, 0 if there is none."""

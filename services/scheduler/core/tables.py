@@ -1,6 +1,6 @@
 """The running sequences and their KV blocks: what must change together changes here, in one verb.
 
-Blocks come to a slot through give_blocks() alone: it has room for more tokens, and the plan says so. Which blocks hold
+Blocks come to a slot through add_capacity() alone: it has room for more tokens, and the plan says so. Which blocks hold
 what is put on record when a step that computes it is ordered, so that the next sequence can share them.
 """
 
@@ -20,7 +20,7 @@ from quire.services.scheduler.kv_cache.part_index import PARENT_BYTES
 from quire.shared.kv import block_hash
 
 
-class Tables:
+class SlotTables:
     """Owns the columns by slot and the block tables."""
 
     def __init__(self, limits: CoreLimits, observer: Observer | None) -> None:
@@ -49,9 +49,9 @@ class Tables:
         slot = self.running.admit(sequence, num_computed, builder.micro_batch)
         self.kv.admit(slot, shared, num_cached // self.limits.block_size)
         if self._has_windows:
-            self.kv.expect(slot, sequence.ends)
+            self.kv.set_restart_points(slot, sequence.restart_points)
         builder.admit(Admission(slot, sequence, token_ids, num_cached))
-        self.give_blocks(builder, slot, shared)
+        self.add_capacity(builder, slot, shared)
         return slot
 
     def release(self, sequence: Sequence, fence: int | None) -> int:
@@ -67,40 +67,40 @@ class Tables:
         self.kv.rebase(slot, shared)
         self.running.fork(parent, slot)
         self.running.capacity[slot] = 0
-        self.give_blocks(builder, slot, shared, in_plan=False)
+        self.add_capacity(builder, slot, shared, in_plan=False)
 
-    def give_blocks(self, builder: PlanBuilder, slot: int, blocks: list[int], *, in_plan: bool = True) -> None:
+    def add_capacity(self, builder: PlanBuilder, slot: int, blocks: list[int], *, in_plan: bool = True) -> None:
         """Notes that blocks in the slot's table have room for more tokens. `in_plan`: the plan names them as new."""
         if not blocks:
             return
         self.running.capacity[slot] += len(blocks) // self.kv.num_groups * self.limits.block_size
         if in_plan:
-            builder.gain(slot, blocks)
+            builder.add_blocks(slot, blocks)
 
     def grow(self, builder: PlanBuilder, slot: int, num_tokens: int) -> list[int]:
         """Room for so many tokens of `slot`; there are enough blocks. Returns those that are new."""
         blocks = self.kv.grow(slot, num_tokens)
         assert blocks is not None, "there is room"
-        self.give_blocks(builder, slot, blocks)
+        self.add_capacity(builder, slot, blocks)
         return blocks
 
-    def append(self, builder: PlanBuilder, slot: int, count: int = 1, *, in_plan: bool = True) -> list[int]:
+    def append_blocks(self, builder: PlanBuilder, slot: int, count: int = 1, *, in_plan: bool = True) -> list[int]:
         """`count` more block positions for `slot`; there are enough blocks."""
         blocks = self.kv.append(slot, count)
-        self.give_blocks(builder, slot, blocks, in_plan=in_plan)
+        self.add_capacity(builder, slot, blocks, in_plan=in_plan)
         return blocks
 
     def append_each(self, builder: PlanBuilder, slots: Slots) -> None:
         """One more block position for each of `slots`; there are enough blocks."""
         listed = slots.tolist()
         self.running.capacity[slots] += self.limits.block_size
-        builder.gain_each(listed, self.kv.append_each(listed))
+        builder.add_blocks_each(listed, self.kv.append_each(listed))
 
     def slide(self) -> None:
         """Takes back what no step reads that is yet to be ordered."""
         if self._has_windows:
             running = self.running
-            certain = np.minimum(running.surely(running.num_computed), running.capacity)
+            certain = np.minimum(running.confirmed(running.num_computed), running.capacity)
             self.kv.slide(certain, running.live)
 
     # Tokens.
@@ -109,30 +109,32 @@ class Tables:
         """The step computes `num_tokens` of `slot`, whose blocks are there."""
         running = self.running
         total, before = int(running.num_tokens[slot]), int(running.num_computed[slot])
-        silent = slot in running.silent
-        is_named = silent or bool(running.is_beam[slot]) or slot % running.num_micro_batches != builder.micro_batch
+        non_sampling = slot in running.non_sampling
+        is_named = (
+            non_sampling or bool(running.is_beam[slot]) or slot % running.num_micro_batches != builder.micro_batch
+        )
         implied = before == total - 1 and not is_named
         computed = running.num_computed[slot] = before + num_tokens
         whole = computed == total
-        if whole and not silent:
+        if whole and not non_sampling:
             running.num_tokens[slot] = total + 1
         if whole or (computed == total - 1 and not is_named):
             running.prefilling.discard(slot)
         drafts = implied and builder.num_drafts > 0
-        if drafts and not builder.budget.try_all(builder.num_drafts):
+        if drafts and not builder.budget.try_take(builder.num_drafts):
             implied = drafts = False  # named, it does not draft
         if drafts:
             running.assume_accepted(slot, builder.num_drafts)
-        builder.chunk(slot, num_tokens, implied=implied, samples=whole and not silent, drafts=drafts)
-        if whole and silent:
-            builder.finish(slot)
+        builder.add_chunk(slot, num_tokens, implied=implied, samples=whole and not non_sampling, drafts=drafts)
+        if whole and non_sampling:
+            builder.mark_ending(slot)
 
-    def extend(self, slots: Slots, tokens: I32) -> None:
+    def append_tokens(self, slots: Slots, tokens: I32) -> None:
         """The next token of each of `slots` is known."""
         for sequence, block in self.running.append(slots, tokens):
             self._extend_chain(sequence, block)
 
-    def extend_late(self, sequence: Sequence, token: int) -> None:
+    def append_late_token(self, sequence: Sequence, token: int) -> None:
         """The next token of one that has lost its slot meanwhile is known."""
         sequence.tokens.append(token)
         num_tokens, size = sequence.num_tokens, self.limits.block_size
@@ -151,23 +153,23 @@ class Tables:
         if not self.kv.enable_caching:
             return
         running = self.running
-        certain = running.surely(running.num_computed)  # drafts may turn out wrong, or find no room
+        certain = running.confirmed(running.num_computed)  # drafts may turn out wrong, or find no room
         certain = self._num_ordered = np.minimum(certain, running.capacity)
         filled = np.minimum(running.num_known, certain) // running.block_size
-        named = self.kv.num_named
+        named = self.kv.num_hashed
         slots = (running.live & (filled > named)).nonzero()[0]
         for slot, first, num_filled in zip(slots.tolist(), named[slots].tolist(), filled[slots].tolist(), strict=True):
             self._cache_between(slot, first, num_filled)
 
     def cache_blocks(self, slot: int, num_filled: int) -> None:
         """Puts on record what the first `num_filled` blocks of `slot` hold."""
-        self._cache_between(slot, int(self.kv.num_named[slot]), num_filled)
+        self._cache_between(slot, int(self.kv.num_hashed[slot]), num_filled)
 
     def _cache_between(self, slot: int, first: int, num_filled: int) -> None:
         """`first`: those before are on record."""
-        self.kv.name(slot, self.running.sequence(slot).block_hashes[first:num_filled], first)
+        self.kv.record_hashes(slot, self.running.sequence(slot).block_hashes[first:num_filled], first)
         if self.kv.parts is not None:
-            self.kv.note_wholes(slot, [self._content(slot, i) for i in range(first, num_filled)])
+            self.kv.record_full_blocks(slot, [self._content(slot, i) for i in range(first, num_filled)])
 
     def cache_prompts(self, slots: list[int]) -> None:
         """An ordered step completes the prompts of `slots`: another sequence may have the same."""
@@ -182,12 +184,12 @@ class Tables:
             return
         num_held = min(int(self.running.num_known[slot]), int(self._num_ordered[slot]))
         num_filled, rest = divmod(num_held, self.limits.block_size)
-        if num_filled > self.kv.num_named[slot]:
+        if num_filled > self.kv.num_hashed[slot]:
             self.cache_blocks(slot, num_filled)
-        assert num_filled == self.kv.num_named[slot], "what is on record stays"
+        assert num_filled == self.kv.num_hashed[slot], "what is on record stays"
         if rest >= self.limits.prefix_grain:
             known = self._content(slot, num_filled)
-            self.kv.keep_part(slot, known[: PARENT_BYTES + rest * TOKEN_BYTES])
+            self.kv.record_part(slot, known[: PARENT_BYTES + rest * TOKEN_BYTES])
 
     def _content(self, slot: int, block: int) -> bytes:
         """Returns what is known of a block of `slot`, as the index of parts takes it."""

@@ -16,7 +16,7 @@ class WaitingSequences:
         self.policy = policy
         self.prerequisites: Seq[Prerequisite] = ()  # in the order in which sequences join them
         self._first: Seq[Prerequisite] = ()  # of these, which sequences join before they are in the queue
-        self.noting_slots: Seq[Prerequisite] = ()  # of these, which note that slots are released
+        self.slot_observers: Seq[Prerequisite] = ()  # of these, which note that slots are released
         self.num_tokens = 0  # of sequences without a slot; one for each whose prompt another one computes
 
     def set_prerequisites(self, prerequisites: Seq[Prerequisite]) -> None:
@@ -24,7 +24,7 @@ class WaitingSequences:
         self.prerequisites = prerequisites
         self._first = [each for each in prerequisites if not isinstance(each, BlockSource)]
         plain = Prerequisite.release_slot
-        self.noting_slots = [each for each in prerequisites if type(each).release_slot is not plain]
+        self.slot_observers = [each for each in prerequisites if type(each).release_slot is not plain]
 
     @property
     def num_sequences(self) -> int:
@@ -46,7 +46,7 @@ class WaitingSequences:
         sequence.status = SequenceStatus.WAITING
         self.policy.push(sequence)
 
-    def resume(self, sequences: Seq[Sequence]) -> None:
+    def unblock(self, sequences: Seq[Sequence]) -> None:
         """Queues sequences whose prerequisites are ready: they come next."""
         for sequence in reversed(sequences):
             sequence.status = SequenceStatus.WAITING
@@ -69,7 +69,7 @@ class WaitingSequences:
             self.policy.remove(sequence)
             sequence.status = SequenceStatus.BLOCKED
 
-    def hasten(self, sequence: Sequence, priority: int) -> None:
+    def raise_priority(self, sequence: Sequence, priority: int) -> None:
         sequence.priority = priority
         if sequence.status is SequenceStatus.WAITING:
             self.policy.remove(sequence)
@@ -96,7 +96,7 @@ class WaitingSequences:
             self.policy.remove(sequence)
         self.leave_prerequisites(sequence)
 
-    def stop(self, sequence: Sequence) -> None:
+    def release_prerequisites(self, sequence: Sequence) -> None:
         """Leaves all prerequisites of a sequence that ran: what it was blocked on before has come since."""
         for prerequisite in self._first:
             prerequisite.leave(sequence)

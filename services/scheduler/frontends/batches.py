@@ -11,11 +11,11 @@ import numpy.typing as npt
 
 from quire.services.scheduler.core.plan import (
     Events,
-    Finished,
     LogprobColumns,
-    Pooled,
-    PromptPart,
-    Started,
+    PooledOutput,
+    PromptLogprobsPart,
+    SequenceFinished,
+    SequenceStarted,
     TokenColumns,
 )
 from quire.services.scheduler.core.sequences.ending import Reason
@@ -35,7 +35,7 @@ REASONS = {
 }
 FROM_WIRE = {wire: reason for reason, wire in REASONS.items()}
 
-Part = TypeVar("Part", PromptPart, Pooled)
+Part = TypeVar("Part", PromptLogprobsPart, PooledOutput)
 
 
 class OwnerBatches:
@@ -138,7 +138,7 @@ def _by_owner(parts: Iterable[Part]) -> dict[int, list[Part]]:
 # Columns are joined before they are put into a message, which copies all it has whenever it is read or written.
 
 
-def _add_prompts(batch: pb.PromptLogprobBatch, parts: list[PromptPart]) -> None:
+def _add_prompts(batch: pb.PromptLogprobBatch, parts: list[PromptLogprobsPart]) -> None:
     entries = [part.entries for part in parts]
     batch.sequence_ids += u32_bytes([part.sequence.sequence_id for part in parts])
     batch.position_counts += u32_bytes([len(one.ranks) for one in entries])
@@ -148,13 +148,13 @@ def _add_prompts(batch: pb.PromptLogprobBatch, parts: list[PromptPart]) -> None:
     batch.ranks += b"".join(one.ranks.tobytes() for one in entries)
 
 
-def _add_vectors(batch: pb.PooledBatch, vectors: list[Pooled]) -> None:
+def _add_vectors(batch: pb.PooledBatch, vectors: list[PooledOutput]) -> None:
     batch.sequence_ids += u32_bytes([vector.sequence.sequence_id for vector in vectors])
     batch.sizes += u32_bytes([len(vector.values) // NUMBER_BYTES for vector in vectors])
     batch.values += b"".join(vector.values for vector in vectors)
 
 
-def _started(started: Started) -> pb.StartedSequence:
+def _started(started: SequenceStarted) -> pb.StartedSequence:
     sequence = started.sequence
     return pb.StartedSequence(
         sequence_id=sequence.sequence_id,
@@ -163,7 +163,7 @@ def _started(started: Started) -> pb.StartedSequence:
     )
 
 
-def _finished(finished: Finished) -> pb.FinishedSequence:
+def _finished(finished: SequenceFinished) -> pb.FinishedSequence:
     sequence = finished.sequence
     wire = pb.FinishedSequence(
         sequence_id=sequence.sequence_id,

@@ -7,15 +7,15 @@ import itertools
 import math
 from collections.abc import Iterator
 
-from quire.services.scheduler.core.sequences.beam_search import BeamRules, LiveBeams
+from quire.services.scheduler.core.sequences.beam_search import BeamRules, BeamSearchState
 from quire.services.scheduler.core.sequences.repetition import RepetitionRule
-from quire.services.scheduler.core.sequences.sequence import Family, LateQuery, Sequence
+from quire.services.scheduler.core.sequences.sequence import LateQuery, SampleGroup, Sequence
 from quire.services.scheduler.core.sequences.tokens import SequenceTokens
 from quire.services.scheduler.kv_cache.kv_priority import KVPriority
 from quire.services.scheduler.values.payload import Payload
 from quire.shared.columns import u32
 from quire.shared.kv import block_hash
-from quire.shared.models.adapter_contents import AdapterId
+from quire.shared.models.adapter_ids import AdapterId
 from quire.shared.pb.scheduler.v1 import scheduler_pb2 as pb
 
 _KV_PRIORITIES = {pb.KV_PRIORITY_LOW: KVPriority.LOW, pb.KV_PRIORITY_HIGH: KVPriority.HIGH}
@@ -42,7 +42,7 @@ class SequenceFactory:
         stops = tuple(u32(submission.stop_token_ids).tolist())
         arrival = now - submission.age_ms / 1000
         deadline = now + submission.timeout_ms / 1000 if submission.timeout_ms else math.inf
-        family = Family() if submission.num_sequences > 1 else None
+        sample_group = SampleGroup() if submission.num_sequences > 1 else None
         query = _late_query(submission) if submission.HasField("late_query") else None
         for i in range(submission.num_sequences):
             yield Sequence(
@@ -66,7 +66,7 @@ class SequenceFactory:
                 grammar_bytes=len(submission.grammar),
                 query=query,
                 adapter=adapter_of(submission),
-                family=family,
+                sample_group=sample_group,
                 payload=Payload(submission.params, submission.first_sample + i, submission.grammar),
                 request_id=submission.request_id,
                 priority=submission.priority,
@@ -110,7 +110,7 @@ def _root(outputs: list[Sequence], submission: pb.Submission) -> Sequence:
     )
     root.num_logprobs = submission.num_logprobs if submission.HasField("num_logprobs") else None
     root.payload = Payload(submission.params, num_logprobs=rules.num_candidates)
-    root.search, root.outputs, root.family = LiveBeams(rules), outputs, None
+    root.search, root.outputs, root.sample_group = BeamSearchState(rules), outputs, None
     return root
 
 
@@ -121,7 +121,7 @@ def _repetition(submission: pb.Submission) -> RepetitionRule | None:
     return RepetitionRule(rule.min_pattern_size, rule.max_pattern_size, rule.min_count)
 
 
-def complete(sequence: Sequence, block_size: int) -> None:
+def complete_block_hashes(sequence: Sequence, block_size: int) -> None:
     """Hashes the full blocks that the frontend did not hash."""
     missing_from = len(sequence.block_hashes) * block_size
     if sequence.num_tokens // block_size == len(sequence.block_hashes):

@@ -20,7 +20,7 @@ from quire.services.scheduler.kv_cache.free_list import FreeList
 from quire.services.scheduler.kv_cache.part_index import PartIndex
 
 NULL_BLOCK = 0
-PARTLY = b""  # in place of a hash: the block holds the beginning of one
+PARTIAL_BLOCK = b""  # in place of a hash: the block holds the beginning of one
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class BlockPool:
         return self._references[block]
 
     def hash_of(self, block: int) -> bytes | None:
-        """PARTLY if it is not filled; None if it holds nothing that could be found."""
+        """PARTIAL_BLOCK if it is not filled; None if it holds nothing that could be found."""
         return self._hash_of[block]
 
     def is_known(self, block: int) -> bool:
@@ -130,7 +130,7 @@ class BlockPool:
             if block in twin_hash:
                 self._drop_twin(block)
                 if self._parts is not None:
-                    self._parts.forget(block)
+                    self._parts.remove(block)
             if hash_of[block] is None:
                 self._free.prepend(block)
             else:
@@ -138,11 +138,11 @@ class BlockPool:
         self._free.extend(known)
         self._num_cached_free += len(known)
 
-    def name(self, block: int, block_hash: bytes) -> None:
+    def record_hash(self, block: int, block_hash: bytes) -> None:
         """Records what an owned block holds. If another block holds the same, that one stays the one to be found."""
-        self.name_each((block,), (block_hash,))
+        self.record_hash_each((block,), (block_hash,))
 
-    def name_each(self, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> None:
+    def record_hash_each(self, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> None:
         """Records what each of them holds, as name() does."""
         references, block_of, hash_of, observer = self._references, self._block_of, self._hash_of, self._observer
         for block, block_hash in zip(blocks, block_hashes, strict=True):
@@ -155,12 +155,12 @@ class BlockPool:
             if observer is not None:
                 observer.store(block_hash)
 
-    def keep_part(self, block: int, content: bytes) -> None:
+    def record_part(self, block: int, content: bytes) -> None:
         """Records what an owned block that is not full holds."""
         assert self._parts is not None, "parts are to be found again"
         assert self._references[block] > 0, "a free block cannot gain content"
         if self._hash_of[block] is None:
-            self._hash_of[block] = PARTLY
+            self._hash_of[block] = PARTIAL_BLOCK
         self._parts.note(block, content)
 
     def adopt(self, block: int, block_hash: bytes) -> None:
@@ -175,7 +175,7 @@ class BlockPool:
             self._free.append(block)
             self._num_cached_free += 1
 
-    def forget_all(self) -> int:
+    def clear(self) -> int:
         """Forgets every cached prefix; only while nothing is owned. Returns how many blocks held one."""
         assert len(self._free) == self.num_blocks - 1, "blocks are in use"
         held = [block for block, block_hash in enumerate(self._hash_of) if block_hash is not None]
@@ -199,16 +199,16 @@ class BlockPool:
             hash_of[block] = None
             forgotten_at[block] = now
             if parts is not None:
-                parts.forget(block)
+                parts.remove(block)
             if block_hash in twins:
                 self._promote(next(iter(twins[block_hash])), block_hash)
-            elif block_hash != PARTLY:
+            elif block_hash != PARTIAL_BLOCK:
                 del block_of[block_hash]
                 if observer is not None:
                     observer.remove(block_hash)
 
     def _add_twin(self, block: int, block_hash: bytes) -> None:
-        if self._hash_of[block] == PARTLY:
+        if self._hash_of[block] == PARTIAL_BLOCK:
             self._forget((block,))
         self._twins.setdefault(block_hash, {})[block] = None
         self._twin_hash[block] = block_hash

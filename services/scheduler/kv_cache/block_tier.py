@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from quire.services.scheduler.kv_cache.eviction import LRU, Eviction
-from quire.services.scheduler.kv_cache.kv_priority import ByPriority, KVPriority
+from quire.services.scheduler.kv_cache.kv_priority import KVPriority, PriorityEviction
 
 
 class BlockTier:
@@ -18,7 +18,7 @@ class BlockTier:
     def __init__(self, num_places: int, make: Callable[[int], Eviction] = LRU) -> None:
         """`make`: for a number of places, which block goes first among those of one priority."""
         self.num_places = num_places
-        self._eviction = ByPriority(num_places, make)
+        self._eviction = PriorityEviction(num_places, make)
         self._free = list(range(num_places - 1, -1, -1))  # taken from the end
         self._held: dict[bytes, int] = {}  # by hash
         self._storing: dict[bytes, int] = {}
@@ -37,9 +37,9 @@ class BlockTier:
     def num_free(self) -> int:
         return len(self._free)
 
-    def mark(self, block_hashes: Sequence[bytes], priority: KVPriority) -> None:
+    def set_priority(self, block_hashes: Sequence[bytes], priority: KVPriority) -> None:
         """They are those of a prompt of this priority, held or not."""
-        self._eviction.mark(block_hashes, priority)
+        self._eviction.set_priority(block_hashes, priority)
 
     def is_high(self, block_hash: bytes) -> bool:
         """Whether it goes, or would go, after all others."""
@@ -49,13 +49,13 @@ class BlockTier:
         """Whether it can be read."""
         return block_hash in self._held
 
-    def knows(self, block_hash: bytes) -> bool:
+    def holds_or_stores(self, block_hash: bytes) -> bool:
         """Whether it can be read, now or soon."""
         return block_hash in self._held or block_hash in self._storing
 
     def begin_store(self, block_hash: bytes) -> int | None:
         """A place for a block that is not known here; None if every other one is being stored into or read."""
-        assert not self.knows(block_hash), "stored once"
+        assert not self.holds_or_stores(block_hash), "stored once"
         self._eviction.miss(block_hash)
         if not self._free and not self._evict():
             return None
@@ -73,9 +73,9 @@ class BlockTier:
     def begin_read(self, block_hashes: Sequence[bytes]) -> list[int]:
         """The places of blocks that are held; they stay until end_read()."""
         self.touch(block_hashes)
-        return self.keep(block_hashes)
+        return self.pin(block_hashes)
 
-    def keep(self, block_hashes: Sequence[bytes]) -> list[int]:
+    def pin(self, block_hashes: Sequence[bytes]) -> list[int]:
         """As begin_read(), for somebody whose reading does not mean that they are wanted."""
         self._readers.update(block_hashes)
         return [self._held[block_hash] for block_hash in block_hashes]
@@ -107,7 +107,7 @@ class BlockTier:
                 taken.add(place)
         self._free = [place for place in self._free if place not in taken]
 
-    def forget_all(self) -> int:
+    def clear(self) -> int:
         """Forgets what it holds; only while nothing moves. Returns how many blocks that were."""
         assert not self._storing, "something is being stored"
         assert not self._readers, "something is being read"

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-MayGo = Callable[[bytes], bool]
+CanEvict = Callable[[bytes], bool]
 
 
 class Eviction(Protocol):
@@ -21,7 +21,7 @@ class Eviction(Protocol):
     def use(self, block_hash: bytes) -> None:
         """It is held and wanted."""
 
-    def evict(self, may_go: MayGo) -> bytes | None:
+    def evict(self, can_evict: CanEvict) -> bytes | None:
         """Takes out the first one that may go; None if there is none."""
 
     def drop(self, block_hash: bytes) -> None:
@@ -45,8 +45,8 @@ class LRU:
     def use(self, block_hash: bytes) -> None:
         self._order.move_to_end(block_hash)
 
-    def evict(self, may_go: MayGo) -> bytes | None:
-        return _pop_first(self._order, may_go)
+    def evict(self, can_evict: CanEvict) -> bytes | None:
+        return _pop_first(self._order, can_evict)
 
     def drop(self, block_hash: bytes) -> None:
         del self._order[block_hash]
@@ -90,11 +90,11 @@ class ARC:
         else:
             self._again.move_to_end(block_hash)
 
-    def evict(self, may_go: MayGo) -> bytes | None:
+    def evict(self, can_evict: CanEvict) -> bytes | None:
         first = (self._once, self._lost_once), (self._again, self._lost_again)
         in_turn = first if len(self._once) >= max(1, int(self.target)) else first[::-1]
         for held, lost in in_turn:
-            gone = _pop_first(held, may_go)
+            gone = _pop_first(held, can_evict)
             if gone is not None:
                 lost[gone] = None
                 if len(lost) > self._capacity:
@@ -114,8 +114,8 @@ class ARC:
 POLICIES: Mapping[str, Callable[[int], Eviction]] = {"lru": LRU, "arc": ARC}
 
 
-def _pop_first(order: OrderedDict[bytes, None], may_go: MayGo) -> bytes | None:
-    found = next((block_hash for block_hash in order if may_go(block_hash)), None)
+def _pop_first(order: OrderedDict[bytes, None], can_evict: CanEvict) -> bytes | None:
+    found = next((block_hash for block_hash in order if can_evict(block_hash)), None)
     if found is not None:
         del order[found]
     return found

@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from quire.shared.kv.kv_retention import KeepsState, KeepsWindow, Retention, longest_match, retention_of
+from quire.shared.kv.kv_retention import Retention, StateRetention, WindowRetention, longest_match, retention_of
 from quire.shared.kv.kv_specs import NOTHING, ONE_FULL, KVSpec
 
-Counts = npt.NDArray[Any]  # integers, or floats where half a block counts as such
+BlockArray = npt.NDArray[Any]  # integers, or floats where half a block counts as such
 ALL_BLOCKS = range(1 << 40)
 
 
 @dataclass(frozen=True)
-class Groups:
+class KVGroups:
     """All groups of a worker, and how a step may be cut."""
 
     specs: tuple[KVSpec, ...]
@@ -51,18 +51,18 @@ class Groups:
     @cached_property
     def has_states(self) -> bool:
         """Tokens change a state: none can be computed a second time, and a state can be read by later steps only."""
-        return any(isinstance(kept, KeepsState) for kept in self.retentions)
+        return any(isinstance(kept, StateRetention) for kept in self.retentions)
 
     @cached_property
     def retentions(self) -> tuple[Retention, ...]:
         return tuple(retention_of(spec, self.block_size) for spec in self.specs)
 
     @cached_property
-    def windows(self) -> dict[KeepsWindow, tuple[int, ...]]:
+    def windows(self) -> dict[WindowRetention, tuple[int, ...]]:
         """Which groups have each; that of a state reaches to the token before."""
-        found: dict[KeepsWindow, tuple[int, ...]] = {}
+        found: dict[WindowRetention, tuple[int, ...]] = {}
         for group, kept in enumerate(self.retentions):
-            if isinstance(kept, KeepsWindow):
+            if isinstance(kept, WindowRetention):
                 found[kept] = (*found.get(kept, ()), group)
         return found
 
@@ -79,7 +79,7 @@ class Groups:
         """Pages without which so many positions cannot be computed, however small the chunks are."""
         return num_blocks if self.plain else sum(kept.cost(num_blocks, 1) for kept in self.retentions)
 
-    def longest(self, num_pages: int, max_model_len: int) -> int:
+    def max_sequence_tokens(self, num_pages: int, max_model_len: int) -> int:
         """Tokens that a sequence can have with so many pages, at most `max_model_len`."""
         most = -(-max_model_len // self.block_size)
         if self.least_cost(most) <= num_pages:
@@ -90,13 +90,13 @@ class Groups:
             low, high = (middle, high) if self.least_cost(middle) <= num_pages else (low, middle)
         return low * self.block_size
 
-    def peak(self, num_blocks: Counts, num_sequences: Counts) -> Counts:
+    def peak(self, num_blocks: BlockArray, num_sequences: BlockArray) -> BlockArray:
         """Pages for `num_blocks` positions of `num_sequences` together, at most; element by element."""
         if self.plain:
             return num_blocks
-        pages: Counts = np.zeros_like(num_blocks)
+        pages: BlockArray = np.zeros_like(num_blocks)
         for kept in self.retentions:
-            most = num_sequences * kept.cost(1 << 40, self._chunk) if isinstance(kept, KeepsWindow) else num_blocks
+            most = num_sequences * kept.cost(1 << 40, self._chunk) if isinstance(kept, WindowRetention) else num_blocks
             pages = pages + np.minimum(num_blocks, most)
         return pages
 
@@ -110,7 +110,7 @@ class Groups:
         ends = tuple(ends)
         return tuple(
             frozenset(block for end in ends for block in range(kept.first_needed(end), end))
-            if isinstance(kept, KeepsWindow)
+            if isinstance(kept, WindowRetention)
             else ALL_BLOCKS
             for kept in self.retentions
         )

@@ -16,11 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.services.scheduler.kv_cache.block_pool import NULL_BLOCK, BlockPool, BlockUse, Observer
-from quire.services.scheduler.kv_cache.groups import Counts, Groups
-from quire.services.scheduler.kv_cache.match import GroupMatch, Match, PlainMatch
+from quire.services.scheduler.kv_cache.groups import BlockArray, KVGroups
+from quire.services.scheduler.kv_cache.match import Match, MultiGroupMatch, SingleGroupMatch
 from quire.services.scheduler.kv_cache.part_index import PARENT_BYTES, TOKEN_BYTES, BlockPart, PartIndex
 from quire.shared.kv.block_hash import page_name
-from quire.shared.kv.kv_retention import KeepsState
+from quire.shared.kv.kv_retention import StateRetention
 
 
 class KVCacheManager:
@@ -29,7 +29,7 @@ class KVCacheManager:
     def __init__(
         self,
         num_blocks: int,
-        groups: Groups,
+        groups: KVGroups,
         num_slots: int,
         enable_caching: bool = True,
         *,
@@ -47,7 +47,7 @@ class KVCacheManager:
         self.pool = BlockPool(num_blocks, observer, self.parts)
         self._pinned: list[int] = []
         self._tables: list[list[int]] = [[] for _ in range(num_slots)]
-        self.num_named = np.zeros(num_slots, dtype=np.int32)  # blocks at the head of each table that are on record
+        self.num_hashed = np.zeros(num_slots, dtype=np.int32)  # blocks at the head of each table that are on record
         self._fenced: deque[tuple[int, Sequence[int]]] = deque()  # (step id, blocks), step ids ascending
         self.num_fenced = 0
         self._held: dict[int, Sequence[int]] = {}  # by transfer
@@ -75,9 +75,9 @@ class KVCacheManager:
     def match(self, block_hashes: Sequence[bytes]) -> Match:
         """Blocks that hold the longest known prefix of the chain. Changes nothing."""
         hashes = block_hashes if self.enable_caching else ()
-        return PlainMatch(self.pool, hashes) if self._plain else GroupMatch(self.pool, self.groups, hashes)
+        return SingleGroupMatch(self.pool, hashes) if self._plain else MultiGroupMatch(self.pool, self.groups, hashes)
 
-    def still_has(self, slot: int, num_computed: int) -> bool:
+    def has_needed_blocks(self, slot: int, num_computed: int) -> bool:
         """Whether the slot has every block that somebody reads who has computed its first so many tokens."""
         slid = self._num_slid
         return not slid or all(int(slid[window][slot]) <= window.first_kept(num_computed) for window in slid)
@@ -113,9 +113,9 @@ class KVCacheManager:
             self._worth[slot] = worth
         self._begin(slot, blocks, len(blocks) // self.num_groups)
 
-    def _begin(self, slot: int, blocks: list[int], num_named: int) -> None:
+    def _begin(self, slot: int, blocks: list[int], num_hashed: int) -> None:
         self._tables[slot] = list(blocks)
-        self.num_named[slot] = num_named
+        self.num_hashed[slot] = num_hashed
         if not self._has_windows:
             return
         for window, (group, *_) in self.groups.windows.items():
@@ -157,7 +157,7 @@ class KVCacheManager:
             tables[slot] += gain
         return gains
 
-    def slide(self, num_computed: Counts, live: npt.NDArray[np.bool_]) -> None:
+    def slide(self, num_computed: BlockArray, live: npt.NDArray[np.bool_]) -> None:
         """Frees the blocks that nobody reads any more once so many tokens of each slot are computed.
 
         Steps under way still read them; what is ordered from here on comes behind these steps, so there is no fence.
@@ -165,8 +165,8 @@ class KVCacheManager:
         for window, groups in self.groups.windows.items():
             slid = self._num_slid[window]
             first = np.maximum(num_computed - (window.length - 1), 0) // self.block_size
-            if self.enable_caching and isinstance(window, KeepsState):
-                first = np.minimum(first, self.num_named)  # its tokens may be known only steps later: it is worth that
+            if self.enable_caching and isinstance(window, StateRetention):
+                first = np.minimum(first, self.num_hashed)  # its tokens may be known only steps later: it is worth that
             for slot in (live & (first > slid)).nonzero()[0].tolist():
                 begin, end = int(slid[slot]), min(int(first[slot]), len(self._tables[slot]) // self.num_groups)
                 self._slide(self._tables[slot], groups, begin, end)
@@ -179,20 +179,20 @@ class KVCacheManager:
         for place in places:
             table[place] = NULL_BLOCK
 
-    def name(self, slot: int, block_hashes: Sequence[bytes], first: int | None = None) -> None:
+    def record_hashes(self, slot: int, block_hashes: Sequence[bytes], first: int | None = None) -> None:
         """Records the content of the next blocks of the table, which computed steps have filled. `first`: how many come
-        before them, from those who have read num_named."""
-        start = int(self.num_named[slot]) if first is None else first
+        before them, from those who have read num_hashed."""
+        start = int(self.num_hashed[slot]) if first is None else first
         end = start + len(block_hashes)
         table = self._tables[slot]
         if self._plain:
             named = table[start:end]
-            self.pool.name_each(named, block_hashes)
+            self.pool.record_hash_each(named, block_hashes)
             if self._filled is not None:
                 self._filled += zip(named, block_hashes, strict=True)
         else:
             self._name_groups(slot, start, block_hashes)
-        self.num_named[slot] = end
+        self.num_hashed[slot] = end
 
     def _name_groups(self, slot: int, start: int, block_hashes: Sequence[bytes]) -> None:
         size, table, filled = self.num_groups, self._tables[slot], self._filled
@@ -202,31 +202,31 @@ class KVCacheManager:
                 if not block:
                     continue  # the window has slid over it
                 name = page_name(block_hash, group)
-                self.pool.name(block, name)
+                self.pool.record_hash(block, name)
                 if filled is not None and position in worth[group]:
                     filled.append((block, name))
 
-    def note_wholes(self, slot: int, contents: Sequence[bytes]) -> None:
+    def record_full_blocks(self, slot: int, contents: Sequence[bytes]) -> None:
         """What the last of the named blocks hold."""
         assert self.parts is not None
-        end = int(self.num_named[slot])
+        end = int(self.num_hashed[slot])
         for block, content in zip(self._tables[slot][end - len(contents) : end], contents, strict=True):
             assert self.pool.is_known(block)
             self.parts.note(block, content)
 
-    def keep_part(self, slot: int, content: bytes) -> None:
+    def record_part(self, slot: int, content: bytes) -> None:
         """Records what the block behind the named ones holds, if that is worth it and known of no other."""
         assert self.parts is not None
         found = self.parts.find(content)
-        block = self._tables[slot][self.num_named[slot]]
+        block = self._tables[slot][self.num_hashed[slot]]
         if found is None or found.block == block or found.num_tokens * TOKEN_BYTES < len(content) - PARENT_BYTES:
-            self.pool.keep_part(block, content)
+            self.pool.record_part(block, content)
 
     def release(self, slot: int, fence: int | None) -> None:
         """Gives up the slot's blocks, once the step `fence` has returned (None: at once)."""
         blocks = self._real(self._tables[slot][::-1])
         self._tables[slot] = []
-        self.num_named[slot] = 0
+        self.num_hashed[slot] = 0
         self._worth.pop(slot, None)
         if fence is None:
             self.pool.release(blocks)
@@ -241,12 +241,12 @@ class KVCacheManager:
             self.num_fenced -= len(blocks)
             self.pool.release(blocks)
 
-    def watch_filled(self) -> None:
+    def track_filled(self) -> None:
         """From here on take_filled() is asked for."""
         self._filled = []
         self._worth_without_ends = self.groups.pages_behind(())
 
-    def expect(self, slot: int, ends: Iterable[int]) -> None:
+    def set_restart_points(self, slot: int, ends: Iterable[int]) -> None:
         """Others may start behind so many leading blocks of the slot: of windows, take_filled() tells what that takes
         alone."""
         if self._filled is not None and self._has_windows:
@@ -258,7 +258,7 @@ class KVCacheManager:
         filled, self._filled = self._filled, []
         return filled
 
-    def hold(self, transfer_id: int, blocks: Sequence[int]) -> None:
+    def hold_blocks(self, transfer_id: int, blocks: Sequence[int]) -> None:
         """They stay as they are until let_go()."""
         self.pool.share(blocks)
         self._held[transfer_id] = [*self._held.get(transfer_id, ()), *blocks]
@@ -269,7 +269,7 @@ class KVCacheManager:
         self._held[transfer_id] = [*self._held.get(transfer_id, ()), *blocks]
         return blocks
 
-    def let_go(self, transfer_id: int) -> None:
+    def release_held(self, transfer_id: int) -> None:
         self.pool.release(self._held.pop(transfer_id)[::-1])
 
     @property
@@ -291,4 +291,4 @@ class KVCacheManager:
 
     def reset(self) -> int:
         """Forgets all cached prefixes; only when idle. Returns how many blocks held one."""
-        return self.pool.forget_all()
+        return self.pool.clear()

@@ -10,7 +10,7 @@ import enum
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
-from quire.services.scheduler.kv_cache.eviction import Eviction, MayGo
+from quire.services.scheduler.kv_cache.eviction import CanEvict, Eviction
 
 HIGH_SHARE = 2  # at most one of so many places is kept by high priority
 
@@ -23,7 +23,7 @@ class KVPriority(enum.IntEnum):
     HIGH = 1  # it goes after all others
 
 
-class ByPriority:
+class PriorityEviction:
     """An Eviction for each priority; within one, blocks go as that one says.
 
     High priority is given to half of the places at most. Beyond that it is taken from those blocks for which it was
@@ -38,7 +38,7 @@ class ByPriority:
         self._held: set[bytes] = set()
         self._most_low, self._most_high = capacity, capacity // HIGH_SHARE
 
-    def mark(self, block_hashes: Iterable[bytes], priority: KVPriority) -> None:
+    def set_priority(self, block_hashes: Iterable[bytes], priority: KVPriority) -> None:
         """Of a prompt that comes in. Whoever asks for less than others did before takes nothing from them."""
         if priority is KVPriority.HIGH:
             for block_hash in block_hashes:
@@ -76,9 +76,9 @@ class ByPriority:
     def use(self, block_hash: bytes) -> None:
         self._orders[self._priorities.get(block_hash, KVPriority.NORMAL)].use(block_hash)
 
-    def evict(self, may_go: MayGo) -> bytes | None:
+    def evict(self, can_evict: CanEvict) -> bytes | None:
         for order in self._orders.values():  # LOW, NORMAL, HIGH
-            gone = order.evict(may_go)
+            gone = order.evict(can_evict)
             if gone is not None:
                 self._held.discard(gone)
                 self._priorities.pop(gone, None)

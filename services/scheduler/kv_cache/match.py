@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from quire.services.scheduler.kv_cache.block_pool import NULL_BLOCK, BlockPool
-from quire.services.scheduler.kv_cache.groups import Groups
+from quire.services.scheduler.kv_cache.groups import KVGroups
 from quire.shared.kv.block_hash import page_name
 
 FEW = 32  # blocks, for which vector operations do not pay
@@ -21,10 +21,10 @@ class Match(Protocol):
     blocks: list[int]  # as in a table
     num_null: int  # of them: where nobody looks any more
 
-    def update(self) -> None:
+    def refresh(self) -> None:
         """As if it were looked up anew."""
 
-    def shorten(self, num_blocks: int) -> None:
+    def truncate(self, num_blocks: int) -> None:
         """No more than so many block positions are wanted, until the next update()."""
 
     @property
@@ -32,7 +32,7 @@ class Match(Protocol):
         """Blocks among them that nobody refers to."""
 
 
-class PlainMatch:
+class SingleGroupMatch:
     """Of one group that keeps everything. Whoever waits at the head of the queue is looked up in every step: update()
     costs what has changed since, and a few vector operations, however long the prefix is."""
 
@@ -46,9 +46,9 @@ class PlainMatch:
         self._ids = NONE  # the blocks, as far as they were needed in this form
         self.num_null = 0
         self.blocks: list[int] = []
-        self.update()
+        self.refresh()
 
-    def update(self) -> None:
+    def refresh(self) -> None:
         """As if it were looked up anew."""
         pool = self._pool
         if self.blocks and self._as_of != pool.num_forgotten:
@@ -64,7 +64,7 @@ class PlainMatch:
                 break
             blocks.append(block)
 
-    def shorten(self, num_blocks: int) -> None:
+    def truncate(self, num_blocks: int) -> None:
         """No more than so many of them are wanted, until the next update()."""
         del self.blocks[num_blocks:]
         self._ids = self._ids[:num_blocks]
@@ -85,24 +85,24 @@ class PlainMatch:
         return self._ids
 
 
-class GroupMatch:
+class MultiGroupMatch:
     """Of any groups. Looked up anew whenever something in the cache has changed."""
 
-    def __init__(self, pool: BlockPool, groups: Groups, hashes: Sequence[bytes]) -> None:
+    def __init__(self, pool: BlockPool, groups: KVGroups, hashes: Sequence[bytes]) -> None:
         """`hashes` may grow at its end meanwhile."""
         self._pool, self._groups, self._hashes = pool, groups, hashes
         self._as_of: tuple[int, int, int] | None = None
         self.blocks: list[int] = []
         self.num_null = 0
-        self.update()
+        self.refresh()
 
-    def update(self) -> None:
+    def refresh(self) -> None:
         now = *self._pool.version, len(self._hashes)
         if self._as_of != now:
             self._look_up(len(self._hashes))
             self._as_of = now
 
-    def shorten(self, num_blocks: int) -> None:
+    def truncate(self, num_blocks: int) -> None:
         if len(self.blocks) > num_blocks * self._groups.num:
             self._look_up(num_blocks)
             self._as_of = None

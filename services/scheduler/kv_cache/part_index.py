@@ -67,7 +67,7 @@ class PartIndex:
         is_all = num_common == len(held) and found not in self._noted
         return BlockPart(found, (num_common - PARENT_BYTES) // TOKEN_BYTES, is_all)
 
-    def forget(self, block: int) -> None:
+    def remove(self, block: int) -> None:
         """It will hold something else."""
         self._noted.pop(block, None)
         content = self._contents.pop(block, None)

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable
 
 from quire.services.scheduler.cluster.cluster import WorkerCluster
-from quire.services.scheduler.cluster.holds import Hold
-from quire.services.scheduler.operations import quiet
-from quire.services.scheduler.operations.sleeping import Sleeping
+from quire.services.scheduler.cluster.pause_reasons import PauseReason
+from quire.services.scheduler.operations import quiesce
+from quire.services.scheduler.operations.sleeping import SleepOperations
 from quire.services.scheduler.operations.status import SchedulerStatus
 from quire.services.scheduler.operations.weight_updates import WeightUpdates
 from quire.services.scheduler.operations.weights_groups import WeightsGroups
@@ -37,7 +37,7 @@ class SchedulerAdministration:
             cluster, changing, lambda outcome: metrics.operations.weight_updates[outcome].inc()
         )
         self.groups = WeightsGroups(cluster, changing)
-        self._sleeping = Sleeping(cluster, changing)
+        self._sleeping = SleepOperations(cluster, changing)
         self._cluster = cluster
         self._status = status
         self._on_change = on_change
@@ -52,18 +52,18 @@ class SchedulerAdministration:
             busy = [replica.id for replica in replicas if len(replica.core.running)]
             if busy:
                 raise FailedPrecondition(f"sequences run on {', '.join(busy)}; set preempt_running to reset anyway")
-        counts = await asyncio.gather(*(quiet.reset(self._cluster, replica) for replica in replicas))
+        counts = await asyncio.gather(*(quiesce.reset_worker(self._cluster, replica) for replica in replicas))
         return pb.ResetPrefixCacheResponse(num_blocks=sum(counts))
 
     async def pause_generation(self, request: pb.PauseGenerationRequest) -> pb.PauseGenerationResponse:
         """Returns once no step and no transfer is under way on any worker."""
-        num_aborted = await quiet.hold(self._cluster, Hold.PAUSE, request.mode)
+        num_aborted = await quiesce.pause_cluster(self._cluster, PauseReason.OPERATOR, request.mode)
         num_kept = self._cluster.num_waiting + self._cluster.num_running
         log.info("generation paused", kept=num_kept, aborted=num_aborted)
         return pb.PauseGenerationResponse(num_kept=num_kept, num_aborted=num_aborted)
 
     async def resume_generation(self, _request: pb.ResumeGenerationRequest) -> pb.ResumeGenerationResponse:
-        self._cluster.hold(Hold.PAUSE, False)
+        self._cluster.set_paused(PauseReason.OPERATOR, False)
         log.info("generation resumed")
         return pb.ResumeGenerationResponse()
 
@@ -107,4 +107,4 @@ class SchedulerAdministration:
         return unloaded
 
     async def list_adapters(self) -> pb.ListAdaptersResponse:
-        return self._cluster.adapters.listed()
+        return self._cluster.adapters.list_adapters()

@@ -11,11 +11,11 @@ from collections.abc import Coroutine
 from typing import Any
 
 from quire.services.scheduler.cluster.cluster import WorkerCluster
-from quire.services.scheduler.cluster.holds import Hold
-from quire.services.scheduler.cluster.wanted_weights import ALL, WEIGHTS
-from quire.services.scheduler.operations import quiet
-from quire.services.scheduler.operations.keeping_up import UNDER_WAY
-from quire.services.scheduler.replicas.orders import named
+from quire.services.scheduler.cluster.pause_reasons import PauseReason
+from quire.services.scheduler.cluster.target_state import ALL, WEIGHTS
+from quire.services.scheduler.operations import quiesce
+from quire.services.scheduler.operations.reconciler import CHANGE_IN_PROGRESS
+from quire.services.scheduler.replicas.orders import with_worker_name
 from quire.services.scheduler.replicas.replica import Replica
 from quire.shared.errors import InvalidArgument, QuireError, Unavailable
 from quire.shared.logs import logger
@@ -28,7 +28,7 @@ log = logger("operations")
 LEVELS = (1, 2)
 
 
-class Sleeping:
+class SleepOperations:
     """One change at a time."""
 
     def __init__(self, cluster: WorkerCluster, changing: asyncio.Lock) -> None:
@@ -43,17 +43,17 @@ class Sleeping:
             raise InvalidArgument(f"level: 1 or 2, not {level}", field="level")
         self._check_free()
         async with self._changing:
-            cluster, wanted = self._cluster, self._cluster.wanted
+            cluster, wanted = self._cluster, self._cluster.target_state
             if WEIGHTS in wanted.asleep and wanted.sleep_level != level:
                 text = f"level: workers sleep at level {wanted.sleep_level}: wake them up first"
                 raise InvalidArgument(text, field="level")
             before = wanted.asleep, wanted.sleep_level
             try:
-                num_aborted = await quiet.hold(cluster, Hold.SLEEP, request.mode)
-                await self._to_the_end(self._fall_asleep(level))
+                num_aborted = await quiesce.pause_cluster(cluster, PauseReason.SLEEP, request.mode)
+                await self._run_to_completion(self._sleep_all(level))
             except BaseException:
                 if (wanted.asleep, wanted.sleep_level) == before:
-                    cluster.hold(Hold.SLEEP, bool(before[0]))
+                    cluster.set_paused(PauseReason.SLEEP, bool(before[0]))
                 raise
             num_kept = cluster.num_waiting + cluster.num_running
             return pb.SleepResponse(num_kept=num_kept, num_aborted=num_aborted)
@@ -66,14 +66,14 @@ class Sleeping:
             raise InvalidArgument(text, field="tags")
         self._check_free()
         async with self._changing:
-            await self._to_the_end(self._wake(tags))
-            return pb.WakeUpResponse(asleep=sorted(self._cluster.wanted.asleep))
+            await self._run_to_completion(self._wake(tags))
+            return pb.WakeUpResponse(asleep=sorted(self._cluster.target_state.asleep))
 
     def _check_free(self) -> None:
         if self._changing.locked():
-            raise Unavailable(UNDER_WAY, retry_after_ms=1000)
+            raise Unavailable(CHANGE_IN_PROGRESS, retry_after_ms=1000)
 
-    async def _to_the_end(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _run_to_completion(self, work: Coroutine[Any, Any, None]) -> None:
         """Whoever still waits for it."""
         task = self._tasks.start("a change of sleep", work)
         try:
@@ -82,36 +82,36 @@ class Sleeping:
             await asyncio.wait([task])
             raise
 
-    async def _fall_asleep(self, level: int) -> None:
-        cluster, wanted = self._cluster, self._cluster.wanted
+    async def _sleep_all(self, level: int) -> None:
+        cluster, wanted = self._cluster, self._cluster.target_state
         replicas = list(cluster.replicas.values())
         for replica in replicas:
-            quiet.forget(replica)
+            quiesce.drop_prefix_cache(replica)
         order = worker_pb2.Sleep(level=level)
         refusals = await self._order(replicas, worker_pb2.DeviceOrder(sleep=order), frozenset(), ALL, level)
         if refusals:
             wake = worker_pb2.DeviceOrder(wake_up=worker_pb2.WakeUp())
             await self._order([r for r in replicas if r.asleep == ALL and not wanted.asleep], wake, ALL, frozenset(), 0)
             raise refusals[0]
-        wanted.say(ALL, level)
+        wanted.set_sleep(ALL, level)
         for replica in cluster.replicas.values():  # those that came meanwhile
-            wanted.compare(replica)
+            wanted.update_outdated(replica)
         log.info("workers sleep", level=level, workers=len(replicas))
 
     async def _wake(self, tags: frozenset[str]) -> None:
-        cluster, wanted = self._cluster, self._cluster.wanted
+        cluster, wanted = self._cluster, self._cluster.target_state
         replicas = [replica for replica in cluster.replicas.values() if replica.asleep & tags]
         order = worker_pb2.DeviceOrder(wake_up=worker_pb2.WakeUp(tags=sorted(tags)))
         refusals = await self._order(replicas, order, tags, frozenset(), wanted.sleep_level)
         if refusals:
             raise refusals[0]
-        wanted.wake(tags)
+        wanted.clear_sleep(tags)
         for replica in cluster.replicas.values():
             replica.sleep_level = wanted.sleep_level
-            wanted.compare(replica)
+            wanted.update_outdated(replica)
             if replica.outdated:
-                cluster.give_back(replica)
-        cluster.hold(Hold.SLEEP, bool(wanted.asleep))
+                cluster.reassign_waiting(replica)
+        cluster.set_paused(PauseReason.SLEEP, bool(wanted.asleep))
         log.info("workers are awake", tags=sorted(tags), workers=len(replicas), asleep=sorted(wanted.asleep))
 
     async def _order(
@@ -122,21 +122,21 @@ class Sleeping:
         plus: frozenset[str],
         level: int,
     ) -> list[QuireError]:
-        """Of all; what sleeps of those that have obeyed changes by `minus` and `plus`. Why others have not."""
+        """Of all; what sleeps of those that have execute_order changes by `minus` and `plus`. Why others have not."""
 
         async def one(replica: Replica) -> QuireError | None:
             own = worker_pb2.DeviceOrder()
             own.CopyFrom(order)
             try:
-                await replica.orders.give(own)
+                await replica.orders.execute(own)
             except QuireError as error:
-                replica.is_unsure = isinstance(error, Unavailable)
-                if replica.is_unsure and not self._cluster.has(replica):
+                replica.state_unknown = isinstance(error, Unavailable)
+                if replica.state_unknown and not self._cluster.has(replica):
                     return None  # lost: it will say how it is when it attaches
-                if replica.is_unsure:
+                if replica.state_unknown:
                     replica.outdated = True
-                    replica.fell_behind.set()  # it is to attach again
-                return named(replica.id, error)
+                    replica.became_outdated.set()  # it is to attach again
+                return with_worker_name(replica.id, error)
             replica.asleep = (replica.asleep - minus) | plus
             replica.sleep_level = level if replica.asleep else 0
             return None

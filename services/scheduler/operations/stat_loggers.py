@@ -77,7 +77,7 @@ def find(names: Sequence[str]) -> list[tuple[str, StatLogger]]:
     return [(name, plugins.load(known[name])) for name in names]
 
 
-class Reporter:
+class StatsReporter:
     """Looks at the workers every `interval_s`, and tells what has happened since."""
 
     def __init__(
@@ -97,17 +97,17 @@ class Reporter:
     async def run(self) -> None:
         while True:
             await asyncio.sleep(self._interval_s)
-            self.tell(time.monotonic())
+            self.report(time.monotonic())
 
-    def tell(self, now: float) -> None:
+    def report(self, now: float) -> None:
         seconds, self._looked_s = max(now - self._looked_s, 1e-3), now
         workers = {(worker.id, worker.epoch): worker for worker in self._workers()}
         for key, worker in workers.items():
             before = self._before.get(key, pb.ServiceStatus())
-            self._tell_of(_stats(worker, before, self._model(), seconds))
+            self._report_worker(_stats(worker, before, self._model(), seconds))
         self._before = workers
 
-    def _tell_of(self, stats: WorkerStats) -> None:
+    def _report_worker(self, stats: WorkerStats) -> None:
         for entry in list(self._loggers):
             name, told = entry
             try:

@@ -9,8 +9,8 @@ from typing import Protocol
 from urllib.parse import urlsplit
 
 from quire.services.scheduler.cluster.cluster import WorkerCluster
-from quire.services.scheduler.core.counts import Counts
-from quire.services.scheduler.core.drafts.speculation import DraftLengths
+from quire.services.scheduler.core.counts import CoreCounts
+from quire.services.scheduler.core.drafts.speculation import DraftController
 from quire.services.scheduler.kv_cache.block_tier import BlockTier
 from quire.services.scheduler.prefix_directory.directory import PrefixDirectory
 from quire.services.scheduler.replicas.replica import Replica
@@ -65,9 +65,9 @@ class SchedulerStatus:
             work=_total(worker.work for worker in workers),
             version=VERSION,
             sequences_moved=self._cluster.assignments.num_moved,
-            weight_version=self._cluster.wanted.weights.version,
-            asleep=sorted(self._cluster.wanted.asleep),
-            sleep_level=self._cluster.wanted.sleep_level,
+            weight_version=self._cluster.target_state.weights.version,
+            asleep=sorted(self._cluster.target_state.asleep),
+            sleep_level=self._cluster.target_state.sleep_level,
         )
         ages = [worker.last_step_age_s for worker in workers if worker.HasField("last_step_age_s")]
         if ages:
@@ -83,9 +83,9 @@ class SchedulerStatus:
     def _state(self) -> pb.State:
         if self._cluster.draining:
             return pb.STATE_DRAINING
-        if self._cluster.wanted.asleep:
+        if self._cluster.target_state.asleep:
             return pb.STATE_ASLEEP
-        return pb.STATE_PAUSED if self._cluster.is_held else pb.STATE_READY
+        return pb.STATE_PAUSED if self._cluster.is_paused else pb.STATE_READY
 
     @property
     def stalled(self) -> bool:
@@ -147,7 +147,7 @@ def _worker(replica: Replica) -> pb.ServiceStatus:
     return status
 
 
-def _host_memory(tier: BlockTier, counts: Counts) -> pb.HostMemory:
+def _host_memory(tier: BlockTier, counts: CoreCounts) -> pb.HostMemory:
     return pb.HostMemory(
         total=tier.num_places,
         held=tier.num_held,
@@ -157,7 +157,7 @@ def _host_memory(tier: BlockTier, counts: Counts) -> pb.HostMemory:
     )
 
 
-def _disk(tier: BlockTier, counts: Counts) -> pb.DiskBlocks:
+def _disk(tier: BlockTier, counts: CoreCounts) -> pb.DiskBlocks:
     return pb.DiskBlocks(
         total=tier.num_places,
         held=tier.num_held,
@@ -168,30 +168,30 @@ def _disk(tier: BlockTier, counts: Counts) -> pb.DiskBlocks:
     )
 
 
-def _drafts(speculation: DraftLengths) -> pb.DraftCounts:
+def _drafts(speculation: DraftController) -> pb.DraftCounts:
     counts = speculation.counts
     return pb.DraftCounts(
         num_drafts=counts.drafts,
         num_draft_tokens=counts.draft_tokens,
         num_accepted_tokens=counts.accepted_tokens,
         num_accepted_tokens_per_pos=counts.accepted_by_position.tolist(),
-        length=speculation.present_length,
+        length=speculation.current_length,
     )
 
 
 def _state(replica: Replica) -> pb.State:
     if replica.leaving:
         return pb.STATE_DRAINING
-    if replica.overdue_s() > STALLED_AFTER_S:
+    if replica.oldest_step_age_s() > STALLED_AFTER_S:
         return pb.STATE_STALLED
     if replica.asleep:
         return pb.STATE_ASLEEP
     if replica.outdated:
         return pb.STATE_OUTDATED
-    return pb.STATE_PAUSED if replica.held else pb.STATE_READY
+    return pb.STATE_PAUSED if replica.generation_paused else pb.STATE_READY
 
 
-def _work(counts: Counts, tokens_per_s: float) -> pb.WorkCounts:
+def _work(counts: CoreCounts, tokens_per_s: float) -> pb.WorkCounts:
     return pb.WorkCounts(
         prompt_tokens=counts.prompt_tokens,
         cached_tokens=counts.cached_tokens,

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from quire.shared.errors import InvalidArgument, NotFound
 from quire.shared.pb.common.v1.weights_stream_pb2 import WeightsPiece
-from quire.shared.weights_heads import DEFAULT_GROUP
+from quire.shared.tensor_headers import DEFAULT_GROUP
 
 MOST_WAITING = 4  # pieces, of each worker
 ID_BYTES = 16

@@ -13,11 +13,11 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from quire.services.scheduler.cluster.cluster import WorkerCluster
-from quire.services.scheduler.cluster.holds import Hold
-from quire.services.scheduler.operations import quiet
-from quire.services.scheduler.operations.keeping_up import UNDER_WAY
+from quire.services.scheduler.cluster.pause_reasons import PauseReason
+from quire.services.scheduler.operations import quiesce
+from quire.services.scheduler.operations.reconciler import CHANGE_IN_PROGRESS
 from quire.services.scheduler.operations.weight_streams import WeightStreams
-from quire.services.scheduler.operations.weights_groups import leaving, obeyed
+from quire.services.scheduler.operations.weights_groups import execute_order, leave_group_order
 from quire.services.scheduler.replicas.orders import SWAP_TIMEOUT_S
 from quire.services.scheduler.replicas.replica import Replica
 from quire.shared.errors import FailedPrecondition, InvalidArgument, QuireError, Unavailable
@@ -46,7 +46,7 @@ class WeightUpdates:
 
     def next_number(self) -> int:
         """Of an update: greater than any before it, those of other schedulers included."""
-        return max(time.time_ns() // 1_000_000, self._cluster.wanted.weights.update + 1)
+        return max(time.time_ns() // 1_000_000, self._cluster.target_state.weights.update + 1)
 
     @asynccontextmanager
     async def staged(
@@ -73,9 +73,9 @@ class WeightUpdates:
     ) -> AsyncIterator[StagedUpdate]:
         identity, mode = _checked(number, request, streamed=pieces is not None), request.mode or pb.PAUSE_MODE_WAIT
         if self._changing.locked():
-            raise Unavailable(UNDER_WAY, retry_after_ms=1000)
+            raise Unavailable(CHANGE_IN_PROGRESS, retry_after_ms=1000)
         async with self._changing:
-            if number <= self._cluster.wanted.weights.update:
+            if number <= self._cluster.target_state.weights.update:
                 raise FailedPrecondition(f"update: {number} is not greater than that of the weights that there are")
             update = StagedUpdate(self._cluster, identity, mode, self._tasks)
             try:
@@ -103,7 +103,7 @@ class StagedUpdate:
             await self._hold()
         self._staged = replicas  # also those that may not get there
         order = worker_pb2.StageWeights(weights=self._identity, stream_id=stream_id)
-        orders = [obeyed(replica, worker_pb2.DeviceOrder(stage_weights=order)) for replica in replicas]
+        orders = [execute_order(replica, worker_pb2.DeviceOrder(stage_weights=order)) for replica in replicas]
         if stream_id:  # the first refusal ends it: the others get nothing that the one who refuses does not take
             await asyncio.gather(*orders)
             return
@@ -133,12 +133,12 @@ class StagedUpdate:
         """All have checked what comes: what fails from here on ends the group, in which some have received more than
         others."""
         order = worker_pb2.ReceiveWeights(update=self._identity.update)
-        receiving = [obeyed(replica, worker_pb2.DeviceOrder(receive_weights=order)) for replica in self._staged]
+        receiving = [execute_order(replica, worker_pb2.DeviceOrder(receive_weights=order)) for replica in self._staged]
         try:
             await asyncio.gather(*receiving)
         except BaseException:
             for replica in self._staged:
-                replica.orders.tell(leaving(group))
+                replica.orders.send_order(leave_group_order(group))
             raise
 
     @property
@@ -167,7 +167,7 @@ class StagedUpdate:
     async def _hold(self) -> None:
         """No answer is of two weights, unless that is asked for."""
         self._is_held = True
-        self._num_aborted = await quiet.hold(self._cluster, Hold.WEIGHTS, self._mode)
+        self._num_aborted = await quiesce.pause_cluster(self._cluster, PauseReason.WEIGHTS, self._mode)
         if self._mode == pb.PAUSE_MODE_WAIT and self._cluster.num_begun:
             text = (
                 "generation is paused, and requests wait that have begun: mode keep has them go on with other weights"
@@ -177,35 +177,35 @@ class StagedUpdate:
             if (
                 not replica.hello.weights_state.stages_beside_steps
             ):  # it forgets what its blocks hold, whatever comes of it
-                quiet.forget(replica)
+                quiesce.drop_prefix_cache(replica)
 
     async def _swap(self) -> None:
         cluster = self._cluster
-        if cluster.wanted.weights.update > (number := self._identity.update):  # equal: it was told what is decided
+        if cluster.target_state.weights.update > (number := self._identity.update):  # equal: already decided
             raise FailedPrecondition(f"update: {number} is less than that of the weights that there are")
         there = [replica for replica in self._staged if cluster.has(replica)]
         if self._staged and not there:
             raise Unavailable("the workers that had the new weights are gone", retry_after_ms=1000)
         self._staged = []
-        cluster.wanted.weights = self._identity
+        cluster.target_state.weights = self._identity
         self.is_decided = True
         for replica in there:
-            quiet.forget(replica)
+            quiesce.drop_prefix_cache(replica)
         await asyncio.gather(*(self._swap_one(replica) for replica in there))
         for replica in cluster.replicas.values():
-            cluster.wanted.compare(replica)
+            cluster.target_state.update_outdated(replica)
             if replica.outdated:
-                cluster.give_back(replica)
-        cluster.came_back()
+                cluster.reassign_waiting(replica)
+        cluster.on_workers_available()
         log.info("weights updated", version=self._identity.version, workers=len(there))
 
     async def _swap_one(self, replica: Replica) -> None:
         """One that does not is outdated."""
         order = worker_pb2.DeviceOrder(swap_weights=worker_pb2.SwapWeights(update=self._identity.update))
         try:
-            await replica.orders.give(order, SWAP_TIMEOUT_S)
+            await replica.orders.execute(order, SWAP_TIMEOUT_S)
         except Unavailable as error:
-            replica.is_unsure = True
+            replica.state_unknown = True
             log.warning("a worker may not have the new weights", worker=replica.id, reason=error.message)
         except QuireError as error:
             log.warning("a worker does not take the new weights", worker=replica.id, reason=error.message)
@@ -214,9 +214,9 @@ class StagedUpdate:
 
     def close(self) -> None:
         for replica in self._staged:
-            replica.orders.tell(worker_pb2.DeviceOrder(drop_weights=worker_pb2.DropWeights()))
+            replica.orders.send_order(worker_pb2.DeviceOrder(drop_weights=worker_pb2.DropWeights()))
         if self._is_held:
-            self._cluster.hold(Hold.WEIGHTS, False)
+            self._cluster.set_paused(PauseReason.WEIGHTS, False)
 
 
 def _checked(number: int, request: pb.UpdateWeightsRequest, *, streamed: bool) -> model_pb2.WeightsIdentity:

@@ -7,16 +7,16 @@ import re
 from collections.abc import Sequence
 
 from quire.services.scheduler.cluster.cluster import WorkerCluster
-from quire.services.scheduler.cluster.holds import Hold
-from quire.services.scheduler.operations import quiet
-from quire.services.scheduler.operations.keeping_up import UNDER_WAY
-from quire.services.scheduler.replicas.orders import named
+from quire.services.scheduler.cluster.pause_reasons import PauseReason
+from quire.services.scheduler.operations import quiesce
+from quire.services.scheduler.operations.reconciler import CHANGE_IN_PROGRESS
+from quire.services.scheduler.replicas.orders import with_worker_name
 from quire.services.scheduler.replicas.replica import Replica
 from quire.shared.errors import FailedPrecondition, InvalidArgument, QuireError, Unavailable
 from quire.shared.logs import logger
 from quire.shared.pb.admin.v1 import admin_pb2 as pb
 from quire.shared.pb.worker.v1 import worker_pb2
-from quire.shared.weights_heads import DEFAULT_GROUP
+from quire.shared.tensor_headers import DEFAULT_GROUP
 
 log = logger("weights")
 
@@ -42,7 +42,7 @@ class WeightsGroups:
         are no others. Raises QuireError."""
         order = _checked(request)
         if self._changing.locked():
-            raise Unavailable(UNDER_WAY, retry_after_ms=1000)
+            raise Unavailable(CHANGE_IN_PROGRESS, retry_after_ms=1000)
         async with self._changing:
             replicas = self._replicas()
             orders = _join_orders(order, first_rank or request.rank_offset, replicas)
@@ -59,7 +59,7 @@ class WeightsGroups:
         name = _name(request.group_name)
         async with self._changing:
             replicas = self._replicas()
-            await self._order(replicas, [leaving(name) for _ in replicas])
+            await self._order(replicas, [leave_group_order(name) for _ in replicas])
         return pb.DestroyWeightsUpdateGroupResponse()
 
     def _replicas(self) -> list[Replica]:
@@ -71,30 +71,30 @@ class WeightsGroups:
             await self._order(replicas, orders)
         except BaseException:
             for replica in replicas:
-                replica.orders.tell(leaving(name))
+                replica.orders.send_order(leave_group_order(name))
             raise
 
     async def _order(self, replicas: Sequence[Replica], orders: Sequence[worker_pb2.DeviceOrder]) -> None:
         """Raises the first refusal: the others may wait for the one who refuses."""
         holds = not all(replica.hello.weights_state.stages_beside_steps for replica in replicas)
         if holds:
-            await quiet.hold(self._cluster, Hold.WEIGHTS, pb.PAUSE_MODE_KEEP)
+            await quiesce.pause_cluster(self._cluster, PauseReason.WEIGHTS, pb.PAUSE_MODE_KEEP)
         try:
-            await asyncio.gather(*(obeyed(*pair) for pair in zip(replicas, orders, strict=True)))
+            await asyncio.gather(*(execute_order(*pair) for pair in zip(replicas, orders, strict=True)))
         finally:
             if holds:
-                self._cluster.hold(Hold.WEIGHTS, False)
+                self._cluster.set_paused(PauseReason.WEIGHTS, False)
 
 
-async def obeyed(replica: Replica, order: worker_pb2.DeviceOrder) -> None:
+async def execute_order(replica: Replica, order: worker_pb2.DeviceOrder) -> None:
     """Raises QuireError, with the worker's name."""
     try:
-        await replica.orders.give(order)
+        await replica.orders.execute(order)
     except QuireError as error:
-        raise named(replica.id, error) from None
+        raise with_worker_name(replica.id, error) from None
 
 
-def leaving(name: str) -> worker_pb2.DeviceOrder:
+def leave_group_order(name: str) -> worker_pb2.DeviceOrder:
     return worker_pb2.DeviceOrder(leave_weights_group=worker_pb2.LeaveWeightsGroup(group_name=name))
 
 

@@ -13,9 +13,9 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from quire.services.scheduler.core.sequences.sequence import Sequence, SequenceStatus
-from quire.services.scheduler.placement.neighbourhood import Neighbourhood, borrow_from
+from quire.services.scheduler.placement.peer_topology import PeerTopology, borrow_from
 from quire.services.scheduler.placement.placement import Placement, cost
-from quire.services.scheduler.placement.roles import DECODE, PREFILL, can_be_handed_over, goes_to_prefill
+from quire.services.scheduler.placement.roles import DECODE, PREFILL, can_be_handed_over, should_use_prefill_worker
 from quire.services.scheduler.replicas.replica import Replica
 from quire.shared.logs import logger
 from quire.shared.metrics.scheduler import SchedulerMetrics
@@ -34,7 +34,7 @@ class Handover:
     sequence: Sequence
     source: Replica
     target: Replica
-    holder: int  # of the target's blocks
+    reservation_id: int  # of the target's blocks
     num_sent: int  # blocks of the chain that are with the target, or on their way
     num_failed: int = 0
     moved: bool = False  # it waits at the target, or runs there
@@ -44,13 +44,15 @@ class Handovers:
     """Of all workers of a scheduler."""
 
     def __init__(
-        self, neighbourhood: Neighbourhood, placement: Placement, threshold: int, metrics: SchedulerMetrics, move: Move
+        self, peer_topology: PeerTopology, placement: Placement, threshold: int, metrics: SchedulerMetrics, move: Move
     ) -> None:
         """`move`: takes a sequence from its worker to another."""
-        self._neighbourhood, self._placement, self._threshold = neighbourhood, placement, threshold
+        self._peer_topology, self._placement, self._threshold = peer_topology, placement, threshold
         self._metrics, self._move = metrics, move
         self._of: dict[Replica, dict[int, Handover]] = {}  # by worker, either side, and the sequence's key
-        self._coming: dict[Replica, list[Sequence]] = {}  # that prefill workers were to get since they were looked at
+        self._awaiting_start: dict[
+            Replica, list[Sequence]
+        ] = {}  # that prefill workers were to get since they were looked at
         self._missing: str | None = None  # the role that was missing when somebody looked last
 
     def __len__(self) -> int:
@@ -70,25 +72,27 @@ class Handovers:
         prefill = self._placement.place(sequence, prefills) if can_be_handed_over(sequence) else None
         if prefill is None or not self._goes_to(prefill, decoder, sequence):
             return decoder
-        return prefill if decoder.links[prefill.id].may_try() else decoder  # nothing comes: it would be computed twice
+        return (
+            prefill if decoder.links[prefill.id].allow_attempt() else decoder
+        )  # nothing comes: it would be computed twice
 
     def _goes_to(self, prefill: Replica, decoder: Replica, sequence: Sequence) -> bool:
         cached = decoder.core.num_cached(sequence)
-        return goes_to_prefill(
+        return should_use_prefill_worker(
             uncached=sequence.num_tokens - cached,
             decoder_work=cost(sequence, decoder, cached)[0],
             prefill_work=cost(sequence, prefill, prefill.core.num_cached(sequence))[0],
             threshold=self._threshold,
         )
 
-    def placed(self, sequence: Sequence, replica: Replica) -> None:
+    def on_placed(self, sequence: Sequence, replica: Replica) -> None:
         """`replica` is to get it now."""
         if replica.hello.role == PREFILL and can_be_handed_over(sequence):
-            self._coming.setdefault(replica, []).append(sequence)
+            self._awaiting_start.setdefault(replica, []).append(sequence)
 
     # Workers.
 
-    def changed(self, replicas: Iterable[Replica]) -> None:
+    def on_workers_changed(self, replicas: Iterable[Replica]) -> None:
         """Workers have come or gone: says so when one of two roles is missing."""
         roles = {replica.hello.role for replica in replicas}
         apart = roles & {PREFILL, DECODE}
@@ -99,18 +103,18 @@ class Handovers:
             log.warning("no worker has the role; the others do its work", role=missing)
         self._missing = missing
 
-    def detached(self, gone: Replica) -> None:
+    def on_worker_detached(self, gone: Replica) -> None:
         """Its sequences go elsewhere, and those that were to come to it to another worker."""
         for handover in list(self._of.get(gone, {}).values()):
             self._end(handover)
             if handover.target is gone and not handover.moved:
                 self._begin(handover.sequence, handover.source)
         self._of.pop(gone, None)
-        self._coming.pop(gone, None)
+        self._awaiting_start.pop(gone, None)
 
-    def pumped(self, replica: Replica) -> None:
+    def on_pump(self, replica: Replica) -> None:
         """Something may have happened there."""
-        for sequence in self._coming.pop(replica, ()):
+        for sequence in self._awaiting_start.pop(replica, ()):
             if replica.core.find(sequence.key) is sequence:
                 self._begin(sequence, replica)
         handovers = self._of.get(replica)
@@ -125,7 +129,7 @@ class Handovers:
         if target is None or target.core.peer_blocks is None:
             return  # it stays where it is
         found = list(target.core.kv.match(sequence.block_hashes).blocks)
-        handover = Handover(sequence, source, target, target.core.peer_blocks.begin_keeping(found), len(found))
+        handover = Handover(sequence, source, target, target.core.peer_blocks.open_reservation(found), len(found))
         for replica in (source, target):
             self._of.setdefault(replica, {})[sequence.key] = handover
 
@@ -133,24 +137,24 @@ class Handovers:
         """The decoder that has fewest sequences, those that are on their way included."""
         able = [
             replica
-            for replica in self._neighbourhood.pairs(source)
+            for replica in self._peer_topology.readable_peers(source)
             if replica.hello.role != PREFILL
             and replica.takes_sequences
-            and replica.adapters.takes(sequence.adapter)
+            and replica.adapters.accepts(sequence.adapter)
             and replica.core.limits.refusal(sequence.num_tokens) is None
         ]
         return min(able, key=self._load, default=None)
 
     def _load(self, replica: Replica) -> tuple[int, int]:
         coming = self._of.get(replica, {}).values()
-        num_coming = sum(handover.target is replica and not handover.moved for handover in coming)
-        return replica.core.num_sequences + num_coming, replica.core.num_pending_tokens
+        num_incoming = sum(handover.target is replica and not handover.moved for handover in coming)
+        return replica.core.num_sequences + num_incoming, replica.core.num_pending_tokens
 
     def _end(self, handover: Handover) -> None:
         for replica in (handover.source, handover.target):
             self._of.get(replica, {}).pop(handover.sequence.key, None)
         if handover.target.core.peer_blocks is not None:
-            handover.target.core.peer_blocks.let_go(handover.holder)
+            handover.target.core.peer_blocks.close_reservation(handover.reservation_id)
 
     def _advance(self, handover: Handover) -> None:
         sequence, status = handover.sequence, handover.sequence.status
@@ -160,7 +164,7 @@ class Handovers:
             if not handover.target.takes_sequences:
                 self._end(handover)
                 self._begin(sequence, handover.source)
-            elif not (handover.source.held or handover.target.held or handover.target.paused):
+            elif not (handover.source.generation_paused or handover.target.generation_paused or handover.target.paused):
                 self._send(handover)
                 self._move_if_ready(handover)
 
@@ -168,9 +172,9 @@ class Handovers:
         """What has been filled since, if there is room for it."""
         source, target, hashes = handover.source.core, handover.target.core, handover.sequence.block_hashes
         assert target.peer_blocks is not None, "it was chosen for that"
-        if not target.peer_blocks.num_coming(handover.holder):
+        if not target.peer_blocks.num_incoming(handover.reservation_id):
             self._check(handover)
-        count = min(int(source.kv.num_named[handover.sequence.slot]), len(hashes)) - handover.num_sent
+        count = min(int(source.kv.num_hashed[handover.sequence.slot]), len(hashes)) - handover.num_sent
         if count <= 0 or handover.num_failed >= MOST_FAILURES:
             return
         if target.kv.pool.num_free < count + target.limits.watermark_blocks:
@@ -180,7 +184,7 @@ class Handovers:
         if count:
             borrowed = borrow_from(handover.source, hashes, handover.num_sent, count)
             coming = hashes[handover.num_sent : handover.num_sent + count]
-            target.peer_blocks.bring(borrowed, [], coming, holder=handover.holder)
+            target.peer_blocks.order_fetch(borrowed, [], coming, holder=handover.reservation_id)
             handover.num_sent += count
             handover.target.wake()
 
@@ -197,13 +201,13 @@ class Handovers:
         sequence, source, target = handover.sequence, handover.source, handover.target
         fetches = target.core.peer_blocks
         assert fetches is not None, "it was chosen for that"
-        if not source.core.running.has_progressed(sequence) or fetches.num_coming(handover.holder):
+        if not source.core.running.has_progressed(sequence) or fetches.num_incoming(handover.reservation_id):
             return
         prompt_blocks = sequence.num_prompt_tokens // source.core.limits.block_size
         complete = handover.num_sent >= prompt_blocks
         if not (complete or handover.num_failed >= MOST_FAILURES):
             return  # there was no room for the rest: it stays until there is
-        if not target.core.has_room(sequence.num_tokens, handover.num_sent):
+        if not target.core.has_room_for_migrated(sequence.num_tokens, handover.num_sent):
             return
         handover.moved = True
         self._metrics.handovers.labels("done" if complete else "computed").inc()

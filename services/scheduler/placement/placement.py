@@ -34,7 +34,7 @@ class Placement:
         """None if nobody can take it."""
         fitting = [replica for replica in replicas if not replica.leaving and _fits(sequence, replica)]
         if fitting and sequence.query is not None:
-            return _home(sequence.query, fitting)
+            return _query_replica(sequence.query, fitting)
         return self._pick(sequence, fitting) if fitting else None
 
     def _least_left_to_compute(self, sequence: Sequence, replicas: Seq[Replica]) -> Replica:
@@ -60,7 +60,7 @@ def _fits(sequence: Sequence, replica: Replica) -> bool:
     return limits.refusal(sequence.num_tokens, samples=not sequence.samples_nothing) is None
 
 
-def _home(query: LateQuery, replicas: Seq[Replica]) -> Replica:
+def _query_replica(query: LateQuery, replicas: Seq[Replica]) -> Replica:
     """Where its vectors are, or will be: always the same worker of those that are there, as long as that has not much
     more to do than others."""
     least = min(replica.core.num_pending_tokens for replica in replicas)

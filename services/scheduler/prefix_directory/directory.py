@@ -10,13 +10,13 @@ import asyncio
 import time
 from typing import Any
 
-from quire.services.scheduler.prefix_directory.registry import Registry
+from quire.services.scheduler.prefix_directory.registry import SchedulerRegistry
 from quire.services.scheduler.prefix_directory.worker_index import WorkerIndex
 from quire.services.scheduler.replicas.replica import Replica
 from quire.shared.logs import logger
 from quire.shared.metrics.scheduler import DirectoryMetrics
 from quire.shared.prefix_index import BlockKeys, SchedulerEntry, redis_error
-from quire.shared.process.supervision import is_asked_to_end, pause
+from quire.shared.process.supervision import cancellable_sleep, is_cancel_requested
 
 log = logger("prefix_directory")
 
@@ -29,7 +29,7 @@ RETRY_INTERVAL_S = 0.5
 class PrefixDirectory:
     """`run()` it in a task of its own; track() and untrack() never wait."""
 
-    def __init__(self, redis: Any, registry: Registry, scheduler_id: str, metrics: DirectoryMetrics) -> None:
+    def __init__(self, redis: Any, registry: SchedulerRegistry, scheduler_id: str, metrics: DirectoryMetrics) -> None:
         self._redis = redis
         self._registry = registry
         self._scheduler_id = scheduler_id
@@ -70,9 +70,9 @@ class PrefixDirectory:
         """Until cancelled; then takes this scheduler out of the registry."""
         try:
             while True:
-                await pause(await self._round())
+                await cancellable_sleep(await self._round())
         finally:
-            if is_asked_to_end():
+            if is_cancel_requested():
                 await self._deregister()
 
     async def _round(self) -> float:
@@ -107,7 +107,7 @@ class PrefixDirectory:
         self._renewed_at = 0.0
         self._metrics.errors.inc()
         for index in self._workers.values():
-            index.forget_published()
+            index.invalidate()
 
     async def _deregister(self) -> None:
         try:

@@ -6,10 +6,10 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from quire.shared.prefix_index import NOT_COUNTED, MalformedEntries, RegistryKeys, RegistryReader, SchedulerEntry
+from quire.shared.prefix_index import LOG_ONLY, MalformedEntries, RegistryKeys, RegistryReader, SchedulerEntry
 
 
-class Registry:
+class SchedulerRegistry:
     """A lease that says: this scheduler lives, here, with so many workers, and whether it is about to leave."""
 
     def __init__(
@@ -17,7 +17,7 @@ class Registry:
         redis: Any,
         keys: RegistryKeys,
         entry: Callable[[], SchedulerEntry],
-        malformed: MalformedEntries = NOT_COUNTED,
+        malformed: MalformedEntries = LOG_ONLY,
     ) -> None:
         self._redis = redis
         self._keys = keys

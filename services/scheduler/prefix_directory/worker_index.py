@@ -37,25 +37,25 @@ class WorkerIndex:
         self._keys = keys
         self._entry = json.dumps({"epoch": replica.epoch, "scheduler": scheduler_id, **_groups(replica)})
         self._blocks = keys.blocks(replica.id, replica.epoch)
-        self._whole = False  # what Redis holds is all there was at the last publication
+        self._is_complete = False  # what Redis holds is all there was at the last publication
         self.num_published = 0
         self.changed_at: float | None = None
 
-    def forget_published(self) -> None:
+    def invalidate(self) -> None:
         """Redis may hold anything."""
-        self._whole = False
+        self._is_complete = False
         self.num_published = 0
         self.changed_at = self.changed_at or time.monotonic()
 
     async def publish(self, redis: Any, lease_ms: int, *, renew: bool) -> bool:
         """Whether everything had to be published again."""
-        again = not self._whole
+        again = not self._is_complete
         if again:
             await self._publish_all(redis, lease_ms)
         else:
             await self._publish_changes(redis, lease_ms)
         if (again or renew) and not await self._renew(redis, lease_ms):
-            self.forget_published()
+            self.invalidate()
         return again
 
     async def withdraw(self, redis: Any) -> None:
@@ -70,7 +70,7 @@ class WorkerIndex:
         await redis.unlink(self._blocks)
         await self._change(redis, lease_ms, [*map(member, hashes)], [])
         self.num_published = len(hashes)
-        self._whole, self.changed_at = True, None
+        self._is_complete, self.changed_at = True, None
 
     async def _publish_changes(self, redis: Any, lease_ms: int) -> None:
         if not len(self.replica.changes):

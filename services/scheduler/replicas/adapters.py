@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Callable, Collection
 
 from quire.shared.errors import FailedPrecondition, QuireError, Unavailable, from_proto
-from quire.shared.models import adapter_contents
-from quire.shared.models.adapter_contents import DIGEST_BYTES, AdapterId
+from quire.shared.models import adapter_ids
+from quire.shared.models.adapter_ids import DIGEST_BYTES, AdapterId
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 Outcome = AdapterId | QuireError  # what has come of an order
@@ -25,31 +25,31 @@ class ReplicaAdapters:
         self._order_ids = itertools.count(1)
         self._orders: dict[int, tuple[str, Done]] = {}
         self._is_gone = False
-        self.room = hello.lora.max_adapters
-        self._held = dict.fromkeys(adapter_contents.ids(hello.lora.names, hello.lora.digests))  # last used last
-        self.refused: set[AdapterId] = set()  # not to be ordered once more
-        self.closed: set[AdapterId] = set()  # held, for those that have it alone: others wait for the place
+        self.capacity = hello.lora.max_adapters
+        self._held = dict.fromkeys(adapter_ids.ids(hello.lora.names, hello.lora.digests))  # last used last
+        self.rejected: set[AdapterId] = set()  # not to be ordered once more
+        self.reserved: set[AdapterId] = set()  # held, for those that have it alone: others wait for the place
 
     @property
-    def loads(self) -> bool:
+    def can_load(self) -> bool:
         """Adapters while it runs."""
-        return self.room > 0
+        return self.capacity > 0
 
     @property
-    def held(self) -> Collection[AdapterId]:
+    def loaded(self) -> Collection[AdapterId]:
         """Those used last come last."""
         return self._held.keys()
 
     @property
     def is_full(self) -> bool:
         """With those that are under way."""
-        return len(self._held) + len(self._orders) >= self.room
+        return len(self._held) + len(self._orders) >= self.capacity
 
-    def takes(self, adapter: object) -> bool:
+    def accepts(self, adapter: object) -> bool:
         """Sequences that go through it; None: those without one."""
-        return adapter is None or (adapter in self.held and adapter not in self.closed)
+        return adapter is None or (adapter in self.loaded and adapter not in self.reserved)
 
-    def use(self, adapter: AdapterId) -> None:
+    def mark_used(self, adapter: AdapterId) -> None:
         """A sequence goes through it: it is not the next to go."""
         self._held[adapter] = self._held.pop(adapter)
 
@@ -79,18 +79,18 @@ class ReplicaAdapters:
             return
         adapter = AdapterId(name, wire.digest)
         self._held[adapter] = None
-        self.refused.discard(adapter)
+        self.rejected.discard(adapter)
         done(adapter)
 
     def unload(self, adapter: AdapterId) -> None:
         """Behind the plans that have been sent. Nothing happens if it does not have it."""
-        self.refused.discard(adapter)
-        self.closed.discard(adapter)
+        self.rejected.discard(adapter)
+        self.reserved.discard(adapter)
         if adapter in self._held:
             del self._held[adapter]
             self._send(pb.AttachResponse(unload_adapter=pb.UnloadAdapter(name=adapter.name, digest=adapter.digest)))
 
-    def lose(self) -> None:
+    def fail_pending(self) -> None:
         """The worker is gone."""
         self._is_gone = True
         orders, self._orders = self._orders, {}

@@ -15,7 +15,7 @@ ORDER_TIMEOUT_S = 600.0  # a worker reads weights
 SWAP_TIMEOUT_S = 120.0  # it copies them
 
 
-class ReplicaOrders:
+class DeviceOrders:
     """Of one attachment. Every order ends: with an answer, or when the worker is gone."""
 
     def __init__(self, send: Callable[[pb.AttachResponse], None]) -> None:
@@ -24,19 +24,19 @@ class ReplicaOrders:
         self._waiting: dict[int, asyncio.Future[pb.DeviceOrderDone]] = {}
         self._is_gone = False
 
-    async def give(self, order: pb.DeviceOrder, timeout_s: float = ORDER_TIMEOUT_S) -> None:
+    async def execute(self, order: pb.DeviceOrder, timeout_s: float = ORDER_TIMEOUT_S) -> None:
         """Returns when it has been carried out. Raises the worker's refusal, and Unavailable if it is gone or silent.
         An order that nobody waits for any more is carried out all the same."""
         try:
             async with asyncio.timeout(timeout_s):
-                done = await self.tell(order)
+                done = await self.send_order(order)
         except TimeoutError:
             kind = order.WhichOneof("order")
             raise Unavailable(f"the worker did not answer {kind} within {timeout_s:g} s") from None
         if done.HasField("error"):
             raise from_proto(done.error)
 
-    def tell(self, order: pb.DeviceOrder) -> asyncio.Future[pb.DeviceOrderDone]:
+    def send_order(self, order: pb.DeviceOrder) -> asyncio.Future[pb.DeviceOrderDone]:
         """Its answer may be awaited or left alone."""
         answer: asyncio.Future[pb.DeviceOrderDone] = asyncio.get_running_loop().create_future()
         if self._is_gone:
@@ -55,7 +55,7 @@ class ReplicaOrders:
         if not answer.done():
             answer.set_result(wire)
 
-    def lose(self) -> None:
+    def fail_pending(self) -> None:
         """The worker is gone."""
         self._is_gone = True
         for order_id, answer in self._waiting.items():
@@ -77,6 +77,6 @@ def weights_of(hello: pb.WorkerHello) -> model_pb2.WeightsIdentity:
     )
 
 
-def named(worker: str, refusal: QuireError) -> QuireError:
+def with_worker_name(worker: str, refusal: QuireError) -> QuireError:
     """With the worker that refuses."""
     return type(refusal)(f"{worker}: {refusal.message}", field=refusal.field, retry_after_ms=refusal.retry_after_ms)

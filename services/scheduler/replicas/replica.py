@@ -22,7 +22,7 @@ from quire.services.scheduler.replicas.codec import (
     encode_plan,
     encode_transfer,
 )
-from quire.services.scheduler.replicas.orders import ReplicaOrders, weights_of
+from quire.services.scheduler.replicas.orders import DeviceOrders, weights_of
 from quire.services.scheduler.replicas.result_checks import ResultChecks
 from quire.services.scheduler.replicas.throughput import Throughput
 from quire.services.scheduler.replicas.worker_links import WorkerLink
@@ -61,15 +61,15 @@ class Replica:
         self.core = core
         self.changes = changes
         self.leaving = False
-        self.given_up = False  # here, because something was wrong
+        self.was_abandoned = False  # here, because something was wrong
         self.adapters = ReplicaAdapters(hello, send, lambda outcome: metrics.operations.adapter_loads[outcome].inc())
-        self.orders = ReplicaOrders(send)
+        self.orders = DeviceOrders(send)
         self.weights = weights_of(hello)
         self.asleep = frozenset(hello.weights_state.asleep)
         self.sleep_level = hello.weights_state.sleep_level
         self.outdated = False  # it is not as its cluster is to be (weights, sleep), and gets no sequences
-        self.is_unsure = False  # nobody knows how it is
-        self.fell_behind = asyncio.Event()  # its cluster wants something else of it than it is
+        self.state_unknown = False  # nobody knows how it is
+        self.became_outdated = asyncio.Event()  # its cluster wants something else of it than it is
         self.last_step_at: float | None = None
         self.attached_at = clock()
         self.throughput = Throughput()
@@ -82,8 +82,8 @@ class Replica:
         self._next_at = -math.inf  # will be pumped then
         self._awake = False
         self._num_pauses = 0
-        self.held = False
-        self.watcher: Callable[[Replica], None] | None = None
+        self.generation_paused = False
+        self.on_pump: Callable[[Replica], None] | None = None
         self._metrics = metrics
         self._step_seconds = metrics.step.labels(self.id)
         self._step_tokens = metrics.step_tokens.labels(hello.model.name, self.id)
@@ -100,9 +100,9 @@ class Replica:
         return bool(self._sent_at)
 
     @property
-    def is_quiet(self) -> bool:
+    def is_quiescent(self) -> bool:
         """No step and no transfer is under way."""
-        return not self.busy and not self.moves_blocks
+        return not self.busy and not self.has_transfers
 
     @property
     def takes_sequences(self) -> bool:
@@ -116,8 +116,8 @@ class Replica:
 
     def cancel(self, key: int, reason: Reason) -> None:
         self.core.cancel(key, reason)
-        if self.core.flights:
-            self._freeing.append((self.core.flights[-1].step_id, self._clock()))
+        if self.core.steps_in_flight:
+            self._freeing.append((self.core.steps_in_flight[-1].step_id, self._clock()))
         else:
             self._metrics.cancel_to_free.observe(0)
         self.wake()
@@ -128,9 +128,9 @@ class Replica:
             self._call_soon(self.pump)
             self._awake = True  # only now: nobody else would call
 
-    def watch(self, watcher: Callable[[Replica], None]) -> None:
+    def set_pump_callback(self, watcher: Callable[[Replica], None]) -> None:
         """Is told after every pump."""
-        self.watcher = watcher
+        self.on_pump = watcher
 
     @property
     def paused(self) -> bool:
@@ -144,9 +144,9 @@ class Replica:
         self._num_pauses -= 1
         self.wake()
 
-    def hold(self, held: bool) -> None:
+    def set_generation_paused(self, held: bool) -> None:
         """Orders no further steps while generation is paused, whoever else pauses and resumes meanwhile."""
-        self.held = held
+        self.generation_paused = held
         self.wake()
 
     def pump(self) -> None:
@@ -154,9 +154,9 @@ class Replica:
         self._awake = False
         self._send_orders()
         started = perf_counter()
-        if self.held:
+        if self.generation_paused:
             self.core.expire(self._clock())
-        while not (self.paused or self.held) and (plan := self.core.schedule(self._clock())) is not None:
+        while not (self.paused or self.generation_paused) and (plan := self.core.schedule(self._clock())) is not None:
             planned = perf_counter()
             self._metrics.schedule.observe(planned - started)
             self.send(encode_plan(plan, self.epoch))
@@ -167,8 +167,8 @@ class Replica:
             started = perf_counter()
         self._send_transfers()
         self.flush()
-        if self.watcher is not None:
-            self.watcher(self)
+        if self.on_pump is not None:
+            self.on_pump(self)
         self._wake_in_time()
 
     def _wake_in_time(self) -> None:
@@ -219,7 +219,7 @@ class Replica:
         if not self.core.grammars.awaits(wire.grammar_id):
             raise FailedPrecondition(f"grammar_id: the scheduler awaits no grammar {wire.grammar_id.hex()}")
         failure = decode_failure(wire.error) if wire.HasField("error") else None
-        self.core.grammar_prepared(wire.grammar_id, failure)
+        self.core.on_grammar_prepared(wire.grammar_id, failure)
         self.wake()
 
     def receive_transferred(self, wire: pb.Transferred) -> None:
@@ -230,7 +230,7 @@ class Replica:
         failed = wire.HasField("error")
         if failed:
             log.warning("blocks could not be moved", worker=self.id, reason=wire.error.message)
-        self.core.transferred(wire.transfer_id, failed=failed, lost=frozenset(u32(wire.lost_blocks).tolist()))
+        self.core.on_transfer_done(wire.transfer_id, failed=failed, lost=frozenset(u32(wire.lost_blocks).tolist()))
         self._metrics.transfer.observe(wire.transfer_us / 1e6)
         self.wake()
 
@@ -246,28 +246,28 @@ class Replica:
         link = self.links[source.worker_id]
         self._metrics.fetches.labels(self.id, "failed" if failed else "done").inc()
         if failed:
-            link.failed()
+            link.record_failure()
             log.warning("blocks of another worker did not come", worker=self.id, reason=wire.error.message)
         else:
             num_bytes = num_blocks * self.hello.kv_transfer.block_bytes
-            link.learn(num_bytes, wire.fetch_us / 1e6)
+            link.observe(num_bytes, wire.fetch_us / 1e6)
             self._metrics.fetch.observe(wire.fetch_us / 1e6)
             self._metrics.fetched_bytes.labels(self.id).inc(num_bytes)
             self._metrics.fetched_tokens.labels(self.id).inc(num_blocks * self.core.limits.block_size)
-        self.core.fetched(wire.fetch_id, failed=failed)
+        self.core.on_fetch_done(wire.fetch_id, failed=failed)
         self.wake()
 
     def unblock(self, sequences: list[Sequence]) -> None:
         """They need not wait for blocks of other workers."""
         if sequences:
-            self.core.resume(sequences)
+            self.core.unblock(sequences)
             self.wake()
 
     @property
-    def moves_blocks(self) -> bool:
+    def has_transfers(self) -> bool:
         """Transfers are under way, or blocks between workers."""
         moves = (self.core.host_blocks, self.core.peer_blocks)
-        return any(some is not None and some.num_under_way > 0 for some in moves)
+        return any(some is not None and some.num_in_flight > 0 for some in moves)
 
     def _send_transfers(self) -> None:
         """Behind the plans that fill or free their blocks."""
@@ -288,21 +288,21 @@ class Replica:
             events.weight_version = self.weights.version
             started = perf_counter()
             self._deliver(events)
-            self._metrics.hand_out.observe(perf_counter() - started)
+            self._metrics.deliver.observe(perf_counter() - started)
 
     @property
     def oldest_sent_at(self) -> float | None:
         """When the oldest step under way was sent; None if none is."""
         return self._sent_at[0] if self._sent_at else None
 
-    def overdue_s(self) -> float:
+    def oldest_step_age_s(self) -> float:
         """How long the oldest step under way has been; 0 if none is."""
         return self._clock() - self._sent_at[0] if self._sent_at else 0.0
 
     def _check(self, wire: pb.StepResult) -> None:
         if wire.epoch != self.epoch:
             raise FailedPrecondition(f"epoch: the scheduler is at {self.epoch}, the worker's result at {wire.epoch}")
-        due = self.core.flights[0].step_id if self.core.flights else None
+        due = self.core.steps_in_flight[0].step_id if self.core.steps_in_flight else None
         if wire.step_id != due:
             raise FailedPrecondition(f"step_id: the scheduler waits for {due}, the worker sent {wire.step_id}")
-        self._checks.check(wire, self.core.flights[0])
+        self._checks.check(wire, self.core.steps_in_flight[0])

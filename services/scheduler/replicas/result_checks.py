@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from quire.services.scheduler.core.step.plan_builder import Flight
+from quire.services.scheduler.core.step.plan_builder import InFlightStep
 from quire.shared.columns import U32, u32
 from quire.shared.errors import FailedPrecondition
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
-from quire.shared.worker_limits import MOST_POOLED_ELEMENTS
+from quire.shared.worker_limits import MAX_POOLED_ELEMENTS
 
 WIDTH = 4  # bytes of an element of every column
 MOST_STEPS_WITHOUT_TOKEN = 1000  # in a row, of a slot that is to sample: far beyond any wait for blocks
@@ -26,7 +26,7 @@ class ResultChecks:
         self._num_empty = np.zeros(hello.limits.max_num_seqs, dtype=np.int64)  # steps without a token, by slot
         self._some_empty = False
 
-    def check(self, wire: pb.StepResult, flight: Flight) -> None:
+    def check(self, wire: pb.StepResult, flight: InFlightStep) -> None:
         """Raises FailedPrecondition."""
         num_slots = len(flight.slots)
         counts = self._counts(wire, flight) if wire.token_counts else None
@@ -41,12 +41,12 @@ class ResultChecks:
             self._check_logprobs(wire.logprobs, "logprobs", flight)
         if wire.HasField("prompt_logprobs"):
             self._check_prompts(wire.prompt_logprobs, flight)
-        if flight.ended or wire.HasField("pooled"):
+        if flight.pooled_keys or wire.HasField("pooled"):
             self._check_pooled(wire, flight)
         if counts is not None or self._some_empty:
             self._check_progress(counts, flight)
 
-    def _counts(self, wire: pb.StepResult, flight: Flight) -> U32:
+    def _counts(self, wire: pb.StepResult, flight: InFlightStep) -> U32:
         counts = _column(wire.token_counts, "token_counts", len(flight.slots), flight)
         most = 1 if flight.drafts is None else 1 + flight.drafts
         if not self._most_drafts and not counts.all():
@@ -55,7 +55,7 @@ class ResultChecks:
             raise _wrong(flight, f"token_counts: at most {most} tokens of each slot, the worker sent {counts}")
         return counts
 
-    def _check_progress(self, counts: U32 | None, flight: Flight) -> None:
+    def _check_progress(self, counts: U32 | None, flight: InFlightStep) -> None:
         """A slot may sit a step out, but not for ever."""
         if counts is None or not len(flight.slots):
             self._num_empty[flight.slots] = 0
@@ -67,53 +67,53 @@ class ResultChecks:
             slot = int(self._num_empty.argmax())
             raise _wrong(flight, f"token_counts: slot {slot} has got no token in {most} steps that sample it")
 
-    def _check_failures(self, wire: pb.StepResult, flight: Flight, counts: U32 | None, tokens: U32) -> None:
+    def _check_failures(self, wire: pb.StepResult, flight: InFlightStep, counts: U32 | None, tokens: U32) -> None:
         """Tokens of slots that failed mean nothing."""
         failed = np.array([failure.slot for failure in wire.failures], dtype=np.int64)
-        if not np.isin(failed, [*flight.slots.tolist(), *flight.ended]).all():
+        if not np.isin(failed, [*flight.slots.tolist(), *flight.pooled_keys]).all():
             raise _wrong(flight, f"failures: slots {failed.tolist()} do not all sample or end")
         goes_on = ~np.isin(flight.slots, failed)
         rows = goes_on if counts is None else np.repeat(goes_on, counts)
         self._check_vocabulary(tokens[rows], "token_ids", flight)
 
-    def _check_vocabulary(self, tokens: U32, name: str, flight: Flight) -> None:
+    def _check_vocabulary(self, tokens: U32, name: str, flight: InFlightStep) -> None:
         """As unsigned numbers: a negative token is a large one."""
         if len(tokens) and int(tokens.max()) >= self._vocab_size:
             wrong = int(tokens[tokens >= self._vocab_size][0].astype(np.int32))
             raise _wrong(flight, f"{name}: {wrong} is not in the vocabulary of {self._vocab_size} tokens")
 
-    def _check_drafts(self, verified: U32, flight: Flight) -> None:
+    def _check_drafts(self, verified: U32, flight: InFlightStep) -> None:
         if (verified > self._most_drafts).any():
             raise _wrong(flight, f"draft_counts: the worker drafts {self._most_drafts} at most, and sent {verified}")
 
-    def _check_prompts(self, wire: pb.PromptLogprobColumns, flight: Flight) -> None:
+    def _check_prompts(self, wire: pb.PromptLogprobColumns, flight: InFlightStep) -> None:
         slots = _whole(wire.slots, "prompt_logprobs.slots", flight)
-        if len(np.unique(slots)) != len(slots) or not set(slots.tolist()) <= flight.prompts.keys():
+        if len(np.unique(slots)) != len(slots) or not set(slots.tolist()) <= flight.prompt_logprob_keys.keys():
             raise _wrong(flight, f"prompt_logprobs: no prompts that ask are computed in slots {slots}")
         counts = _column(wire.position_counts, "prompt_logprobs.position_counts", len(slots), flight)
         num_positions = self._check_logprobs(wire.entries, "prompt_logprobs.entries", flight)
         if int(counts.sum()) != num_positions:
             raise _wrong(flight, f"prompt_logprobs: {counts.sum()} positions, entries of {num_positions}")
 
-    def _check_pooled(self, wire: pb.StepResult, flight: Flight) -> None:
+    def _check_pooled(self, wire: pb.StepResult, flight: InFlightStep) -> None:
         """A vector for each slot that ends without a sample, unless it failed; one number of a document, and of a query
         nothing."""
         pooled = wire.pooled
         slots = _whole(pooled.slots, "pooled.slots", flight).tolist()
         failed = {failure.slot for failure in wire.failures}
-        told = flight.ended.keys() - {slot for slot, is_query in flight.late.items() if is_query}
+        told = flight.pooled_keys.keys() - {slot for slot, is_query in flight.late_queries.items() if is_query}
         due = told - failed
         if len(set(slots)) != len(slots) or not due <= set(slots) <= told:
             raise _wrong(flight, f"pooled: vectors of slots {sorted(due)} are due, the worker sent those of {slots}")
         sizes = _column(pooled.sizes, "pooled.sizes", len(slots), flight)
-        if len(sizes) and (not sizes.all() or int(sizes.max()) > MOST_POOLED_ELEMENTS):
-            raise _wrong(flight, f"pooled.sizes: 1 to {MOST_POOLED_ELEMENTS} elements of each, the worker sent {sizes}")
+        if len(sizes) and (not sizes.all() or int(sizes.max()) > MAX_POOLED_ELEMENTS):
+            raise _wrong(flight, f"pooled.sizes: 1 to {MAX_POOLED_ELEMENTS} elements of each, the worker sent {sizes}")
         for slot, size in zip(slots, sizes.tolist(), strict=True):
-            if slot in flight.late and size != 1:
+            if slot in flight.late_queries and size != 1:
                 raise _wrong(flight, f"pooled.sizes: 1 element of the document in slot {slot}, the worker sent {size}")
         _column(pooled.values, "pooled.values", int(sizes.sum()), flight)
 
-    def _check_logprobs(self, wire: pb.LogprobColumns, name: str, flight: Flight) -> int:
+    def _check_logprobs(self, wire: pb.LogprobColumns, name: str, flight: InFlightStep) -> int:
         """Returns the number of positions."""
         counts = _whole(wire.entry_counts, f"{name}.entry_counts", flight)
         num_entries = int(counts.sum())
@@ -123,17 +123,17 @@ class ResultChecks:
         return len(counts)
 
 
-def _whole(column: bytes, name: str, flight: Flight) -> U32:
+def _whole(column: bytes, name: str, flight: InFlightStep) -> U32:
     if len(column) % WIDTH:
         raise _wrong(flight, f"{name}: {len(column)} bytes are no column")
     return u32(column)
 
 
-def _column(column: bytes, name: str, count: int, flight: Flight) -> U32:
+def _column(column: bytes, name: str, count: int, flight: InFlightStep) -> U32:
     if len(column) != WIDTH * count:
         raise _wrong(flight, f"{name}: {count} are due, the worker sent {len(column)} bytes")
     return u32(column)
 
 
-def _wrong(flight: Flight, what: str) -> FailedPrecondition:
+def _wrong(flight: InFlightStep, what: str) -> FailedPrecondition:
     return FailedPrecondition(f"step {flight.step_id}: {what}")

@@ -7,7 +7,7 @@ import time
 
 from quire.services.scheduler.cluster.cluster import WorkerCluster
 from quire.services.scheduler.sessions.frontend_service import FrontendService
-from quire.services.scheduler.sessions.spread import Spread
+from quire.services.scheduler.sessions.worker_balancer import WorkerBalancer
 from quire.shared.logs import logger
 from quire.shared.pb.worker.v1 import worker_pb2
 from quire.shared.settings import SchedulerSettings
@@ -18,14 +18,14 @@ POLL_S = 0.02
 
 
 async def drain(
-    settings: SchedulerSettings, cluster: WorkerCluster, frontends: FrontendService, spread: Spread
+    settings: SchedulerSettings, cluster: WorkerCluster, frontends: FrontendService, balancer: WorkerBalancer
 ) -> None:
     """Takes nothing new. What is left after drain_timeout_s goes on where the frontends submit it again."""
     cluster.draining = True
     frontends.publish()
     deadline = time.monotonic() + settings.drain_timeout_s
-    if spread.addresses:
-        await _hand_over(cluster, spread, deadline)
+    if balancer.addresses:
+        await _hand_over(cluster, balancer, deadline)
         frontends.publish()
     while not cluster.idle and time.monotonic() < deadline:
         cluster.tick()
@@ -34,7 +34,7 @@ async def drain(
     log.info("drained", finished=cluster.idle)
 
 
-async def _hand_over(cluster: WorkerCluster, spread: Spread, deadline: float) -> None:
+async def _hand_over(cluster: WorkerCluster, balancer: WorkerBalancer, deadline: float) -> None:
     """Between two steps each worker is sent to a peer, with its KV blocks; frontends follow with the sequences. One for
     which there is no peer any more goes on with what it has."""
     for replica in cluster.replicas.values():
@@ -45,12 +45,12 @@ async def _hand_over(cluster: WorkerCluster, spread: Spread, deadline: float) ->
         waiting = [replica for replica in waiting if cluster.has(replica)]  # steps of one that is lost never return
         for replica in [r for r in waiting if not r.busy]:
             waiting.remove(replica)
-            heir = spread.heir()
-            if heir is None:
+            drain_target = balancer.drain_target()
+            if drain_target is None:
                 replica.leaving = False
                 replica.resume()
-                cluster.came_back()
+                cluster.on_workers_available()
                 continue
-            log.info("worker handed over", worker=replica.id, to=heir)
-            replica.send(worker_pb2.AttachResponse(redirect=worker_pb2.Redirect(address=heir)))
+            log.info("worker handed over", worker=replica.id, to=drain_target)
+            replica.send(worker_pb2.AttachResponse(redirect=worker_pb2.Redirect(address=drain_target)))
         await asyncio.sleep(POLL_S)

@@ -20,8 +20,8 @@ from quire.shared.logs import logger
 from quire.shared.pb.scheduler.v1 import scheduler_pb2 as pb
 from quire.shared.process import lifecycle
 from quire.shared.rpc.duplex import Duplex
-from quire.shared.rpc.parts import CallStream, InParts
-from quire.shared.rpc.trust import ServiceDoor
+from quire.shared.rpc.parts import CallStream, PartStream
+from quire.shared.rpc.trust import HandshakeAcceptor
 from quire.shared.settings import SchedulerSettings
 from quire.shared.version import VERSION
 
@@ -33,7 +33,7 @@ PORTION = 64  # sequences taken in, or cancelled
 TOKENS_LIKE_A_SEQUENCE = 4096  # a prompt of so many costs as much again to copy and to hash
 
 
-class Portion:
+class TurnBudget:
     """How much of one frontend's is done in a turn of the loop, so that nobody waits for what it sends at once."""
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Portion:
 class FrontendService:
     """One session for each frontend."""
 
-    def __init__(self, settings: SchedulerSettings, cluster: WorkerCluster, door: ServiceDoor) -> None:
+    def __init__(self, settings: SchedulerSettings, cluster: WorkerCluster, door: HandshakeAcceptor) -> None:
         self._settings = settings
         self._door = door
         self._cluster = cluster
@@ -67,7 +67,7 @@ class FrontendService:
     async def serve(self, stream: CallStream, caller: str) -> None:
         """A frontend's session to its end. `caller`: the name it has proved, empty if it needed to prove none."""
         heartbeat = pb.SessionResponse(heartbeat=pb.Heartbeat())
-        session: FrontendSession = Duplex(InParts(stream), heartbeat, self._settings.heartbeat_interval_ms / 1000)
+        session: FrontendSession = Duplex(PartStream(stream), heartbeat, self._settings.heartbeat_interval_ms / 1000)
         hello = await self._hello(session)
         self._door.check_name(caller, f"frontend {hello.frontend_id}")
         await self._serve(session, hello)
@@ -94,7 +94,9 @@ class FrontendService:
         first = await session.receive()
         kind = first.WhichOneof("message")
         if kind != "hello":
-            raise self._door.wrong_opening(kind) or FailedPrecondition("the first message of a session must be hello")
+            raise self._door.unexpected_handshake(kind) or FailedPrecondition(
+                "the first message of a session must be hello"
+            )
         check_name("frontend_id", first.hello.frontend_id)
         for field in ("address", "version"):
             check_name(field, getattr(first.hello, field), needed=False)
@@ -113,11 +115,11 @@ class FrontendService:
         )
         session.send(pb.SessionResponse(welcome=welcome))
         session.send(pb.SessionResponse(cluster=self._view()))
-        self._cluster.join(owner, Outbox(session).send)
+        self._cluster.add_frontend(owner, Outbox(session).send)
         self.hellos[owner] = hello
         log.info("frontend joined", frontend=hello.frontend_id)
         try:
-            await lifecycle.first(self._read(session, owner), session.pump())
+            await lifecycle.run_until_first(self._read(session, owner), session.pump())
         except Unavailable as error:
             log.warning("frontend lost", frontend=hello.frontend_id, reason=error.message)
         finally:
@@ -126,13 +128,13 @@ class FrontendService:
             log.info("frontend left", frontend=hello.frontend_id)
 
     async def _read(self, session: FrontendSession, owner: int) -> None:
-        portion = Portion()
+        portion = TurnBudget()
         async for message in session.messages():
             kind = message.WhichOneof("message")
             if kind == "submission":
                 await self._submit(owner, (message.submission, *message.further_submissions), portion)
             elif kind == "weights":
-                self._cluster.wanted.announce(message.weights, self._cluster.replicas.values())
+                self._cluster.target_state.adopt_if_newer(message.weights, self._cluster.replicas.values())
             elif kind == "cancellation":
                 cancellation = message.cancellation
                 reason = FROM_WIRE.get(cancellation.reason, Reason.CANCELLED)
@@ -142,7 +144,7 @@ class FrontendService:
                     self._cluster.cancel(owner, named, reason)
                     await portion.spend(len(named))
 
-    async def _submit(self, owner: int, submissions: Iterable[pb.Submission], portion: Portion) -> None:
+    async def _submit(self, owner: int, submissions: Iterable[pb.Submission], portion: TurnBudget) -> None:
         for submission in submissions:
             cost = 1 + len(submission.token_ids) // (TOKEN_BYTES * TOKENS_LIKE_A_SEQUENCE)
             await portion.spend(cost)
@@ -150,7 +152,7 @@ class FrontendService:
                 await portion.spend(cost)
 
     async def _part(self, owner: int) -> None:
-        portion, rest = Portion(), self._cluster.part(owner)
+        portion, rest = TurnBudget(), self._cluster.remove_frontend(owner)
         try:
             for _ in rest:
                 await portion.spend(1)

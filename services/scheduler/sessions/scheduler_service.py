@@ -15,8 +15,8 @@ from quire.shared.logs import logger
 from quire.shared.pb.common.v1.weights_stream_pb2 import WeightsPiece
 from quire.shared.pb.scheduler.v1 import scheduler_pb2 as pb
 from quire.shared.pb.scheduler.v1 import scheduler_pb2_grpc
-from quire.shared.rpc.parts import InParts
-from quire.shared.rpc.trust import ServiceDoor
+from quire.shared.rpc.parts import PartStream
+from quire.shared.rpc.trust import HandshakeAcceptor
 
 log = logger("frontends")
 
@@ -26,7 +26,9 @@ SERVICE_NAME = pb.DESCRIPTOR.services_by_name["SchedulerService"].full_name
 class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
     """Sessions, and operators' questions that frontends pass on."""
 
-    def __init__(self, frontends: FrontendService, administration: SchedulerAdministration, door: ServiceDoor) -> None:
+    def __init__(
+        self, frontends: FrontendService, administration: SchedulerAdministration, door: HandshakeAcceptor
+    ) -> None:
         self._frontends = frontends
         self._administration = administration
         self._door = door
@@ -35,7 +37,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, _requests: object, context: grpc.aio.ServicerContext[pb.SessionRequest, pb.SessionResponse]
     ) -> None:
         try:
-            caller = await self._door.admit(context, pb.SessionResponse, SERVICE_NAME)
+            caller = await self._door.authenticate(context, pb.SessionResponse, SERVICE_NAME)
             await self._frontends.serve(context, caller)
         except QuireError as error:
             await context.abort(transport(error).grpc_code, error.message)
@@ -49,14 +51,14 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, _requests: object, context: grpc.aio.ServicerContext[pb.AdministerRequest, pb.AdministerResponse]
     ) -> None:
         try:
-            await self._door.admit(context, pb.AdministerResponse, SERVICE_NAME)
+            await self._door.authenticate(context, pb.AdministerResponse, SERVICE_NAME)
             question = await context.read()
             if not isinstance(question, pb.AdministerRequest):
                 return  # the caller left
             if question.HasField("update_weights"):
                 await self._update_weights(context, question.update_weights)
                 return
-            await InParts(context).write(await self._answer(question))
+            await PartStream(context).write(await self._answer(question))
         except QuireError as error:
             await context.abort(transport(error).grpc_code, error.message)
 
@@ -114,7 +116,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             case "list_adapters":
                 answer.adapters.CopyFrom(await asked.list_adapters())
             case kind:
-                raise self._door.wrong_opening(kind) or FailedPrecondition(f"{kind} is not a question")
+                raise self._door.unexpected_handshake(kind) or FailedPrecondition(f"{kind} is not a question")
         return answer
 
 

@@ -15,18 +15,18 @@ from quire.services.scheduler.cluster.terms import check_sizes
 from quire.services.scheduler.core.core import Core
 from quire.services.scheduler.core.limits import CoreLimits, TierLimits
 from quire.services.scheduler.core.policies import PolicyOptions
-from quire.services.scheduler.core.timing.depth import Depth
+from quire.services.scheduler.core.timing.depth import PipelineDepth
 from quire.services.scheduler.kv_cache.block_tier import BlockTier
-from quire.services.scheduler.kv_cache.groups import Groups
-from quire.services.scheduler.operations.keeping_up import KeepingUp
+from quire.services.scheduler.kv_cache.groups import KVGroups
+from quire.services.scheduler.operations.reconciler import WorkerReconciler
 from quire.services.scheduler.operations.weight_streams import WeightStreams
 from quire.services.scheduler.prefix_directory.directory import PrefixDirectory
 from quire.services.scheduler.replicas.block_changes import BlockChanges
 from quire.services.scheduler.replicas.replica import Replica
 from quire.services.scheduler.sessions.guard import LoopGuard
+from quire.services.scheduler.sessions.open_session import OpenSession
 from quire.services.scheduler.sessions.scheduling_policies import find_policy
-from quire.services.scheduler.sessions.served import Served
-from quire.services.scheduler.sessions.spread import Spread
+from quire.services.scheduler.sessions.worker_balancer import WorkerBalancer
 from quire.shared.columns import u32
 from quire.shared.errors import FailedPrecondition, QuireError, Unavailable, transport
 from quire.shared.kv import block_hash, kv_wire
@@ -39,8 +39,8 @@ from quire.shared.process import lifecycle
 from quire.shared.process.supervision import Tasks
 from quire.shared.rpc import worker_hello
 from quire.shared.rpc.duplex import Duplex
-from quire.shared.rpc.parts import InParts
-from quire.shared.rpc.trust import ServiceDoor
+from quire.shared.rpc.parts import PartStream
+from quire.shared.rpc.trust import HandshakeAcceptor
 from quire.shared.settings import SchedulerSettings
 from quire.shared.version import VERSION
 
@@ -59,16 +59,16 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         settings: SchedulerSettings,
         cluster: WorkerCluster,
         metrics: SchedulerMetrics,
-        door: ServiceDoor,
+        door: HandshakeAcceptor,
         *,
         on_change: Callable[[], None],
         on_garbage: Callable[[], None],
         directory: PrefixDirectory | None,
-        keeping_up: KeepingUp,
+        reconciler: WorkerReconciler,
         streams: WeightStreams,
     ) -> None:
         """`on_garbage` is told when a session has ended: what was kept for its worker refers to itself."""
-        self._keeping_up = keeping_up
+        self._keeping_up = reconciler
         self._streams = streams
         self._settings = settings
         self._policy = find_policy(settings.scheduling_policy)
@@ -77,8 +77,8 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         self._door = door
         self._on_change, self._on_garbage = on_change, on_garbage
         self._directory = directory
-        self.spread = Spread(lambda: [] if directory is None else directory.peers)
-        self._sessions: dict[str, Served] = {}
+        self.balancer = WorkerBalancer(lambda: [] if directory is None else directory.peers)
+        self._sessions: dict[str, OpenSession] = {}
         self._tasks = Tasks()
 
     async def Attach(
@@ -86,12 +86,12 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
     ) -> None:
         interval_s = self._settings.heartbeat_interval_ms / 1000
         heartbeat = pb.AttachResponse(heartbeat=pb.Heartbeat())
-        session: WorkerSession = Duplex(InParts(context), heartbeat, interval_s)
+        session: WorkerSession = Duplex(PartStream(context), heartbeat, interval_s)
         try:
-            caller = await self._door.admit(context, pb.AttachResponse, SERVICE_NAME)
+            caller = await self._door.authenticate(context, pb.AttachResponse, SERVICE_NAME)
             hello = await self._hello(session)
             self._door.check_name(caller, f"worker {hello.worker_id}")
-            elsewhere = self._better_place(hello)
+            elsewhere = self._redirect_address(hello)
             if elsewhere is not None:
                 await context.write(pb.AttachResponse(redirect=pb.Redirect(address=elsewhere)))
                 return
@@ -107,30 +107,30 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         self, _requests: object, context: grpc.aio.ServicerContext[pb.FetchWeightsRequest, pb.FetchWeightsResponse]
     ) -> None:
         try:
-            caller = await self._door.admit(context, pb.FetchWeightsResponse, SERVICE_NAME)
+            caller = await self._door.authenticate(context, pb.FetchWeightsResponse, SERVICE_NAME)
             asked = await context.read()
             if not isinstance(asked, pb.FetchWeightsRequest):
                 return  # the caller left
             if not asked.HasField("fetch"):
                 text = "the first message of a fetch must be fetch"
-                raise self._door.wrong_opening(asked.WhichOneof("message")) or FailedPrecondition(text)
+                raise self._door.unexpected_handshake(asked.WhichOneof("message")) or FailedPrecondition(text)
             self._door.check_name(caller, f"worker {asked.fetch.worker_id}")
             async for piece in self._streams.pieces(asked.fetch.worker_id, asked.fetch.stream_id):
                 await context.write(pb.FetchWeightsResponse(piece=piece))
         except QuireError as error:
             await context.abort(transport(error).grpc_code, error.message)
 
-    def _better_place(self, hello: pb.WorkerHello) -> str | None:
+    def _redirect_address(self, hello: pb.WorkerHello) -> str | None:
         """Where a newcomer should go instead. One that was sent here by somebody who did not know yet that this
         scheduler leaves is sent on."""
         if self._cluster.draining:
-            return self.spread.heir()
-        return None if hello.redirected else self.spread.better_for_newcomer(len(self._cluster.replicas))
+            return self.balancer.drain_target()
+        return None if hello.redirected else self.balancer.redirect_target(len(self._cluster.replicas))
 
     async def _work(self, session: WorkerSession, hello: pb.WorkerHello) -> None:
         """Serves the session in a task of its own, so that a later one of the same worker can end it."""
         work = self._tasks.start(f"session of worker {hello.worker_id}", self._serve(session, hello))
-        self._sessions[hello.worker_id] = Served(hello, work)  # until it has ended: the next one waits for that
+        self._sessions[hello.worker_id] = OpenSession(hello, work)  # until it has ended: the next one waits for that
         work.add_done_callback(lambda _: self._sessions.pop(hello.worker_id))
         try:
             await asyncio.wait([work])
@@ -146,7 +146,9 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         first = await session.receive()
         kind = first.WhichOneof("message")
         if kind != "hello":
-            raise self._door.wrong_opening(kind) or FailedPrecondition("the first message of a session must be hello")
+            raise self._door.unexpected_handshake(kind) or FailedPrecondition(
+                "the first message of a session must be hello"
+            )
         hello = first.hello
         worker_hello.group(hello)
         check_sizes(hello)
@@ -164,13 +166,13 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         last session has ended, and with that its sequences are elsewhere. Raises FailedPrecondition if that is the
         session of another process, which lives."""
         while (old := self._sessions.get(hello.worker_id)) is not None:  # another one may have come meanwhile
-            if not old.is_of(hello) and await old.lives(self._settings.heartbeat_interval_ms / 1000):
+            if not old.is_same_process(hello) and await old.is_alive(self._settings.heartbeat_interval_ms / 1000):
                 log.warning("a second worker of one id is refused", worker=hello.worker_id, pid=hello.pid)
-                raise FailedPrecondition(old.reason_against(hello), field="worker_id")
-            if not old.work.done() and not old.work.cancelling():
+                raise FailedPrecondition(old.duplicate_id_error(hello), field="worker_id")
+            if not old.task.done() and not old.task.cancelling():
                 self._metrics.workers_lost.labels("superseded").inc()
-            old.work.cancel()
-            await asyncio.wait([old.work])
+            old.task.cancel()
+            await asyncio.wait([old.task])
 
     async def _serve(self, session: WorkerSession, hello: pb.WorkerHello) -> None:
         guard = LoopGuard(asyncio.get_running_loop())
@@ -180,11 +182,11 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             scheduler_id=self._settings.name,
             epoch=replica.epoch,
             version=VERSION,
-            max_steps_in_flight=Depth.most_ever(
+            max_steps_in_flight=PipelineDepth.max_steps_for(
                 self._settings.max_steps_in_flight, max(hello.parallelism.num_stages, 1)
             ),
             heartbeat_interval_ms=self._settings.heartbeat_interval_ms,
-            peers=self.spread.addresses,
+            peers=self.balancer.addresses,
         )
         session.send(pb.AttachResponse(welcome=welcome))
         try:
@@ -198,19 +200,19 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
                 blocks=hello.kv_cache.num_blocks,
                 device=hello.device,
             )
-            await lifecycle.first(
+            await lifecycle.run_until_first(
                 self._read(session, replica),
                 guard.failed,
                 self._watch(replica),
-                self._keeping_up.follow(replica),
+                self._keeping_up.run(replica),
                 session.pump(),
             )
         except Unavailable as error:
-            replica.given_up = True
+            replica.was_abandoned = True
             self._metrics.workers_lost.labels("silent").inc()
             log.warning("worker lost", worker=replica.id, epoch=replica.epoch, reason=error.message)
         except Exception:
-            replica.given_up = True
+            replica.was_abandoned = True
             raise
         finally:
             if self._directory is not None:
@@ -246,7 +248,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         settings = self._settings
         usable = hello.kv_cache.num_blocks - 1
         specs = kv_wire.from_proto(hello.kv_cache.groups, f"worker {hello.worker_id}")
-        groups = Groups(specs, hello.layout.block_size, hello.limits.max_num_batched_tokens)
+        groups = KVGroups(specs, hello.layout.block_size, hello.limits.max_num_batched_tokens)
         return CoreLimits(
             num_blocks=hello.kv_cache.num_blocks,
             block_size=hello.layout.block_size,
@@ -256,7 +258,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
                 settings.max_num_batched_tokens or hello.limits.max_num_batched_tokens,
                 hello.limits.max_num_batched_tokens,
             ),
-            max_model_len=groups.longest(usable, hello.limits.max_model_len),
+            max_model_len=groups.max_sequence_tokens(usable, hello.limits.max_model_len),
             long_prefill_token_threshold=settings.long_prefill_token_threshold,
             longest_stream_gap_s=settings.max_stream_gap_ms / 1000,
             watermark_blocks=int(settings.watermark * usable),
@@ -282,10 +284,10 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         served = self._sessions[replica.id]
         wants_to_go = False  # not one that a drain hands over, which goes when it has heard where
         async for message in session.messages():
-            served.num_heard += 1
+            served.num_messages += 1
             kind = message.WhichOneof("message")
             if kind == "result":
-                self._cluster.traces.step(replica, message.result)
+                self._cluster.traces.on_step_result(replica, message.result)
                 replica.apply_result(message.result)
             elif kind == "grammar_prepared":
                 replica.receive_prepared(message.grammar_prepared)
@@ -301,9 +303,9 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             elif kind == "leaving":
                 log.info("worker leaves", worker=replica.id)
                 wants_to_go = True
-                self._cluster.let_leave(replica)
+                self._cluster.begin_leaving(replica)
                 self._on_change()
-            if wants_to_go and self._cluster.has_left(replica):
+            if wants_to_go and self._cluster.can_leave(replica):
                 return
         self._metrics.workers_lost.labels("closed").inc()
 
@@ -315,9 +317,11 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             await asyncio.sleep(OVERDUE_CHECK_S)
             before, oldest = oldest, replica.oldest_sent_at
             num_checks = num_checks + 1 if oldest is not None and oldest == before else 0
-        replica.given_up = True
+        replica.was_abandoned = True
         self._metrics.workers_lost.labels("step_deadline").inc()
-        log.warning("worker given up", worker=replica.id, epoch=replica.epoch, step_s=round(replica.overdue_s(), 1))
+        log.warning(
+            "worker given up", worker=replica.id, epoch=replica.epoch, step_s=round(replica.oldest_step_age_s(), 1)
+        )
 
 
 ADOPTED_AT_A_TIME = 10_000  # about 10 ms of the event loop

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from quire.services.worker.codec.step_codec import decode_plan, encode_result
-from quire.services.worker.replica.held_report import HeldReport
+from quire.services.worker.replica.retained_state import RetainedState
 from quire.services.worker.step.plan import StepPlan
 from quire.services.worker.step.result import StepResult
 from quire.shared import columns
@@ -21,7 +21,7 @@ from quire.shared.process.lifecycle import Shutdown
 from quire.shared.process.supervision import Tasks
 from quire.shared.rpc import worker_hello
 from quire.shared.rpc.duplex import Duplex
-from quire.shared.rpc.parts import CallStream, InParts
+from quire.shared.rpc.parts import CallStream, PartStream
 
 log = logger("worker.attachment")
 
@@ -29,18 +29,18 @@ FIRST_INTERVAL_S = 1.0  # until the scheduler names the heartbeat interval
 
 SchedulerSession = Duplex[pb.AttachResponse, pb.AttachRequest]
 FetchWeights = Callable[[pb.StageWeights], Awaitable[None]]
-Welcomed = Callable[[pb.SchedulerWelcome], Awaitable[None]]
+OnWelcome = Callable[[pb.SchedulerWelcome], Awaitable[None]]
 
 
 class Executor(Protocol):
     """What runs the plans: the engine of a device, or a simulation."""
 
-    async def rest(self, receiver: Attachment) -> HeldReport:
+    async def start_epoch(self, receiver: Attachment) -> RetainedState:
         """Ends the attachment before and begins that of `receiver`; returns what the blocks hold."""
 
     def submit(self, receiver: Attachment, plan: StepPlan) -> None: ...
 
-    def forget_cache(self) -> None: ...
+    def reset_cache(self) -> None: ...
 
     def prepare_grammar(self, receiver: Attachment, order: pb.PrepareGrammar) -> None: ...
 
@@ -82,20 +82,20 @@ class Attachment:
         self._fetch_weights = fetch_weights
         self._tasks = Tasks()
         heartbeat = pb.AttachRequest(heartbeat=pb.Heartbeat())
-        self._session: SchedulerSession = Duplex(InParts(stream), heartbeat, FIRST_INTERVAL_S)
+        self._session: SchedulerSession = Duplex(PartStream(stream), heartbeat, FIRST_INTERVAL_S)
         self._engine = engine
         self._shutdown = shutdown
         self._drain_timeout_s = drain_timeout_s
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._next_step_id = 1
-        self._num_drops = 0  # of weights
+        self._num_weight_drops = 0  # of weights
         self.epoch = 0  # 0: not welcomed
         self.num_results = 0
 
-    async def run(self, hello: pb.WorkerHello, welcomed: Welcomed) -> None:
+    async def run(self, hello: pb.WorkerHello, welcomed: OnWelcome) -> None:
         """Returns when a drain is over; raises BrokenSession, Redirected, Unavailable or what gRPC raises."""
-        rest = self._tasks.start("the rest of the engine", self._engine.rest(self))
-        await lifecycle.first(rest, self._shutdown.wait())  # a device that hangs never rests
+        rest = self._tasks.start("the rest of the engine", self._engine.start_epoch(self))
+        await lifecycle.run_until_first(rest, self._shutdown.wait())  # a device that hangs never rests
         if self._shutdown.requested:
             return
         held = rest.result()
@@ -117,7 +117,7 @@ class Attachment:
         worker_hello.add_ungrouped(hello)
         self._session.send(pb.AttachRequest(hello=hello))
         try:
-            await lifecycle.first(self._wait_for_break(), self._work(welcomed), self._session.pump())
+            await lifecycle.run_until_first(self._wait_for_break(), self._run_session(welcomed), self._session.pump())
         finally:
             await self._tasks.close()
 
@@ -130,11 +130,11 @@ class Attachment:
         """Engine: a grammar is ready, or never will be."""
         self._session.send(pb.AttachRequest(grammar_prepared=prepared))
 
-    def transferred(self, done: pb.Transferred) -> None:
+    def blocks_transferred(self, done: pb.Transferred) -> None:
         """Engine: blocks have been moved, or cannot be."""
         self._session.send(pb.AttachRequest(transferred=done))
 
-    def fetched(self, done: pb.BlocksFetched) -> None:
+    def blocks_fetched(self, done: pb.BlocksFetched) -> None:
         """Engine: blocks of another worker are there, or will not come."""
         self._session.send(pb.AttachRequest(fetched=done))
 
@@ -146,7 +146,7 @@ class Attachment:
         """Engine: an order has been carried out, or cannot be."""
         self._session.send(pb.AttachRequest(device_order_done=done))
 
-    def break_off(self, reason: str) -> None:
+    def abort_session(self, reason: str) -> None:
         """Engine: no further result will come."""
         if not self._broken.done():
             self._broken.set_exception(BrokenSession(reason))
@@ -154,7 +154,7 @@ class Attachment:
     async def _wait_for_break(self) -> None:
         await self._broken
 
-    async def _work(self, welcomed: Welcomed) -> None:
+    async def _run_session(self, welcomed: OnWelcome) -> None:
         kind = "heartbeat"  # as long as the hello is on its way
         while kind == "heartbeat":
             message = await self._session.receive()
@@ -164,27 +164,27 @@ class Attachment:
         if kind != "welcome":
             raise BrokenSession(f"the scheduler opened with {kind}, not with welcome")
         self.epoch = message.welcome.epoch
-        self._session.beat_every(message.welcome.heartbeat_interval_ms / 1000)
+        self._session.set_heartbeat_interval(message.welcome.heartbeat_interval_ms / 1000)
         await welcomed(message.welcome)
-        await lifecycle.first(self._read(), self._leave())
+        await lifecycle.run_until_first(self._read_messages(), self._drain())
 
-    async def _read(self) -> None:
+    async def _read_messages(self) -> None:
         async for message in self._session.messages():
             match message.WhichOneof("message"):
                 case "plan":
-                    self.take(message.plan)
+                    self.submit_plan(message.plan)
                 case "prepare_grammar" | "release_grammar":
-                    self._take_grammar(message)
+                    self._dispatch_grammar(message)
                 case "transfer" | "disk_transfer" | "fetch_blocks":
-                    self._move_blocks(message)
+                    self._dispatch_transfer(message)
                 case "load_adapter":
                     self._engine.load_adapter(self, message.load_adapter)
                 case "unload_adapter":
                     self._engine.unload_adapter(message.unload_adapter)
                 case "device_order":
-                    self._take_order(message.device_order)
+                    self._dispatch_order(message.device_order)
                 case "cache_reset":
-                    self._engine.forget_cache()
+                    self._engine.reset_cache()
                 case "redirect":
                     raise Redirected(message.redirect.address)
                 case "welcome":
@@ -192,13 +192,13 @@ class Attachment:
         if not self._shutdown.requested:
             raise Unavailable("the scheduler closed the session")
 
-    def _take_grammar(self, message: pb.AttachResponse) -> None:
+    def _dispatch_grammar(self, message: pb.AttachResponse) -> None:
         if message.HasField("prepare_grammar"):
             self._engine.prepare_grammar(self, message.prepare_grammar)
         else:
             self._engine.release_grammar(message.release_grammar.grammar_id)
 
-    def _move_blocks(self, message: pb.AttachResponse) -> None:
+    def _dispatch_transfer(self, message: pb.AttachResponse) -> None:
         match message.WhichOneof("message"):
             case "transfer":
                 self._engine.transfer(self, message.transfer)
@@ -207,15 +207,15 @@ class Attachment:
             case "fetch_blocks":
                 self._engine.fetch_blocks(self, message.fetch_blocks)
 
-    def _take_order(self, order: pb.DeviceOrder) -> None:
+    def _dispatch_order(self, order: pb.DeviceOrder) -> None:
         if not order.HasField("stage_weights"):
-            self._num_drops += order.HasField("drop_weights")
+            self._num_weight_drops += order.HasField("drop_weights")
             self._engine.device_order(self, order)
             return
         order.stage_weights.spooled = ""
         order.stage_weights.ClearField("broadcast")
         if order.stage_weights.stream_id:
-            self._tasks.start("the fetch of weights", self._fetch_and_stage(order, self._num_drops))
+            self._tasks.start("the fetch of weights", self._fetch_and_stage(order, self._num_weight_drops))
         else:
             self._engine.device_order(self, order)
 
@@ -223,7 +223,7 @@ class Attachment:
         """`num_drops`: when it was ordered."""
         try:
             await self._fetch_weights(order.stage_weights)
-            if self._num_drops > num_drops:  # staged now they would stay, and on a GPU in the place of all KV
+            if self._num_weight_drops > num_drops:  # staged now they would stay, and on a GPU in the place of all KV
                 raise FailedPrecondition("the weights were dropped while they came")
         except QuireError as error:
             self.device_order_done(pb.DeviceOrderDone(order_id=order.order_id, error=to_proto(error)))
@@ -234,7 +234,7 @@ class Attachment:
         else:
             self._engine.device_order(self, order)
 
-    def take(self, plan: pb.StepPlan) -> None:
+    def submit_plan(self, plan: pb.StepPlan) -> None:
         if plan.epoch != self.epoch:
             raise BrokenSession(f"a plan of epoch {plan.epoch} in epoch {self.epoch}")
         if plan.step_id != self._next_step_id:
@@ -246,7 +246,7 @@ class Attachment:
             raise BrokenSession(f"step {plan.step_id} breaks the session: {error}") from None
         self._engine.submit(self, decoded)
 
-    async def _leave(self) -> None:
+    async def _drain(self) -> None:
         """After SIGTERM: work goes on until the scheduler has placed everything elsewhere and closes the stream."""
         await self._shutdown.wait()
         log.info("leaving", epoch=self.epoch)

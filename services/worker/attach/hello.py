@@ -14,7 +14,7 @@ from quire.shared.settings import WorkerSettings
 from quire.shared.version import VERSION
 
 
-def of_limits(settings: WorkerSettings, name: str, address: str, limits: WorkerLimits) -> pb.WorkerHello:
+def base_hello(settings: WorkerSettings, name: str, address: str, limits: WorkerLimits) -> pb.WorkerHello:
     """Without its device and what that can do."""
     return pb.WorkerHello(
         worker_id=name,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-PATIENCE = 4  # failures in a row at one address (1.5 s with the usual pauses) before the others are tried in turn
+MAX_FAILURES = 4  # failures in a row at one address (1.5 s with the usual pauses) before the others are tried in turn
 
 
 class Route:
@@ -22,7 +22,7 @@ class Route:
         """Whether the settings name the present address; others name it if not."""
         return self.address in self._configured
 
-    def welcomed(self, peers: Sequence[str]) -> None:
+    def record_welcome(self, peers: Sequence[str]) -> None:
         """Attached; `peers` are the other schedulers."""
         self._peers = tuple(peers)
         self._failures = 0
@@ -35,10 +35,10 @@ class Route:
         self.redirected = True
         self._failures = 0
 
-    def failed(self) -> None:
+    def record_failure(self) -> None:
         """Could not attach, or was thrown out."""
         self._failures += 1
         self.redirected = False
         known = list(dict.fromkeys([*self._configured, *self._peers, self.address]))
-        if self._failures >= PATIENCE:
+        if self._failures >= MAX_FAILURES:
             self.address = known[(known.index(self.address) + 1) % len(known)]

@@ -19,7 +19,7 @@ from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from quire.shared.pb.worker.v1 import worker_pb2_grpc
 from quire.shared.process import lifecycle
 from quire.shared.process.lifecycle import Shutdown
-from quire.shared.process.supervision import is_asked_to_end
+from quire.shared.process.supervision import is_cancel_requested
 from quire.shared.rpc.trust import Dialler
 from quire.shared.settings import WorkerSettings
 
@@ -28,8 +28,8 @@ log = logger("worker.session")
 Call = grpc.aio.StreamStreamCall[pb.AttachRequest, pb.AttachResponse]
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["WorkerService"].full_name
 RPC_ENDED = (grpc.aio.AioRpcError, asyncio.InvalidStateError)  # the latter: a write after the end
-FIRST_PAUSE_S = 0.1
-LONGEST_PAUSE_S = 2.0
+INITIAL_BACKOFF_S = 0.1
+MAX_BACKOFF_S = 2.0
 
 
 class SessionObserver(Protocol):
@@ -41,7 +41,7 @@ class SessionObserver(Protocol):
         """`broken`: because something was wrong, not because the scheduler went away."""
 
 
-class Attachments:
+class AttachmentLoop:
     """One attachment after the other; each has an epoch of its own."""
 
     def __init__(
@@ -63,7 +63,7 @@ class Attachments:
         self._hello = hello
         self._observer = observer
         self._shutdown = shutdown
-        self._pause_s = FIRST_PAUSE_S
+        self._backoff_s = INITIAL_BACKOFF_S
         self._last_reason = ""
 
     async def run(self) -> None:
@@ -73,11 +73,11 @@ class Attachments:
             if self._shutdown.requested:
                 return
             if reason:
-                self._tell(reason)
-                self._route.failed()
-                await self._pause()
+                self._log_reason(reason)
+                self._route.record_failure()
+                await self._back_off()
 
-    def _tell(self, reason: str) -> None:
+    def _log_reason(self, reason: str) -> None:
         """Once, not at every try."""
         tell = log.debug if reason == self._last_reason else log.warning
         tell("not attached", scheduler=self._route.address, reason=reason)
@@ -95,9 +95,9 @@ class Attachments:
             attachment = Attachment(call, self._engine, self._shutdown, self._drain_timeout_s, fetch)
             broken = cut = False
             try:
-                await lifecycle.first(call.wait_for_connection(), self._shutdown.wait())
+                await lifecycle.run_until_first(call.wait_for_connection(), self._shutdown.wait())
                 if not self._shutdown.requested:
-                    await self._meet(call)
+                    await self._handshake(call)
                     await attachment.run(self._next_hello(), self._welcomed)
                 return "drained"
             except Redirected as elsewhere:
@@ -105,21 +105,23 @@ class Attachments:
                 self._route.redirect(str(elsewhere))
                 return ""
             except asyncio.CancelledError:
-                if is_asked_to_end():
+                if is_cancel_requested():
                     raise
                 return "the call was cancelled on this side"
             except Exception as error:
                 broken = isinstance(error, BrokenSession)
-                cut = await _is_cut(error, call)
-                return await self._why(error, call, attachment)
+                cut = await _is_connection_lost(error, call)
+                return await self._failure_reason(error, call, attachment)
             finally:
                 call.cancel()
-                self._over(attachment, broken=broken, cut=cut)
+                self._on_ended(attachment, broken=broken, cut=cut)
 
-    async def _meet(self, call: Call) -> None:
+    async def _handshake(self, call: Call) -> None:
         address = self._route.address
         try:
-            await self._dialler.meet(call, pb.AttachRequest, SERVICE_NAME, address, known=self._route.is_configured)
+            await self._dialler.handshake(
+                call, pb.AttachRequest, SERVICE_NAME, address, known=self._route.is_configured
+            )
         except TimeoutError:
             raise Unavailable(f"{address} did not prove itself in time") from None
 
@@ -130,7 +132,7 @@ class Attachments:
         call = worker_pb2_grpc.WorkerServiceStub(channel).FetchWeights()
         try:
             address, known = self._route.address, self._route.is_configured
-            await self._dialler.meet(call, pb.FetchWeightsRequest, SERVICE_NAME, address, known=known)
+            await self._dialler.handshake(call, pb.FetchWeightsRequest, SERVICE_NAME, address, known=known)
             await weight_fetch.fetch(call, self._hello.worker_id, order, self._spool)
         finally:
             call.cancel()
@@ -143,25 +145,25 @@ class Attachments:
 
     async def _welcomed(self, welcome: pb.SchedulerWelcome) -> None:
         self._hello.last_epoch = welcome.epoch
-        self._route.welcomed(welcome.peers)
+        self._route.record_welcome(welcome.peers)
         self._last_reason = ""
         log.info("attached", scheduler=welcome.scheduler_id, epoch=welcome.epoch)
         await self._observer.attached(welcome)
 
-    def _over(self, attachment: Attachment, *, broken: bool, cut: bool) -> None:
+    def _on_ended(self, attachment: Attachment, *, broken: bool, cut: bool) -> None:
         """`cut`: its connection was lost."""
         if attachment.epoch:
             self._hello.connection_lost = cut
             self._observer.detached(broken=broken)
         if attachment.num_results:
-            self._pause_s = FIRST_PAUSE_S
+            self._backoff_s = INITIAL_BACKOFF_S
 
-    async def _pause(self) -> None:
+    async def _back_off(self) -> None:
         """Doubles from one failure to the next; an attachment that got something done starts it afresh."""
-        await lifecycle.first(asyncio.sleep(self._pause_s), self._shutdown.wait())
-        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+        await lifecycle.run_until_first(asyncio.sleep(self._backoff_s), self._shutdown.wait())
+        self._backoff_s = min(2 * self._backoff_s, MAX_BACKOFF_S)
 
-    async def _why(self, error: Exception, call: Call, attachment: Attachment) -> str:
+    async def _failure_reason(self, error: Exception, call: Call, attachment: Attachment) -> str:
         """What ended the attachment. The engine is well, and so is the cache: the next one may go better."""
         match error:
             case BrokenSession():
@@ -170,17 +172,17 @@ class Attachments:
             case QuireError():
                 return error.message
         if isinstance(error, RPC_ENDED):
-            return await _why_ended(call, welcomed=bool(attachment.epoch))
+            return await _rpc_failure_reason(call, welcomed=bool(attachment.epoch))
         log.exception("attachment failed", scheduler=self._route.address)
         return f"{type(error).__name__}: {error}"
 
 
-async def _is_cut(error: Exception, call: Call) -> bool:
+async def _is_connection_lost(error: Exception, call: Call) -> bool:
     """Whether a call, which is over, is so because the connection was lost."""
     return isinstance(error, RPC_ENDED) and await call.code() is grpc.StatusCode.UNAVAILABLE
 
 
-async def _why_ended(call: Call, *, welcomed: bool) -> str:
+async def _rpc_failure_reason(call: Call, *, welcomed: bool) -> str:
     """Raises FailedPrecondition where trying again cannot help."""
     code, details = await call.code(), await call.details()
     if code is grpc.StatusCode.FAILED_PRECONDITION and not welcomed:

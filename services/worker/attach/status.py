@@ -31,7 +31,7 @@ class WorkerStatus:
         self._settings: WorkerSettings | None = None  # not built
         self.epoch = 0  # 0: not attached
 
-    def built(self, engine: Engine, limits: WorkerLimits, settings: WorkerSettings) -> None:
+    def set_engine(self, engine: Engine, limits: WorkerLimits, settings: WorkerSettings) -> None:
         self._engine, self._limits, self._settings = engine, limits, settings
 
     def expert_load(self) -> LoadByLayer:

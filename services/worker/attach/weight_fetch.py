@@ -15,13 +15,13 @@ from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 async def fetch(call: Any, worker_id: str, order: pb.StageWeights, spool: WeightSpool) -> None:
     """Says in the order what has come. `call`: a FetchWeights, behind its handshake. Raises QuireError."""
-    with spool.begin() as spooling:
+    with spool.open_stream() as spooling:
         try:
             await call.write(
                 pb.FetchWeightsRequest(fetch=pb.FetchWeights(worker_id=worker_id, stream_id=order.stream_id))
             )
             while isinstance(message := await call.read(), pb.FetchWeightsResponse):
-                if await asyncio.to_thread(spooling.take, message.piece):
+                if await asyncio.to_thread(spooling.append, message.piece):
                     if (expected := spooling.expected) is not None:
                         order.broadcast.CopyFrom(expected)
                     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quire.kernels.capability import SM90
-from quire.services.worker.attention.by_phase import ByPhase
+from quire.services.worker.attention.per_phase import PerPhaseAttention
 from quire.services.worker.attention.port import AttentionBackend, AttentionSpec, LatentBackend, TreeBackend
 from quire.shared import plugins
 from quire.shared.errors import FailedPrecondition, InvalidArgument
@@ -26,10 +26,13 @@ BACKENDS = {
 }
 
 # Best first, by measurement (docs/design/worker.md).
-FOR_DECODES = ("cpu", "triton", "flash_attn_2", "reference")
-FOR_CHUNKS = ("cpu", "flash_attn", "triton", "flash_attn_2", "reference")
-BEFORE_HOPPER = ("cpu", "flash_attn_2", "triton", "reference")  # chunks; not measured
-BATCH_INVARIANT = ("cpu", "batch_invariant")  # all that there are where a row must have the same bits in any batch
+DECODE_ORDER = ("cpu", "triton", "flash_attn_2", "reference")
+CHUNK_ORDER = ("cpu", "flash_attn", "triton", "flash_attn_2", "reference")
+CHUNK_ORDER_BEFORE_HOPPER = ("cpu", "flash_attn_2", "triton", "reference")  # chunks; not measured
+BATCH_INVARIANT_ORDER = (
+    "cpu",
+    "batch_invariant",
+)  # all that there are where a row must have the same bits in any batch
 
 # What block_size 0 stands for where a backend cannot do with the device's default, or is slower with it.
 BLOCK_SIZES = {"flash_attn": 128, "flash_attn_2": 256}
@@ -45,10 +48,10 @@ def choose_attention(name: str, spec: AttentionSpec) -> AttentionBackend:
             f"attention_backend: {name!r} does not exist; there are {AUTO}, {', '.join(known)}",
             field="attention_backend",
         )
-    if spec.batch_invariant and name not in BATCH_INVARIANT:
+    if spec.batch_invariant and name not in BATCH_INVARIANT_ORDER:
         raise InvalidArgument(
             f"attention_backend: {name} sums by what is beside a row; with batch_invariant there are {AUTO}, "
-            f"{', '.join(BATCH_INVARIANT)}",
+            f"{', '.join(BATCH_INVARIANT_ORDER)}",
             field="attention_backend",
         )
     backend = load_backend(name)
@@ -62,20 +65,20 @@ def _best(spec: AttentionSpec) -> AttentionBackend:
     refusals: dict[str, str] = {}
     usable: dict[str, AttentionBackend] = {}
     for_decodes, for_chunks = _candidates(spec)
-    decodes = _first_that_can(for_decodes, spec, usable, refusals)
-    chunks = _first_that_can(for_chunks, spec, usable, refusals)
+    decodes = _first_accepting(for_decodes, spec, usable, refusals)
+    chunks = _first_accepting(for_chunks, spec, usable, refusals)
     log.info("attention backends", decodes=decodes, chunks=chunks, refused=refusals or "none")
-    return usable[decodes] if decodes == chunks else ByPhase(usable[decodes], usable[chunks])
+    return usable[decodes] if decodes == chunks else PerPhaseAttention(usable[decodes], usable[chunks])
 
 
 def _candidates(spec: AttentionSpec) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Best first, for decodes and for chunks."""
     if spec.batch_invariant:
-        return BATCH_INVARIANT, BATCH_INVARIANT
-    return FOR_DECODES, BEFORE_HOPPER if spec.capability < SM90 else FOR_CHUNKS
+        return BATCH_INVARIANT_ORDER, BATCH_INVARIANT_ORDER
+    return DECODE_ORDER, CHUNK_ORDER_BEFORE_HOPPER if spec.capability < SM90 else CHUNK_ORDER
 
 
-def _first_that_can(
+def _first_accepting(
     names: tuple[str, ...], spec: AttentionSpec, usable: dict[str, AttentionBackend], refusals: dict[str, str]
 ) -> str:
     """Takes note of those it asks. Raises FailedPrecondition if all refuse, which the reference never does."""

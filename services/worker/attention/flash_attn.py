@@ -42,10 +42,10 @@ class FlashAttention:
             return "runs on Hopper GPUs"
         if spec.dtype == "float32" or spec.head_dim not in HEAD_DIMS:
             return f"takes 16-bit heads of {HEAD_DIMS}, not {spec.dtype} of {spec.head_dim}"
-        lacking = _lacking(spec)
+        lacking = _reject_reason(spec)
         if lacking:
             return lacking
-        _keep_what_it_compiles()
+        _use_compile_cache()
         warnings.filterwarnings("ignore", "Argument aux_data", UserWarning)  # its own, at every variant
         try:
             found = importlib.import_module("flash_attn.cute.interface").flash_attn_varlen_func
@@ -81,8 +81,8 @@ class FlashAttention:
             cu_seqlens_q=metadata.query_start,
             seqused_k=metadata.seq_lens,
             page_table=metadata.block_tables,
-            max_seqlen_q=max(metadata.longest_query, LONG_QUERY),
-            max_seqlen_k=metadata.longest_seq,
+            max_seqlen_q=max(metadata.max_query_len, LONG_QUERY),
+            max_seqlen_k=metadata.max_seq_len,
             softmax_scale=scale,
             causal=True,
             window_size=(window - 1, 0) if window else (None, None),
@@ -93,7 +93,7 @@ class FlashAttention:
         return attended
 
 
-def _keep_what_it_compiles() -> None:
+def _use_compile_cache() -> None:
     """Each kernel takes it 2 to 3 s. In the user's own cache: its default is a name in /tmp that anybody knows."""
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = home / "quire" / "flash-attn-4"
@@ -103,7 +103,7 @@ def _keep_what_it_compiles() -> None:
         os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
 
 
-def _lacking(spec: AttentionSpec) -> str | None:
+def _reject_reason(spec: AttentionSpec) -> str | None:
     faults = (
         (spec.has_sinks, "has no attention sinks"),
         (spec.has_softcap, "has no soft caps here"),

@@ -18,10 +18,10 @@ from quire.services.worker.attention.port import AttentionMetadata, AttentionSpe
 
 PACKAGE = "flash-attn"
 PAGE = 256
-LEAST_CAPABILITY = (8, 0)
-LEAST_VERSION = (2, 8)
+MIN_CAPABILITY = (8, 0)
+MIN_VERSION = (2, 8)
 DTYPES = ("bfloat16", "float16")
-MOST_HEAD_DIM, HEAD_DIM_STEP = 256, 8
+MAX_HEAD_DIM, HEAD_DIM_STEP = 256, 8
 
 
 class FlashAttention2:
@@ -38,15 +38,15 @@ class FlashAttention2:
         return 0
 
     def reject_reason(self, spec: AttentionSpec) -> str | None:
-        return _unfit(spec) or self._load()
+        return _reject_reason(spec) or self._load()
 
     def _load(self) -> str | None:
         try:
             version = importlib.metadata.version(PACKAGE)
         except importlib.metadata.PackageNotFoundError:
             return f"{PACKAGE} is not installed"
-        if not LEAST_VERSION <= _numbers(version) < (LEAST_VERSION[0] + 1,):
-            return f"needs {PACKAGE} {_dotted(LEAST_VERSION)} or a later 2, not {version}"
+        if not MIN_VERSION <= _version_numbers(version) < (MIN_VERSION[0] + 1,):
+            return f"needs {PACKAGE} {_version_text(MIN_VERSION)} or a later 2, not {version}"
         try:
             self._package = importlib.import_module("flash_attn.flash_attn_interface")
         except Exception as error:  # among others, for having been built for another torch
@@ -87,8 +87,8 @@ class FlashAttention2:
             v_cache,
             cu_seqlens_q=metadata.query_start,
             cu_seqlens_k=self._key_starts(metadata),
-            max_seqlen_q=metadata.longest_query,
-            max_seqlen_k=metadata.longest_seq,
+            max_seqlen_q=metadata.max_query_len,
+            max_seqlen_k=metadata.max_seq_len,
             **options,
         )
         return attended
@@ -103,27 +103,27 @@ class FlashAttention2:
         return self._starts[1]
 
 
-def _unfit(spec: AttentionSpec) -> str | None:
-    heads = f"takes heads of multiples of {HEAD_DIM_STEP} up to {MOST_HEAD_DIM}, not {spec.head_dim}"
-    needs = f"needs compute capability {_dotted(LEAST_CAPABILITY)}, not {_dotted(spec.capability)}"
+def _reject_reason(spec: AttentionSpec) -> str | None:
+    heads = f"takes heads of multiples of {HEAD_DIM_STEP} up to {MAX_HEAD_DIM}, not {spec.head_dim}"
+    needs = f"needs compute capability {_version_text(MIN_CAPABILITY)}, not {_version_text(spec.capability)}"
     faults = (
         (spec.device != "cuda", f"runs on CUDA, not on {spec.device}"),
-        (spec.capability < LEAST_CAPABILITY, needs),
+        (spec.capability < MIN_CAPABILITY, needs),
         (spec.dtype not in DTYPES, f"takes {' and '.join(DTYPES)}, not {spec.dtype}"),
         (spec.kv_dtype != spec.dtype, f"has no cache of {spec.kv_dtype}"),
         (spec.has_sinks, "has no attention sinks"),
         (spec.has_softcap, "has no soft caps here"),
         (spec.has_chunked_windows, "has windows that slide, not chunks"),
-        (spec.head_dim > MOST_HEAD_DIM or spec.head_dim % HEAD_DIM_STEP, heads),
+        (spec.head_dim > MAX_HEAD_DIM or spec.head_dim % HEAD_DIM_STEP, heads),
         (spec.block_size % PAGE, f"takes blocks of multiples of {PAGE} positions, not {spec.block_size}"),
     )
     return next((reason for wrong, reason in faults if wrong), None)
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def _version_numbers(version: str) -> tuple[int, ...]:
     """(2, 8) for 2.8.3.post2"""
     return tuple(int(part) for part in version.split(".")[:2])
 
 
-def _dotted(numbers: tuple[int, ...]) -> str:
+def _version_text(numbers: tuple[int, ...]) -> str:
     return ".".join(map(str, numbers))

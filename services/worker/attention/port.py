@@ -56,8 +56,8 @@ class AttentionMetadata:
     block_tables: Tensor  # [num_rows, width]
     query_start: Tensor | None  # [num_rows + 1]; None in a decode step, where each row has one token
     seq_lens: Tensor  # [num_rows], the step's tokens included
-    longest_query: int  # tokens of the row that has most in this step
-    longest_seq: int  # the largest of seq_lens, or more
+    max_query_len: int  # tokens of the row that has most in this step
+    max_seq_len: int  # the largest of seq_lens, or more
     order: Tensor | None = None  # [num_rows] rows, longest first; None: they are not sorted
     prefixes: SharedPrefixes | None = None  # of a decode step; None: nothing is shared
     is_recorded: bool = False  # part of a CUDA graph of steps with chunks
@@ -67,7 +67,7 @@ class AttentionMetadata:
     @property
     def is_decode(self) -> bool:
         """Every row has one token."""
-        return self.longest_query == 1
+        return self.max_query_len == 1
 
 
 class AttentionBackend(Protocol):

@@ -8,13 +8,13 @@ from typing import Any
 from quire.services.worker.attention.port import AttentionSpec
 from quire.services.worker.building import experts
 from quire.services.worker.building.build_encoder import build_encoder
-from quire.services.worker.building.memory import Memory, record_steps, take_memory
-from quire.services.worker.building.model import Loaded, load_model
-from quire.services.worker.building.rehearsal import rehearse
-from quire.services.worker.building.site import Site, open_ops, open_own_device, open_site
-from quire.services.worker.building.steps import Steps, build_steps
+from quire.services.worker.building.draft_warmup import warm_up_drafts
+from quire.services.worker.building.environment import Environment, open_environment, open_ops, open_own_device
+from quire.services.worker.building.kv_memory import KVMemory, allocate_kv_memory, record_steps
+from quire.services.worker.building.model import LoadedModel, load_model
+from quire.services.worker.building.replica_config import ReplicaConfig, read_replica_config
+from quire.services.worker.building.step_execution import StepExecution, build_step_execution
 from quire.services.worker.building.tiers import open_tiers
-from quire.services.worker.building.wanted import WantedReplica, read_wanted
 from quire.services.worker.kv.kv_cache import LayerCache
 from quire.services.worker.kv_transfer.layout import layout_of
 from quire.services.worker.kv_transfer.pages import NoPages, Pages
@@ -25,15 +25,15 @@ from quire.services.worker.models.loading.broadcast.weights_groups import Weight
 from quire.services.worker.models.loading.loader import load_checkpoint
 from quire.services.worker.models.loading.progress import Progress
 from quire.services.worker.models.loading.weight_folders import WeightFolders
-from quire.services.worker.models.of_transformers.transformers_model import TransformersCausalLM
 from quire.services.worker.models.registry import check_config, find_encoder
-from quire.services.worker.offload.disk_store import NOBODY, DiskObserver
-from quire.services.worker.ranks.seat import ALONE, Seat
+from quire.services.worker.models.transformers_backend.transformers_model import TransformersCausalLM
+from quire.services.worker.offload.disk_store import NO_OBSERVER, DiskObserver
+from quire.services.worker.ranks.placement import SINGLE_RANK, RankPlacement
 from quire.services.worker.replica.block_record import BlockRecord
 from quire.services.worker.replica.block_transfers import BlockTransfers
-from quire.services.worker.replica.orders import Orders
+from quire.services.worker.replica.device_orders import DeviceOrderHandler
 from quire.services.worker.replica.replica import Replica, ReplicaFacts
-from quire.services.worker.runner.profiling import rehearse_steps
+from quire.services.worker.runner.profiling import run_trial_steps
 from quire.services.worker.runner.step_cost import CostModel
 from quire.services.worker.sleep.sleeper import Sleeper
 from quire.services.worker.spec_decode.drafter import Drafter
@@ -41,10 +41,10 @@ from quire.services.worker.spec_decode.no_speculation import NoSpeculation
 from quire.services.worker.spec_decode.open_speculation import start_speculation
 from quire.services.worker.spec_decode.slot_table import DraftingSlotTable
 from quire.services.worker.spec_decode.speculation import Speculation
-from quire.services.worker.structured.backends import chosen
+from quire.services.worker.structured.backends import backend_selection
 from quire.services.worker.structured.compile_pool import CompilePool
 from quire.services.worker.structured.port import GrammarBackend
-from quire.services.worker.warmup.build_kernels import Kernels
+from quire.services.worker.warmup.build_kernels import KernelCompilation
 from quire.services.worker.warmup.compile_process import CompileProcess
 from quire.shared.models.model_identity import read_config
 from quire.shared.settings import WorkerSettings
@@ -54,41 +54,41 @@ def build_replica(
     settings: WorkerSettings,
     grammars: CompilePool | None = None,
     compiler: CompileProcess | None = None,
-    seat: Seat = ALONE,
+    placement: RankPlacement = SINGLE_RANK,
     *,
-    disk_observer: DiskObserver = NOBODY,
+    disk_observer: DiskObserver = NO_OBSERVER,
     progress: Progress | None = None,
 ) -> Replica:
-    """`grammars`: None where no output is to be constrained; `compiler`: begun already; `seat`: the rank whose part of
-    the replica is built; `progress`: is told of its weights.
+    """`grammars`: None where no output is to be constrained; `compiler`: started already; `placement`: rank whose part
+    of the replica is built; `progress`: receives the progress of loading.
 
     Raises QuireError with what is wrong with the settings, the checkpoint or the machine.
     """
     values = read_config(Path(settings.model))
     encoder = find_encoder(values)
     if encoder is not None:
-        return _encoder(settings, encoder, values, seat)
-    wanted = read_wanted(settings, values, seat)
-    compiling = Kernels(settings, compiler) if seat.rank == 0 else None
-    site = open_site(settings, wanted, seat)
-    loaded = load_model(settings, wanted, site, seat, progress)
-    steps = build_steps(settings, wanted, site, loaded, grammars)
+        return _encoder(settings, encoder, values, placement)
+    wanted = read_replica_config(settings, values, placement)
+    compiling = KernelCompilation(settings, compiler) if placement.rank == 0 else None
+    site = open_environment(settings, wanted, placement)
+    loaded = load_model(settings, wanted, site, placement, progress)
+    steps = build_step_execution(settings, wanted, site, loaded, grammars)
     if compiling is not None:
         compiling.wait()
-    site.place.least(0)  # what the first rank has compiled is there for all
-    memory = take_memory(settings, wanted, site, loaded, steps)
+    site.place.min_over_ranks(0)  # what the first rank has compiled is there for all
+    memory = allocate_kv_memory(settings, wanted, site, loaded, steps)
     record_steps(wanted, site, loaded, steps, memory)
     if isinstance(loaded.model, TransformersCausalLM):
-        rehearse_steps(steps.runner, memory.limits)
+        run_trial_steps(steps.runner, memory.limits)
     speculation = _speculation(wanted, steps, memory)
     parts = (settings, wanted, site, loaded)
     replica = _replica(*parts, steps=steps, memory=memory, speculation=speculation, disk_observer=disk_observer)
     if isinstance(speculation, Speculation) and not site.device.is_synchronous:
-        rehearse(replica, speculation)
+        warm_up_drafts(replica, speculation)
     return replica
 
 
-def _speculation(wanted: WantedReplica, steps: Steps, memory: Memory) -> Speculation | NoSpeculation:
+def _speculation(wanted: ReplicaConfig, steps: StepExecution, memory: KVMemory) -> Speculation | NoSpeculation:
     if wanted.drafting and steps.drafter and isinstance(memory.table, DraftingSlotTable):
         return start_speculation(wanted.drafting, steps.drafter, steps.runner, memory.table, memory.limits)
     return NoSpeculation(memory.table)
@@ -96,12 +96,12 @@ def _speculation(wanted: WantedReplica, steps: Steps, memory: Memory) -> Specula
 
 def _replica(
     settings: WorkerSettings,
-    wanted: WantedReplica,
-    site: Site,
-    loaded: Loaded,
+    wanted: ReplicaConfig,
+    site: Environment,
+    loaded: LoadedModel,
     *,
-    steps: Steps,
-    memory: Memory,
+    steps: StepExecution,
+    memory: KVMemory,
     speculation: Speculation | NoSpeculation,
     disk_observer: DiskObserver,
 ) -> Replica:
@@ -127,26 +127,28 @@ def _replica(
         record,
         speculation=speculation,
         orders=orders,
-        transfers=BlockTransfers(fitting, record.held, tiers, pages, orders),
+        transfers=BlockTransfers(fitting, record.contents, tiers, pages, orders),
         experts=experts.mixture_experts(settings, model, site.place.shard),
     )
 
 
-def _orders(settings: WorkerSettings, loaded: Loaded, memory: list[LayerCache], groups: WeightsGroups) -> Orders:
+def _orders(
+    settings: WorkerSettings, loaded: LoadedModel, memory: list[LayerCache], groups: WeightsGroups
+) -> DeviceOrderHandler:
     weights, sleep_memory = loaded.weights, loaded.sleep_memory
     folders = WeightFolders(settings.weights_folders)
 
-    def read_again(model: CausalLM) -> None:
+    def reload_weights(model: CausalLM) -> None:
         if weights.id.spooled:
             load_checkpoint(model, Path(weights.id.spooled))
         elif weights.id.update:
             load_checkpoint(model, folders.find(weights.id.path))
         else:
-            loaded.load_again(model, Path(settings.model))
+            loaded.reload(model, Path(settings.model))
 
-    places = sleep_memory.places(memory, weights)
-    sleeper = Sleeper(places, lambda: weights.read_again(read_again), sleep_memory.let_go)
-    return Orders(weights, folders, sleeper, groups)
+    places = sleep_memory.sleepable_memory(memory, weights)
+    sleeper = Sleeper(places, lambda: weights.reload_weights(reload_weights), sleep_memory.release_cached)
+    return DeviceOrderHandler(weights, folders, sleeper, groups)
 
 
 def _kv_layout(settings: WorkerSettings, fitting: WorkerLimits, spec: AttentionSpec, samples: bytes) -> bytes:
@@ -177,9 +179,11 @@ def _pages(
     return Pages(memory, layout)
 
 
-def _encoder(settings: WorkerSettings, family: type[EncoderModel], values: dict[str, Any], seat: Seat) -> Replica:
-    device = open_own_device(settings, seat)
-    return build_encoder(settings, family, values, device, open_ops(settings, device, seat))
+def _encoder(
+    settings: WorkerSettings, family: type[EncoderModel], values: dict[str, Any], placement: RankPlacement
+) -> Replica:
+    device = open_own_device(settings, placement)
+    return build_encoder(settings, family, values, device, open_ops(settings, device, placement))
 
 
 def open_grammars(settings: WorkerSettings) -> GrammarBackend:
@@ -189,4 +193,4 @@ def open_grammars(settings: WorkerSettings) -> GrammarBackend:
     eos = config.get("eos_token_id")
     eos_ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
     vocab_size = check_config(config, settings.model_impl).vocab_size
-    return chosen.open_backend(settings.structured_output_backend, folder, vocab_size, eos_ids)
+    return backend_selection.open_backend(settings.structured_output_backend, folder, vocab_size, eos_ids)

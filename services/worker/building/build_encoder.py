@@ -9,10 +9,10 @@ from typing import Any
 
 from quire.kernels import Ops
 from quire.services.worker.device.device import Device, choose_dtype
+from quire.services.worker.heads.encoder_pooling import EncoderPoolingHead
 from quire.services.worker.heads.heads import Heads
-from quire.services.worker.heads.late_interaction import LateComparer
+from quire.services.worker.heads.late_interaction import LateInteractionScorer
 from quire.services.worker.heads.sentence_head import SentenceHead
-from quire.services.worker.heads.whole_pooling import WholePoolingHead
 from quire.services.worker.kv_transfer.pages import NoPages
 from quire.services.worker.layers.placement import LayerPlacement
 from quire.services.worker.limits import worker_limits
@@ -25,8 +25,8 @@ from quire.services.worker.models.registry import read_encoder_config
 from quire.services.worker.offload.tiers import Tiers
 from quire.services.worker.replica.block_record import BlockRecord
 from quire.services.worker.replica.block_transfers import BlockTransfers
+from quire.services.worker.replica.device_orders import NoDeviceOrders
 from quire.services.worker.replica.mixture_experts import MixtureExperts
-from quire.services.worker.replica.orders import NoOrders
 from quire.services.worker.replica.replica import Replica, ReplicaFacts
 from quire.services.worker.runner.model_runner import ModelRunner
 from quire.services.worker.sampling.sampler import Sampler
@@ -62,14 +62,14 @@ def build_encoder(
     table = SlotTable(fitting)
     runner.prepare([], table.block_table)
     log.info("an encoder: no KV cache, whole prompts", tokens_per_step=fitting.max_num_batched_tokens)
-    record, orders = BlockRecord(fitting, table), NoOrders()
+    record, orders = BlockRecord(fitting, table), NoDeviceOrders()
     return Replica(
         ReplicaFacts(fitting, config.vocab_size, device.name),
         runner,
         record,
         speculation=NoSpeculation(table),
         orders=orders,
-        transfers=BlockTransfers(fitting, record.held, Tiers(), NoPages(), orders),
+        transfers=BlockTransfers(fitting, record.contents, Tiers(), NoPages(), orders),
         experts=MixtureExperts(),
     )
 
@@ -122,11 +122,11 @@ def _heads(
     """The sampler is there for the face of it: schedulers refuse whoever samples, and so does the pooling head."""
     sampler = Sampler(fitting.max_num_seqs, model.config.vocab_size, settings.max_logprobs, place.ops, place.device)
     load = settings.load_format != "dummy"
-    default = SentenceHead.of(Path(settings.model), PLAIN, place.device, load=load)
+    default = SentenceHead.from_folder(Path(settings.model), PLAIN, place.device, load=load)
     late = None
     if default.compares:
-        late = LateComparer.of(settings, default.size(model.config.hidden_size))
-    pooling = WholePoolingHead(model.config.hidden_size, default, model.classifier, late)
+        late = LateInteractionScorer.from_settings(settings, default.size(model.config.hidden_size))
+    pooling = EncoderPoolingHead(model.config.hidden_size, default, model.classifier, late)
     return Heads(sampler, [pooling], [marks], late)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from torch import Tensor
 
 from quire.services.worker.heads.heads import Heads
-from quire.services.worker.heads.late_interaction import LateComparer
+from quire.services.worker.heads.late_interaction import LateInteractionScorer
 from quire.services.worker.heads.pooling import PoolingHead
 from quire.services.worker.heads.prompt_logprobs import PromptLogprobsHead
 from quire.services.worker.heads.sentence_head import SentenceHead
@@ -64,36 +64,36 @@ def _sampler(
         logprobs_mode=settings.logprobs_mode,
         grammars=grammars,
         batch_invariant=settings.batch_invariant,
-        processors=logits_processors.installed(),
+        processors=logits_processors.installed_processors(),
         vocabulary=open_vocabulary(place.shard, config.vocab_size, place.ops),
     )
 
 
 def _comparing_head(
     settings: WorkerSettings, model: CausalLM, sentence: SentenceModel, place: LayerPlacement
-) -> tuple[PoolingHead, LateComparer]:
+) -> tuple[PoolingHead, LateInteractionScorer]:
     """Of a model that compares texts token by token. Raises InvalidArgument."""
     assert sentence.late is not None, "it does"
-    if sentence.late.expands and not sentence.late.sees_fillers:
+    if sentence.late.expands and not sentence.late.attends_to_mask_tokens:
         text = (
             "model: its queries are filled up with tokens that no other sees, also none of them: that is for encoders"
         )
         raise InvalidArgument(text, field="model")
     load = settings.load_format != "dummy"
-    by_token = SentenceHead.of(Path(settings.model), sentence, place.device, load=load)
-    late = LateComparer.of(settings, by_token.size(model.config.hidden_size))
+    by_token = SentenceHead.from_folder(Path(settings.model), sentence, place.device, load=load)
+    late = LateInteractionScorer.from_settings(settings, by_token.size(model.config.hidden_size))
     size, alone = model.config.hidden_size, settings.batch_invariant
-    return PoolingHead(size, classifier=model.classifier, by_token=by_token, late=late, one_by_one=alone), late
+    return PoolingHead(size, classifier=model.classifier, by_token=by_token, late=late, batch_invariant=alone), late
 
 
 def _pooling_head(settings: WorkerSettings, model: CausalLM, sentence: SentenceModel | None) -> PoolingHead:
     """As a folder of sentence-transformers says. Raises InvalidArgument for what is not computed chunk by chunk."""
     size, alone = model.config.hidden_size, settings.batch_invariant
     if sentence is None:
-        return PoolingHead(size, classifier=model.classifier, one_by_one=alone)
+        return PoolingHead(size, classifier=model.classifier, batch_invariant=alone)
     poolers = {"last": pooling_pb2.POOLER_LAST, "mean": pooling_pb2.POOLER_MEAN, "cls": pooling_pb2.POOLER_CLS}
     if sentence.denses or len(sentence.modes) > 1 or sentence.modes[0] not in poolers:
         text = f"pools by {', '.join(sentence.modes)} with {len(sentence.denses)} dense layers; models that go on have"
         raise InvalidArgument(f"model: {settings.model} {text} {', '.join(poolers)} and none", field="model")
     default = poolers[sentence.modes[0]]
-    return PoolingHead(size, default, model.classifier, normalizes=sentence.normalizes, one_by_one=alone)
+    return PoolingHead(size, default, model.classifier, normalizes=sentence.normalizes, batch_invariant=alone)

@@ -7,17 +7,17 @@ from quire.services.worker.models.causal_lm import CausalLM
 from quire.services.worker.models.config.decoder_config import DecoderConfig
 from quire.services.worker.models.mixture import MixtureForCausalLM
 from quire.services.worker.ranks.expert_balance import ExpertBalance
-from quire.services.worker.ranks.seat import Seat
+from quire.services.worker.ranks.placement import RankPlacement
 from quire.services.worker.replica.mixture_experts import BalancedExperts, MixtureExperts
 from quire.services.worker.runner.expert_load import ExpertLoad
 from quire.shared.errors import InvalidArgument
 from quire.shared.settings import WorkerSettings
 
 
-def num_copies(settings: WorkerSettings, config: DecoderConfig, seat: Seat) -> int:
+def num_copies(settings: WorkerSettings, config: DecoderConfig, placement: RankPlacement) -> int:
     """Of a layer's busy experts, on all ranks together. Raises InvalidArgument for what cannot be shared out so."""
-    if settings.expert_parallel and (seat.width == 1 or config.experts is None):
-        reason = "one rank has all experts" if seat.width == 1 else "this model has no experts"
+    if settings.expert_parallel and (placement.width == 1 or config.experts is None):
+        reason = "one rank has all experts" if placement.width == 1 else "this model has no experts"
         raise InvalidArgument(f"expert_parallel: {reason}", field="expert_parallel")
     if settings.all2all_backend != "allreduce":
         _check_dispatch(settings)
@@ -26,8 +26,8 @@ def num_copies(settings: WorkerSettings, config: DecoderConfig, seat: Seat) -> i
     elif settings.num_redundant_experts:
         reason = "copies are placed by load, with enable_eplb"
         raise InvalidArgument(f"num_redundant_experts: {reason}", field="num_redundant_experts")
-    if settings.num_redundant_experts % seat.width:
-        reason = f"{seat.width} ranks do not divide {settings.num_redundant_experts}"
+    if settings.num_redundant_experts % placement.width:
+        reason = f"{placement.width} ranks do not divide {settings.num_redundant_experts}"
         raise InvalidArgument(f"num_redundant_experts: {reason}", field="num_redundant_experts")
     return settings.num_redundant_experts
 

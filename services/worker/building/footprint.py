@@ -11,7 +11,7 @@ import torch
 from quire import kernels
 from quire.services.worker.attention.backends import load_backend
 from quire.services.worker.building.checks import state_blocks
-from quire.services.worker.building.wanted import WantedReplica, read_wanted
+from quire.services.worker.building.replica_config import ReplicaConfig, read_replica_config
 from quire.services.worker.device.device import DTYPES, KV_DTYPES
 from quire.services.worker.kv.kv_memory import BlockShape, block_shape
 from quire.services.worker.layers.placement import LayerPlacement, memory_of
@@ -20,7 +20,7 @@ from quire.services.worker.limits.worker_limits import WorkerLimits
 from quire.services.worker.models.attention_spec import attention_spec
 from quire.services.worker.models.causal_lm import CausalLM
 from quire.services.worker.models.registry import find_encoder
-from quire.services.worker.ranks.seat import ALONE
+from quire.services.worker.ranks.placement import SINGLE_RANK
 from quire.shared.errors import InvalidArgument
 from quire.shared.settings import WorkerSettings
 
@@ -59,7 +59,7 @@ class Footprint:
     def num_sequences(self, num_blocks: int, num_tokens: int) -> int:
         """Sequences of `num_tokens` tokens each whose KV fits into `num_blocks` at the same time."""
         limits = replace(self.limits, max_model_len=num_tokens, num_blocks=num_blocks)
-        pages = limits.most_pages_per_seq
+        pages = limits.max_pages_per_seq
         return max(num_blocks - 1, 0) // pages if pages else 0
 
 
@@ -71,7 +71,7 @@ def footprint(settings: WorkerSettings, values: dict[str, Any], *, num_ranks: in
         text = "config.json: an encoder keeps no KV; it needs the memory of its weights and of one step's activations"
         raise InvalidArgument(text, field="model")
     settings = settings.model_copy(update={"load_format": "dummy"})  # nothing in the folder but config.json is read
-    wanted = read_wanted(settings, values, ALONE)
+    wanted = read_replica_config(settings, values, SINGLE_RANK)
     dtype = _dtype(settings.dtype, wanted.config.dtype)
     kv_dtype = dtype if settings.kv_cache_dtype == "auto" else KV_DTYPES[settings.kv_cache_dtype]
     shard = Shard(0, num_ranks, whole_experts=settings.expert_parallel)
@@ -81,7 +81,7 @@ def footprint(settings: WorkerSettings, values: dict[str, Any], *, num_ranks: in
     limits = state_blocks.fit(wanted.limits, wanted.config, kv_dtype, settings, shard=shard)
     spec = attention_spec(wanted.config, limits.block_size, place, kv_dtype)
     model = wanted.family(wanted.config, load_backend(REFERENCE_ATTENTION), place, limits.max_model_len)
-    block = block_shape(spec, limits.layout.of_layers(model.here).layers_per_page, kv_dtype)
+    block = block_shape(spec, limits.layout.for_layers(model.here).layers_per_page, kv_dtype)
     num_parameters, weight_bytes = _weights(model, settings.quantization)
     return Footprint(
         architecture=wanted.family.__name__,
@@ -114,7 +114,7 @@ def _weights(model: CausalLM, quantization: str) -> tuple[int, int]:
     return num_values, num_bytes
 
 
-def _activation_bytes(wanted: WantedReplica, limits: WorkerLimits, num_ranks: int) -> int:
+def _activation_bytes(wanted: ReplicaConfig, limits: WorkerLimits, num_ranks: int) -> int:
     """Estimates what the largest step needs besides weights and KV: hidden states and the widest layer's output for
     every token of the step, logits and two copies of them for every sequence, and the device's own share."""
     config = wanted.config

@@ -11,14 +11,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from quire.services.worker.device.staging import PinnedCopy, Staging
+from quire.services.worker.device.staging import PinnedStaging, Staging
 from quire.services.worker.graphs.chunk_graphs import ROWS, ChunkGraphs, chunk_shapes
 from quire.services.worker.graphs.cuda_graph import CudaRecorder, Recorder
 from quire.services.worker.graphs.decode_graphs import DecodeGraphs, graph_sizes
 from quire.services.worker.graphs.recorded_steps import KeptHidden, RecordedModel
 from quire.services.worker.graphs.row_facts import RowWatch
 from quire.services.worker.graphs.stage_graphs import SampleGraphs, StageLayers
-from quire.services.worker.graphs.step_edges import StepEdges, TritonEdges
+from quire.services.worker.graphs.step_edges import StepEdges, TritonStepEdges
 from quire.services.worker.kv.kv_cache import LayerCache
 from quire.services.worker.layers.forward_batch import ForwardBatch
 from quire.services.worker.layers.placement import LayerPlacement
@@ -33,7 +33,7 @@ log = logger("worker.graphs")
 
 
 @dataclass(frozen=True, slots=True)
-class Tools:
+class RecordingTools:
     """What steps are recorded with."""
 
     recorder: Recorder
@@ -41,11 +41,11 @@ class Tools:
     new_staging: Callable[[], Staging]
 
 
-def cuda_tools(place: LayerPlacement) -> Tools:
-    return Tools(CudaRecorder(place.least), TritonEdges(), lambda: PinnedCopy(place.device))
+def cuda_recording_tools(place: LayerPlacement) -> RecordingTools:
+    return RecordingTools(CudaRecorder(place.min_over_ranks), TritonStepEdges(), lambda: PinnedStaging(place.device))
 
 
-class GraphMaker:
+class GraphBuilder:
     """Made once the model is loaded."""
 
     def __init__(
@@ -58,7 +58,7 @@ class GraphMaker:
         samples_per_row: int,
         keeps_hidden: bool,
         has_trees: bool = False,
-        tools: Callable[[LayerPlacement], Tools] = cuda_tools,
+        tools: Callable[[LayerPlacement], RecordingTools] = cuda_recording_tools,
     ) -> None:
         """`chunks`: steps with chunks are recorded as well; `samples_per_row`: 1, and drafts; `keeps_hidden`: those
         steps can end in other heads than sampling; `has_trees`: drafts may be such."""
@@ -104,7 +104,9 @@ class GraphMaker:
         if stage.is_first and not stage.is_whole:
             runner.use_sample_graphs(self._record_samples(runner, limits, tools, most))
 
-    def _record_samples(self, runner: ModelRunner, limits: WorkerLimits, tools: Tools, most: int) -> SampleGraphs:
+    def _record_samples(
+        self, runner: ModelRunner, limits: WorkerLimits, tools: RecordingTools, most: int
+    ) -> SampleGraphs:
         graphs = SampleGraphs(
             self._logits,
             PlainChoice(runner.sampler.vocabulary, limits.max_num_seqs, self._place.device),
@@ -123,7 +125,7 @@ class GraphMaker:
         return graphs
 
     def _record_chunks(
-        self, runner: ModelRunner, limits: WorkerLimits, model: RecordedModel, tools: Tools, most: int
+        self, runner: ModelRunner, limits: WorkerLimits, model: RecordedModel, tools: RecordingTools, most: int
     ) -> None:
         started = time.perf_counter()
         most_tokens = self._most_chunk_tokens
@@ -150,7 +152,7 @@ class GraphMaker:
         """Steps without adapters, and steps with them, if there can be such."""
         graphs.record(most)
         if self._place.adapters is not None:
-            with self._place.adapters.step.as_if(True):
+            with self._place.adapters.step.recording_with(True):
                 graphs.record(most)
 
     def _kept_hidden(self, caches: list[LayerCache], most_tokens: int) -> KeptHidden:
@@ -163,7 +165,7 @@ class GraphMaker:
         adapters = self._place.adapters
         return self._model.logits(hidden, *(adapters.logit_rows if adapters is not None else ()))
 
-    def _recorded(self, runner: ModelRunner, limits: WorkerLimits, tools: Tools) -> RecordedModel:
+    def _recorded(self, runner: ModelRunner, limits: WorkerLimits, tools: RecordingTools) -> RecordedModel:
         if not self._place.stage.is_whole:
             return self._recorded_stage(runner.caches, limits, tools)
         caches = runner.caches
@@ -178,13 +180,13 @@ class GraphMaker:
             forward=logits,
             choice=PlainChoice(runner.sampler.vocabulary, most_rows, self._place.device),
             edges=tools.edges,
-            longest_seq=limits.max_model_len,
+            max_seq_len=limits.max_model_len,
             rows_per_prefix_tile=self._rows_per_prefix_tile,
             adapters=self._place.adapters.step if self._place.adapters else None,
             has_trees=self._has_trees,
         )
 
-    def _recorded_stage(self, caches: list[LayerCache], limits: WorkerLimits, tools: Tools) -> RecordedModel:
+    def _recorded_stage(self, caches: list[LayerCache], limits: WorkerLimits, tools: RecordingTools) -> RecordedModel:
         shapes = chunk_shapes(limits, self._samples_per_row) if self._chunks else []
         layers = StageLayers(
             self._model,
@@ -198,7 +200,7 @@ class GraphMaker:
             forward=layers.forward,
             choice=None,
             edges=tools.edges,
-            longest_seq=limits.max_model_len,
+            max_seq_len=limits.max_model_len,
             rows_per_prefix_tile=self._rows_per_prefix_tile,
             stage=layers.recorded,
         )

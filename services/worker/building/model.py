@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from quire.services.worker.building.site import Site
-from quire.services.worker.building.wanted import WantedReplica
+from quire.services.worker.building.environment import Environment
+from quire.services.worker.building.replica_config import ReplicaConfig
 from quire.services.worker.kv.kv_memory import BlockShape, block_shape
 from quire.services.worker.layers.placement import LayerPlacement
 from quire.services.worker.limits.kv_layout import KVLayout
@@ -17,10 +17,10 @@ from quire.services.worker.models.loading import weight_samples
 from quire.services.worker.models.loading.loader import Loader
 from quire.services.worker.models.loading.progress import Progress
 from quire.services.worker.models.loading.weights import Weights
-from quire.services.worker.models.of_transformers.transformers_model import TransformersCausalLM
-from quire.services.worker.ranks.seat import Seat
+from quire.services.worker.models.transformers_backend.transformers_model import TransformersCausalLM
+from quire.services.worker.ranks.placement import RankPlacement
 from quire.services.worker.runner.step_cost import WeightCounts
-from quire.services.worker.sleep.open_places import SleepMemory
+from quire.services.worker.sleep.sleep_memory import SleepMemory
 from quire.shared.errors import FailedPrecondition
 from quire.shared.logs import logger
 from quire.shared.settings import WorkerSettings
@@ -29,10 +29,10 @@ log = logger("worker.build")
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedModel:
     model: CausalLM
     loader: Loader
-    kept: KVLayout
+    kv_layout: KVLayout
     """Of the layers that are here."""
     shape: BlockShape
     counts: WeightCounts
@@ -42,17 +42,21 @@ class Loaded:
     samples: bytes
     """Of the folder's files, when they were loaded."""
 
-    def load_again(self, model: CausalLM, folder: Path) -> None:
+    def reload(self, model: CausalLM, folder: Path) -> None:
         """Raises FailedPrecondition where others lie there now."""
-        if self.loader.reads_files and weight_samples.of_folder(folder) != self.samples:
+        if self.loader.reads_files and weight_samples.folder_digest(folder) != self.samples:
             text = f"model: the weights in {folder} are not those that were loaded from there; start this worker anew"
             raise FailedPrecondition(text, field="model")
-        self.loader.load(model, folder, model.is_elsewhere)
+        self.loader.load(model, folder, model.is_on_other_stage)
 
 
 def load_model(
-    settings: WorkerSettings, wanted: WantedReplica, site: Site, seat: Seat, progress: Progress | None = None
-) -> Loaded:
+    settings: WorkerSettings,
+    wanted: ReplicaConfig,
+    site: Environment,
+    placement: RankPlacement,
+    progress: Progress | None = None,
+) -> LoadedModel:
     """`progress`: is told of the weights. Raises QuireError with what is wrong with the checkpoint."""
     place = site.place
     loader = Loader(settings.load_format, settings.seed, progress or Progress())
@@ -61,23 +65,23 @@ def load_model(
         return wanted.family(wanted.config, site.backend, place, site.limits.max_model_len)
 
     model = new()
-    kept = site.limits.layout.of_layers(model.here)
+    kept = site.limits.layout.for_layers(model.here)
     shape = block_shape(site.spec, kept.layers_per_page, site.kv_dtype)
-    counts = _count(model, place, seat)
+    counts = _count(model, place, placement)
     weights = Weights(model, new, place)
     with ThreadPoolExecutor(1, thread_name_prefix="samples") as beside:
-        sampling = beside.submit(weight_samples.of_folder, Path(settings.model)) if loader.reads_files else None
+        sampling = beside.submit(weight_samples.folder_digest, Path(settings.model)) if loader.reads_files else None
         _load(model, settings, loader, place)
         samples = sampling.result() if sampling is not None else b""
     sleep_memory = SleepMemory(place.device, weights, enabled=settings.enable_sleep_mode)
-    return Loaded(model, loader, kept, shape, counts, weights, sleep_memory, samples)
+    return LoadedModel(model, loader, kept, shape, counts, weights, sleep_memory, samples)
 
 
-def _count(model: CausalLM, place: LayerPlacement, seat: Seat) -> WeightCounts:
+def _count(model: CausalLM, place: LayerPlacement, placement: RankPlacement) -> WeightCounts:
     counts = WeightCounts.of(model.destinations(), model.config, expert_ranks=place.shard.expert_ranks)
     if place.stage.is_whole:
         return counts
-    return counts.of_all_stages(lambda value: place.stage.link.total(value) // seat.width)
+    return counts.of_all_stages(lambda value: place.stage.link.sum_over_ranks(value) // placement.width)
 
 
 def _load(model: CausalLM, settings: WorkerSettings, loader: Loader, place: LayerPlacement) -> None:
@@ -86,6 +90,6 @@ def _load(model: CausalLM, settings: WorkerSettings, loader: Loader, place: Laye
     if isinstance(model, TransformersCausalLM):
         log.info("the model runs with the code of transformers and our attention", model_impl=settings.model_impl)
     started = time.perf_counter()
-    loader.load(model, Path(settings.model), model.is_elsewhere)
+    loader.load(model, Path(settings.model), model.is_on_other_stage)
     seconds, dtype = round(time.perf_counter() - started, 2), str(place.dtype)
     log.info("model loaded", model=settings.model, dtype=dtype, load_format=settings.load_format, seconds=seconds)

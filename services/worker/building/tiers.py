@@ -16,16 +16,16 @@ from quire.services.worker.models.loading.loader import FILES
 from quire.services.worker.offload import host_region
 from quire.services.worker.offload.block_file import HEADER_BYTES
 from quire.services.worker.offload.disk_store import DiskObserver, DiskStore
-from quire.services.worker.offload.folder import BlockFolder, OwnFolder
+from quire.services.worker.offload.folder import BlockFolder, WorkerFolder
 from quire.services.worker.offload.host_region import HostRegion
-from quire.services.worker.offload.identity import identity_of, weights_digest
+from quire.services.worker.offload.identity import cache_identity, weights_digest
 from quire.services.worker.offload.tiers import NoDisk, Tiers
 from quire.services.worker.spec_decode.drafter import Drafter
 from quire.shared.errors import InvalidArgument
 from quire.shared.kv.kv_specs import KVGroup
 from quire.shared.logs import logger
 from quire.shared.settings import WorkerSettings
-from quire.shared.worker_limits import MOST_BLOCKS
+from quire.shared.worker_limits import MAX_BLOCKS
 
 log = logger("worker.offload")
 
@@ -53,7 +53,7 @@ def open_tiers(
                 field="kv_offloading_disk",
             )
         return Tiers()
-    reason = _reason_against(settings, drafter)
+    reason = _reject_reason(settings, drafter)
     if reason:
         raise InvalidArgument(f"kv_offloading_size: {size}: {reason}", field="kv_offloading_size")
     _check_ranks(settings)
@@ -69,7 +69,7 @@ def open_tiers(
     return Tiers(host_memory, disk, name.known)
 
 
-def _reason_against(settings: WorkerSettings, drafter: Drafter | None) -> str:
+def _reject_reason(settings: WorkerSettings, drafter: Drafter | None) -> str:
     if settings.pipeline_parallel_size > 1:
         return f"not with pipeline_parallel_size {settings.pipeline_parallel_size}: stages are at different steps"
     if settings.context_parallel_size > 1:
@@ -98,10 +98,10 @@ def _open_host_memory(
     gib, parent = settings.kv_offloading_size, settings.kv_offloading_region
     if not parent:  # all ranks have as many places, and share the memory out among them
         num_places = count_places(gib, shape, num_ranks=settings.num_ranks, num_hosts=settings.nnodes)
-        return open_host_memory(memory, place.least(num_places))
-    folder = OwnFolder(Path(parent).expanduser(), f"{settings.name}.region", "kv_offloading_region")
+        return open_host_memory(memory, place.min_over_ranks(num_places))
+    folder = WorkerFolder(Path(parent).expanduser(), f"{settings.name}.region", "kv_offloading_region")
     try:
-        num_places = count_places(gib, shape, already=host_region.is_there(folder))
+        num_places = count_places(gib, shape, already=host_region.existing_bytes(folder))
         region = HostRegion(folder, name.of(folder), num_places, shape.num_bytes)
     except BaseException:
         folder.close()
@@ -115,23 +115,23 @@ def _open_disk(
     parent, gib = Path(settings.kv_offloading_disk).expanduser(), settings.kv_offloading_disk_size
     file_bytes = -(-(host_memory.block_bytes + HEADER_BYTES) // FILE_GRAIN) * FILE_GRAIN
     num_places = int(gib * GIB) // file_bytes
-    if not 1 <= num_places <= MOST_BLOCKS:
+    if not 1 <= num_places <= MAX_BLOCKS:
         raise InvalidArgument(
             f"kv_offloading_disk_size: {gib} GiB has room for {num_places} files of {file_bytes} bytes; 1 to "
-            f"{MOST_BLOCKS} are possible",
+            f"{MAX_BLOCKS} are possible",
             field="kv_offloading_disk_size",
         )
     started = time.perf_counter()
-    own = OwnFolder(parent, settings.name, "kv_offloading_disk")
+    own = WorkerFolder(parent, settings.name, "kv_offloading_disk")
     folder = BlockFolder(own)
     try:
         disk = DiskStore(folder, name.of(own), name.about, host_memory, num_places, observer=observer)
-        _check_room(parent, gib, num_places * file_bytes, len(disk.held()) * file_bytes)
+        _check_room(parent, gib, num_places * file_bytes, len(disk.contents()) * file_bytes)
     except OSError as error:
-        text = f"kv_offloading_disk: {str(folder.present)!r}: {error.strerror}"
+        text = f"kv_offloading_disk: {str(folder.current)!r}: {error.strerror}"
         raise InvalidArgument(text, field="kv_offloading_disk") from None
     took_s = round(time.perf_counter() - started, 2)
-    log.info("disk for KV", folder=str(folder.present), blocks=num_places, found=len(disk.held()), seconds=took_s)
+    log.info("disk for KV", folder=str(folder.current), blocks=num_places, found=len(disk.contents()), seconds=took_s)
     return disk
 
 
@@ -152,13 +152,13 @@ class BlockIdentity:
         self.known = b""  # empty: nobody has asked
         self.about: Mapping[str, object] = {}
 
-    def of(self, folder: OwnFolder) -> bytes:
+    def of(self, folder: WorkerFolder) -> bytes:
         """`folder`: where digests of weights are noted."""
         settings = self._settings
         if not self.known:
             dummy = settings.load_format == "dummy"
             weights = f"dummy {settings.seed}" if dummy else weights_digest(Path(settings.model), FILES, folder.digests)
-            self.known, self.about = identity_of(
+            self.known, self.about = cache_identity(
                 self._layout,
                 weights,
                 model=Path(settings.model).name,

@@ -16,7 +16,7 @@ from quire.shared.errors import FailedPrecondition, InvalidArgument
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 KV_DTYPES = {"fp8": torch.float8_e4m3fn}
-ENOUGH_CORES = 4  # the worker's event loop, the thread that launches, the one that waits, and one for the rest
+MIN_CORES_TO_SPIN = 4  # the worker's event loop, the thread that launches, the one that waits, and one for the rest
 FAST_BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})  # x86 and ARM names in /proc/cpuinfo
 
 
@@ -116,7 +116,7 @@ def _cpuinfo(key: str) -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(key)), "")
 
 
-def is_broken(error: BaseException) -> bool:
+def is_fatal_device_error(error: BaseException) -> bool:
     """After this error nothing will run on the device any more, in this process."""
     accelerator_error = getattr(torch, "AcceleratorError", ())
     return isinstance(error, accelerator_error) or (isinstance(error, RuntimeError) and "CUDA error" in str(error))
@@ -176,4 +176,4 @@ def clock_of(device: Device) -> Clock:
     """A thread waits only while steps are under way: with cores to spare it may spin."""
     if device.is_synchronous:
         return HostClock()
-    return CudaClock(spins=len(os.sched_getaffinity(0)) >= ENOUGH_CORES)
+    return CudaClock(spins=len(os.sched_getaffinity(0)) >= MIN_CORES_TO_SPIN)

@@ -45,7 +45,7 @@ class Copy2D(ctypes.Structure):
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class PitchedRows:
     """Where the first begins, and how many bytes lie from one beginning to the next."""
 
     address: int
@@ -63,13 +63,13 @@ class PeerDriver:
         """Raises OSError where there is no driver."""
         return cls(ctypes.CDLL(DRIVER))
 
-    def context(self) -> int:
+    def current_context(self) -> int:
         """The one that is current."""
         context = ctypes.c_void_p()
         self._call("cuCtxGetCurrent", ctypes.byref(context))
         return context.value or 0
 
-    def enter(self, context: int) -> None:
+    def set_context(self, context: int) -> None:
         """On the calling thread, for good."""
         self._call("cuCtxSetCurrent", ctypes.c_void_p(context))
 
@@ -81,29 +81,29 @@ class PeerDriver:
         self.synchronize()
         return address.value or 0
 
-    def extent(self, address: int) -> tuple[int, int]:
+    def allocation_range(self, address: int) -> tuple[int, int]:
         """Where the allocation begins that an address is in, and its size in bytes."""
         base, size = ctypes.c_uint64(), ctypes.c_size_t()
         self._call("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(address))
         return base.value or 0, size.value
 
-    def handle(self, address: int) -> bytes:
+    def export_handle(self, address: int) -> bytes:
         """Of the whole allocation that the address is in."""
         handle = _Handle()
         self._call("cuIpcGetMemHandle", ctypes.byref(handle), ctypes.c_uint64(address))
         return bytes(memoryview(handle).cast("B"))
 
-    def open(self, handle: bytes) -> int:
+    def open_handle(self, handle: bytes) -> int:
         """Another process's allocation: its address here, until close()."""
         address = ctypes.c_uint64()
         given = _Handle.from_buffer_copy(handle)
         self._call("cuIpcOpenMemHandle_v2", ctypes.byref(address), given, ctypes.c_uint(_LAZY_PEER_ACCESS))
         return address.value or 0
 
-    def close(self, address: int) -> None:
+    def close_handle(self, address: int) -> None:
         self._call("cuIpcCloseMemHandle", ctypes.c_uint64(address))
 
-    def copy_rows(self, source: Rows, target: Rows, width: int, height: int, stream: int) -> None:
+    def copy_rows_async(self, source: PitchedRows, target: PitchedRows, width: int, height: int, stream: int) -> None:
         """Begins to copy `height` rows of `width` bytes."""
         there, here = (_Side(0, 0, _DEVICE_MEMORY, None, rows.address, None, rows.pitch) for rows in (source, target))
         copy = Copy2D(there, here, width, height)
@@ -115,17 +115,17 @@ class PeerDriver:
         self._call("cuMemcpyDtoD_v2", *copied)
         self.synchronize()
 
-    def copy_in_order(self, source: int, target: int, num_bytes: int, stream: int) -> None:
+    def copy_async(self, source: int, target: int, num_bytes: int, stream: int) -> None:
         """Behind what the stream has to do so far. Between two GPUs that is the work of a copy engine."""
         copied = ctypes.c_uint64(target), ctypes.c_uint64(source), ctypes.c_size_t(num_bytes)
         self._call("cuMemcpyDtoDAsync_v2", *copied, ctypes.c_void_p(stream))
 
-    def write_in_order(self, address: int, number: int, stream: int) -> None:
+    def write_value_async(self, address: int, number: int, stream: int) -> None:
         """4 bytes, in any GPU's memory, once all that the stream has written before can be seen."""
         written = ctypes.c_uint64(address), ctypes.c_uint32(number), ctypes.c_uint(0)
         self._call("cuStreamWriteValue32_v2", ctypes.c_void_p(stream), *written)
 
-    def wait_in_order(self, address: int, number: int, stream: int) -> None:
+    def wait_value_async(self, address: int, number: int, stream: int) -> None:
         """What follows on the stream waits for 4 bytes here to be as much or more; no multiprocessor does."""
         awaited = ctypes.c_uint64(address), ctypes.c_uint32(number), ctypes.c_uint(_AT_LEAST)
         self._call("cuStreamWaitValue32_v2", ctypes.c_void_p(stream), *awaited)

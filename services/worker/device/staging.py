@@ -39,10 +39,10 @@ class Staging(Protocol):
 
 
 def staging_for(device: Device) -> Staging:
-    return SharedMemory() if device.is_synchronous else PinnedCopy(device.torch_device)
+    return InPlaceStaging() if device.is_synchronous else PinnedStaging(device.torch_device)
 
 
-class SharedMemory:
+class InPlaceStaging:
     """The CPU reads the arrays where they are."""
 
     def upload(self, arrays: list[Array]) -> list[Tensor]:
@@ -52,11 +52,11 @@ class SharedMemory:
         _fill(columns.numpy(), arrays, padding)
 
     def download(self, tensors: list[Tensor]) -> Downloads:
-        return _Shared(tensors)
+        return _HostDownload(tensors)
 
 
 @step_value
-class _Shared:
+class _HostDownload:
     tensors: list[Tensor]
 
     def arrays(self) -> list[Array]:
@@ -70,7 +70,7 @@ class _Buffer:
     copied: torch.cuda.Event  # event after the last copy out of it
 
 
-class PinnedCopy:
+class PinnedStaging:
     """One asynchronous copy for all arrays, out of a ring of pinned buffers."""
 
     def __init__(self, device: torch.device) -> None:
@@ -87,12 +87,12 @@ class PinnedCopy:
         memory = self._spare.pop() if self._spare and size <= RESULT_WORDS else _pinned(max(size, RESULT_WORDS))
         memory[:size].copy_(first.view(-1), non_blocking=True)
         others = [torch.empty_like(t, device="cpu", pin_memory=True).copy_(t, non_blocking=True) for t in rest]
-        return _Fetched(memory, size, others, self._spare)
+        return _PinnedDownload(memory, size, others, self._spare)
 
     def upload(self, arrays: list[Array]) -> list[Tensor]:
         sizes = [aligned(array.size) for array in arrays]
         total = sum(sizes)
-        buffer = self._take(total)
+        buffer = self._next_buffer(total)
         words = buffer.words
         offset = 0
         for array, size in zip(arrays, sizes, strict=True):
@@ -105,12 +105,12 @@ class PinnedCopy:
 
     def upload_into(self, columns: Tensor, arrays: list[Array], padding: list[Array | int]) -> None:
         total = columns.numel()
-        buffer = self._take(total)
+        buffer = self._next_buffer(total)
         _fill(buffer.words[:total].reshape(columns.shape), arrays, padding)
         columns.view(-1).copy_(buffer.host[:total], non_blocking=True)
         buffer.copied.record()
 
-    def _take(self, total: int) -> _Buffer:
+    def _next_buffer(self, total: int) -> _Buffer:
         if total > self._capacity:
             self._capacity = max(2 * self._capacity, total)
             self._ring = [self._new_buffer() for _ in range(RING)]
@@ -125,7 +125,7 @@ class PinnedCopy:
 
 
 @step_value
-class _Fetched:
+class _PinnedDownload:
     memory: Tensor
     size: int
     others: list[Tensor]

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import torch
 
-from quire.services.worker.engine.device_work import Command, DeviceWork, Outlet
+from quire.services.worker.engine.device_executor import Command, DeviceExecutor, OutcomeHandler
 from quire.services.worker.engine.replies import Replies, as_failure
 from quire.services.worker.ranks.group import RankGroup
 from quire.services.worker.replica.replica import Occupancy, Replica
@@ -33,7 +33,7 @@ class DeviceThread:
         self,
         build: Callable[[], Replica],
         inbox: Commands,
-        outlet: Outlet,
+        outcomes: OutcomeHandler,
         *,
         ranks: RankGroup,
         grammars: CompilePool,
@@ -42,11 +42,11 @@ class DeviceThread:
         died: Callable[[BaseException], None],
     ) -> None:
         """Begins at once. `started` gets the replica, or what building it raised; `died` is told what ends it later."""
-        self._build, self._inbox, self._outlet = build, inbox, outlet
+        self._build, self._inbox, self._outcomes = build, inbox, outcomes
         self._ranks, self._grammars, self._replies = ranks, grammars, replies
         self._started, self._died = started, died
-        self._work: DeviceWork | None = None  # once the replica is built
-        self._num_begun = self._num_obeyed = 0  # commands
+        self._executor: DeviceExecutor | None = None  # once the replica is built
+        self._num_started = self._num_finished = 0  # commands
         self._dirty = True
         self._published_s = 0.0
         self.occupancy = Occupancy(0, 0, 0)
@@ -56,11 +56,11 @@ class DeviceThread:
 
     def progress(self) -> dict[str, object]:
         """What it has got done, if it has something to do. Any thread may ask."""
-        if self._work is not None and self._work.operates:
+        if self._executor is not None and self._executor.maintenance_running:
             return {}
-        in_flight = self._work is not None and self._work.num_in_flight > 0
-        has_work = self._num_begun > self._num_obeyed or in_flight or not self._inbox.empty()
-        return {"device": self._num_obeyed} if has_work else {}
+        in_flight = self._executor is not None and self._executor.num_in_flight > 0
+        has_work = self._num_started > self._num_finished or in_flight or not self._inbox.empty()
+        return {"device": self._num_finished} if has_work else {}
 
     def stop(self) -> threading.Thread:
         """Ends after the commands that are here. Returns the thread, to be joined."""
@@ -75,14 +75,14 @@ class DeviceThread:
             except BaseException as error:  # also what a library in Rust, or an exit() in somebody's plugin, raises
                 self._replies.fail(self._started, as_failure(error))
                 return
-            self._work = DeviceWork(replica, self._ranks, self._grammars, self._outlet)
+            self._executor = DeviceExecutor(replica, self._ranks, self._grammars, self._outcomes)
             self._replies.resolve(self._started, replica)
             try:
                 while (command := self._next(replica)) is not None:
-                    self._num_begun += 1
+                    self._num_started += 1
                     self._dirty = True
-                    self._work.obey(command)
-                    self._num_obeyed += 1
+                    self._executor.process(command)
+                    self._num_finished += 1
             except BaseException as error:  # else nobody would hear that the thread is gone
                 log.exception("the engine failed")
                 self._died(as_failure(error))

@@ -18,56 +18,56 @@ from typing import Any, Protocol
 import torch
 from google.protobuf.message import DecodeError
 
-from quire.services.worker.engine.device_thread import Commands, DeviceThread
-from quire.services.worker.engine.device_work import (
+from quire.services.worker.engine.device_executor import (
     AddAdapter,
+    EndEpoch,
     Execute,
-    ForgetCache,
+    ExecuteDeviceOrder,
     MoveBlocks,
-    Operate,
     ReleaseGrammar,
     RemoveAdapter,
-    Rest,
+    ResetCache,
     ResultReceiver,
     ShareGrammar,
 )
-from quire.services.worker.engine.outcomes import Outcomes
+from quire.services.worker.engine.device_thread import Commands, DeviceThread
+from quire.services.worker.engine.outcomes import OutcomeDispatcher
 from quire.services.worker.engine.replies import Replies, as_failure, set_exception
-from quire.services.worker.host.background import Background
+from quire.services.worker.host.background import BackgroundThreads
 from quire.services.worker.kv_transfer.fetcher import Fetcher
-from quire.services.worker.kv_transfer.orders import PageOrder
+from quire.services.worker.kv_transfer.page_orders import PageOrder
 from quire.services.worker.lora.peft.folders import AdapterFolders
 from quire.services.worker.lora.peft.peft_folder import PeftFolder
 from quire.services.worker.lora.peft.reader import AdapterReader
 from quire.services.worker.ranks.group import OneRank, RankFailure, RankGroup
-from quire.services.worker.replica.held_report import HeldReport
-from quire.services.worker.replica.orders import BESIDE_STEPS
+from quire.services.worker.replica.device_orders import DURING_STEPS
 from quire.services.worker.replica.replica import Occupancy, Replica
+from quire.services.worker.replica.retained_state import RetainedState
 from quire.services.worker.runner.expert_load import LoadByLayer
 from quire.services.worker.step.plan import StepPlan
 from quire.services.worker.step.plan_violation import PlanViolation
 from quire.services.worker.step.result import StepResult
 from quire.services.worker.step.step_inputs import StepInputs
-from quire.services.worker.structured.compile_pool import CompilePool, Prepared
+from quire.services.worker.structured.compile_pool import CompilePool, CompileResult
 from quire.shared import columns
 from quire.shared.errors import FailedPrecondition, InvalidArgument, QuireError, to_proto
 from quire.shared.logs import logger
 from quire.shared.metrics.worker import StepCost
-from quire.shared.models.adapter_contents import AdapterId
+from quire.shared.models.adapter_ids import AdapterId
 from quire.shared.pb.common.v1 import sampling_pb2
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 log = logger("worker.engine")
 
-MOST_STUCK_LOOKS = 240  # of check_ranks() at one command: two minutes, as worker/service.py calls it
+MAX_STALLED_CHECKS = 240  # of check_ranks() at one command: two minutes, as worker/service.py calls it
 
 
 class StepObserver(Protocol):
     """Is told of every step, on the event loop."""
 
-    def step_done(self, result: StepResult, num_tokens: int, cost: StepCost) -> None: ...
+    def observe_step(self, result: StepResult, num_tokens: int, cost: StepCost) -> None: ...
 
-    def grammar_prepared(self, prepared: Prepared) -> None: ...
+    def grammar_prepared(self, prepared: CompileResult) -> None: ...
 
 
 class Engine:
@@ -94,8 +94,8 @@ class Engine:
         self._loop = asyncio.get_running_loop()
         self._replies = Replies(self._loop)
         self.fetcher: Fetcher | None = None  # None: no blocks come from other workers
-        self._stuck_looks, self._seen_done = 0, object()
-        self._stager: Background | None = None  # once weights are to be staged beside steps
+        self._num_stalled_checks, self._last_progress = 0, object()
+        self._stager: BackgroundThreads | None = None  # once weights are to be staged beside steps
         self.last_step_s: float | None = None  # time.monotonic() when a step last ended
         self._pending_s: deque[float] = deque()  # when the plans without a result came
         # The replica, for its facts: only the device's thread may call its methods.
@@ -103,10 +103,10 @@ class Engine:
         self.died: asyncio.Future[None] = self._loop.create_future()
         died = partial(self._replies.fail, self.died)
         self._inbox: Commands = queue.SimpleQueue()
-        self._outcomes = Outcomes(
+        self._outcomes = OutcomeDispatcher(
             self._replies,
             self.ranks,
-            again=self._inbox.put,
+            requeue=self._inbox.put,
             deliver=self._deliver,
             died=died,
             synchronous=synchronous,
@@ -143,12 +143,12 @@ class Engine:
     def expert_load(self) -> LoadByLayer:
         return self._device.expert_load
 
-    async def rest(self, receiver: ResultReceiver) -> HeldReport:
+    async def start_epoch(self, receiver: ResultReceiver) -> RetainedState:
         """Ends the attachment before and begins that of `receiver`; returns what the blocks hold."""
         self._replies.receiver = receiver
         self._pending_s.clear()
-        reply: asyncio.Future[HeldReport] = self._loop.create_future()
-        self._inbox.put(Rest(reply))
+        reply: asyncio.Future[RetainedState] = self._loop.create_future()
+        self._inbox.put(EndEpoch(reply))
         return await reply
 
     def submit(self, receiver: ResultReceiver, plan: StepPlan) -> None:
@@ -165,17 +165,17 @@ class Engine:
         def answer(lost: list[int], took_us: int) -> None:
             column = columns.u32_bytes(lost)
             done = pb.Transferred(transfer_id=order.transfer_id, transfer_us=took_us, lost_blocks=column)
-            self._replies.moved(receiver, done)
+            self._replies.blocks_transferred(receiver, done)
 
         try:
             self.started.result().transfers.move_on_disk(order, answer)
         except PlanViolation as violation:
-            receiver.break_off(f"disk transfer {order.transfer_id} breaks the session: {violation}")
+            receiver.abort_session(f"disk transfer {order.transfer_id} breaks the session: {violation}")
 
     def fetch_blocks(self, receiver: ResultReceiver, order: pb.FetchBlocks) -> None:
         """Beside the steps."""
         if self.fetcher is None:
-            receiver.break_off("this worker reads nobody's blocks, and said so")
+            receiver.abort_session("this worker reads nobody's blocks, and said so")
         else:
             self.fetcher.fetch(receiver, order)
 
@@ -184,27 +184,27 @@ class Engine:
         """The attachment that lasts."""
         return self._replies.receiver
 
-    async def ask(self, make: Callable[[asyncio.Future[Any]], PageOrder]) -> Any:
+    async def run_page_order(self, make: Callable[[asyncio.Future[Any]], PageOrder]) -> Any:
         """The reply to an order about pages. Raises what it met."""
         reply: asyncio.Future[Any] = self._loop.create_future()
         self._inbox.put(make(reply))
         return await reply
 
-    def forget_cache(self) -> None:
-        self._inbox.put(ForgetCache())
+    def reset_cache(self) -> None:
+        self._inbox.put(ResetCache())
 
     def prepare_grammar(self, receiver: ResultReceiver, order: pb.PrepareGrammar) -> None:
         """At once, beside the steps."""
         grammar_id = order.grammar_id
 
-        def done(prepared: Prepared) -> None:
+        def done(prepared: CompileResult) -> None:
             self._replies.post(self._observer.grammar_prepared, prepared)
             self._replies.grammar_prepared(receiver, grammar_id, prepared)
 
         try:
             constraint = sampling_pb2.StructuredOutput.FromString(order.grammar)
         except DecodeError:  # schedulers do not look at it
-            done(Prepared(InvalidArgument("grammar: not a serialized StructuredOutput", field="grammar"), 0))
+            done(CompileResult(InvalidArgument("grammar: not a serialized StructuredOutput", field="grammar"), 0))
         else:
             self._inbox.put(ShareGrammar(order))
             self._grammars.prepare(grammar_id, constraint, done)
@@ -222,7 +222,7 @@ class Engine:
 
         def done(found: tuple[PeftFolder, bytes] | QuireError) -> None:
             if isinstance(found, QuireError):
-                self._replies.adapter_not_loaded(receiver, order.order_id, found)
+                self._replies.adapter_failed(receiver, order.order_id, found)
             else:
                 self._inbox.put(AddAdapter(receiver, order.order_id, *found))
 
@@ -232,24 +232,24 @@ class Engine:
         """After the plans that are here; weights may be staged beside them, with all that belongs to it, in order."""
         orders, kind = self.started.result().orders, order.WhichOneof("order")
         orders.interrupt(order)
-        if kind not in BESIDE_STEPS or not orders.stages_beside_steps:
-            self._inbox.put(Operate(receiver, order))
+        if kind not in DURING_STEPS or not orders.stages_beside_steps:
+            self._inbox.put(ExecuteDeviceOrder(receiver, order))
             return
 
-        def obey() -> None:
+        def run() -> None:
             error: Exception | None = None
             try:
                 with torch.inference_mode():
-                    orders.drop_weights() if kind == "drop_weights" else orders.obey(order)
+                    orders.drop_weights() if kind == "drop_weights" else orders.execute_order(order)
             except BaseException as raised:  # an order without an answer would hold up all that come after it
                 error = as_failure(raised)
-            if not self._outcomes.takes(receiver):
+            if not self._outcomes.is_current(receiver):
                 orders.drop_weights()
             self._replies.order_done(receiver, order, error)
 
         if self._stager is None:
-            self._stager = Background("weights", begin=lambda: torch.set_num_threads(1))
-        self._stager.submit(obey)
+            self._stager = BackgroundThreads("weights", begin=lambda: torch.set_num_threads(1))
+        self._stager.submit(run)
 
     @property
     def _max_adapters(self) -> int:
@@ -271,9 +271,11 @@ class Engine:
     def _check_progress(self) -> None:
         """A collective that some ranks are not in waits for ever."""
         done = self.progress().get("device") if self.ranks.size > 1 else None
-        self._stuck_looks = self._stuck_looks + 1 if done is not None and done == self._seen_done else 0
-        self._seen_done = done
-        if self._stuck_looks > MOST_STUCK_LOOKS:
+        self._num_stalled_checks = (
+            self._num_stalled_checks + 1 if done is not None and done == self._last_progress else 0
+        )
+        self._last_progress = done
+        if self._num_stalled_checks > MAX_STALLED_CHECKS:
             raise RankFailure("the ranks are stuck in a step")
 
     async def stop(self, timeout_s: float) -> bool:
@@ -293,4 +295,4 @@ class Engine:
             self._pending_s.popleft()
             receiver.deliver(result)
         cost = self.started.result().cost_model.of(inputs)
-        self._observer.step_done(result, inputs.num_tokens, cost)
+        self._observer.observe_step(result, inputs.num_tokens, cost)

@@ -9,22 +9,22 @@ import threading
 import time
 from collections.abc import Callable
 
-from quire.services.worker.device.device import is_broken
-from quire.services.worker.engine.device_work import (
+from quire.services.worker.device.device import is_fatal_device_error
+from quire.services.worker.engine.device_executor import (
     AddAdapter,
-    Arrived,
-    BegunMove,
     Command,
+    ExecuteDeviceOrder,
     FinishedStep,
     LaunchedStep,
-    Operate,
+    PendingMove,
     ResultReceiver,
+    StagesFinished,
 )
 from quire.services.worker.engine.replies import Replies
 from quire.services.worker.engine.waiter import Waiter
-from quire.services.worker.kv_transfer.orders import BegunPages, PageOrder
+from quire.services.worker.kv_transfer.page_orders import PageOrder, PendingPageIO
 from quire.services.worker.ranks.group import RankFailure, RankGroup
-from quire.services.worker.replica.held_report import HeldReport
+from quire.services.worker.replica.retained_state import RetainedState
 from quire.services.worker.step.result import StepResult
 from quire.services.worker.step.step_inputs import StepInputs
 from quire.shared.errors import Internal
@@ -36,27 +36,27 @@ log = logger("worker.engine")
 Deliver = Callable[[ResultReceiver, StepResult, StepInputs], None]
 
 
-class Outcomes:
-    """The outlet of DeviceWork."""
+class OutcomeDispatcher:
+    """The outcomes of DeviceExecutor."""
 
     def __init__(
         self,
         replies: Replies,
         ranks: RankGroup,
         *,
-        again: Callable[[Command], None],
+        requeue: Callable[[Command], None],
         deliver: Deliver,
         died: Callable[[BaseException], None],
         synchronous: bool,
         staged: bool,
     ) -> None:
-        """`again`: puts a command before the device's thread; `deliver`: is called with results, on the event loop;
+        """`requeue`: puts a command before the device's thread; `deliver`: is called with results, on the event loop;
         `died`: is told of errors after which there is no device; `synchronous` and `staged`: as of the engine."""
         self._replies, self._ranks = replies, ranks
-        self._again, self._deliver, self._died = again, deliver, died
+        self._requeue, self._deliver, self._died = requeue, deliver, died
         self._broken: ResultReceiver | None = None  # its later plans are skipped
         self._steps: Waiter[LaunchedStep] | None = None  # None: they are done when they are launched
-        self._moves: Waiter[BegunMove | BegunPages] | None = None  # None: they are done when they have begun
+        self._moves: Waiter[PendingMove | PendingPageIO] | None = None  # None: they are done when they have begun
         self._arrivals: Waiter[LaunchedStep] | None = None  # None: there are no other stages
         if not synchronous:
             self._steps = Waiter("waiting", "steps", self._finish_apart, died)
@@ -70,40 +70,40 @@ class Outcomes:
 
     # On the device's thread
 
-    def takes(self, receiver: ResultReceiver) -> bool:
+    def is_current(self, receiver: ResultReceiver) -> bool:
         return receiver is self._replies.receiver and receiver is not self._broken
 
-    def launched(self, step: LaunchedStep) -> FinishedStep | None:
+    def step_launched(self, step: LaunchedStep) -> FinishedStep | None:
         if self._steps is None:
             return self._finish(step)
         self._steps.put(step)
         return None
 
-    def pending(self, step: LaunchedStep) -> None:
+    def step_pending(self, step: LaunchedStep) -> None:
         assert self._arrivals is not None, "other ranks have other layers"
         self._arrivals.put(step)
 
-    def rested(self, reply: asyncio.Future[HeldReport], report: HeldReport) -> None:
+    def epoch_ended(self, reply: asyncio.Future[RetainedState], report: RetainedState) -> None:
         self._replies.resolve(reply, report)
 
-    def moving(self, move: BegunMove) -> None:
+    def move_started(self, move: PendingMove) -> None:
         self._await_move(move)
 
-    def paging(self, begun: BegunPages) -> None:
+    def page_io_started(self, begun: PendingPageIO) -> None:
         self._await_move(begun)
 
-    def not_paged(self, order: PageOrder, error: Exception) -> None:
-        if is_broken(error):
+    def page_io_failed(self, order: PageOrder, error: Exception) -> None:
+        if is_fatal_device_error(error):
             raise error
         self._replies.fail(order.reply, error)
 
-    def not_moved(self, receiver: ResultReceiver, transfer_id: int, error: Exception) -> None:
-        if is_broken(error):
+    def move_failed(self, receiver: ResultReceiver, transfer_id: int, error: Exception) -> None:
+        if is_fatal_device_error(error):
             raise error
-        self._replies.not_moved(receiver, transfer_id, error)
+        self._replies.move_failed(receiver, transfer_id, error)
 
     def adapter_added(self, command: AddAdapter, error: Exception | None) -> None:
-        if error is not None and is_broken(error):
+        if error is not None and is_fatal_device_error(error):
             raise error
         name = command.folder.name
         if error is None:
@@ -111,14 +111,14 @@ class Outcomes:
             self._replies.adapter_loaded(command.receiver, command.order_id, command.digest)
         else:
             log.warning("an adapter cannot be loaded", adapter=name, error=f"{type(error).__name__}: {error}")
-            self._replies.adapter_not_loaded(command.receiver, command.order_id, error)
+            self._replies.adapter_failed(command.receiver, command.order_id, error)
 
-    def operated(self, command: Operate, error: Exception | None) -> None:
-        if error is not None and is_broken(error):
+    def order_executed(self, command: ExecuteDeviceOrder, error: Exception | None) -> None:
+        if error is not None and is_fatal_device_error(error):
             raise error
         self._replies.order_done(command.receiver, command.order, error)
 
-    def _await_move(self, move: BegunMove | BegunPages) -> None:
+    def _await_move(self, move: PendingMove | PendingPageIO) -> None:
         if self._moves is None:
             self._finish_move(move)
         else:
@@ -126,23 +126,23 @@ class Outcomes:
 
     # On the threads that wait (on the device's, if that is synchronous)
 
-    def _finish_move(self, move: BegunMove | BegunPages) -> None:
+    def _finish_move(self, move: PendingMove | PendingPageIO) -> None:
         """A device that is broken raises; steps will meet it as well."""
-        move.moving.wait()
-        if isinstance(move, BegunPages):
+        move.pending.wait()
+        if isinstance(move, PendingPageIO):
             self._replies.resolve(move.order.reply, move.content)
             return
-        self._ranks.moved(move.transfer_id)
+        self._ranks.blocks_moved(move.transfer_id)
         took_us = (time.perf_counter_ns() - move.begun_ns) // 1000
         done = pb.Transferred(transfer_id=move.transfer_id, transfer_us=took_us)
-        self._replies.moved(move.receiver, done)
+        self._replies.blocks_transferred(move.receiver, done)
 
     def _await_arrival(self, step: LaunchedStep) -> None:
-        step.flight.launch.await_arrival()
-        self._again(Arrived(step))
+        step.flight.launch.await_remote_stages()
+        self._requeue(StagesFinished(step))
 
     def _finish_apart(self, step: LaunchedStep) -> None:
-        self._again(self._finish(step))
+        self._requeue(self._finish(step))
 
     def _finish(self, step: LaunchedStep) -> FinishedStep:
         flight = step.flight
@@ -151,21 +151,21 @@ class Outcomes:
             self._ranks.collect(step.ticket, flight.inputs)
             result = flight.result(output, step.wait_us)
         except Exception as error:
-            self.failed(step.receiver, flight.step_id, error)
+            self.step_failed(step.receiver, flight.step_id, error)
             return FinishedStep(step, None)
         self._replies.post(self._deliver, step.receiver, result, flight.inputs)
         return FinishedStep(step, output)
 
     # On either
 
-    def broke(self, receiver: ResultReceiver, reason: str) -> None:
+    def session_violated(self, receiver: ResultReceiver, reason: str) -> None:
         self._broken = receiver
-        self._replies.post(receiver.break_off, reason)
+        self._replies.post(receiver.abort_session, reason)
 
-    def failed(self, receiver: ResultReceiver, step_id: int, error: Exception) -> None:
+    def step_failed(self, receiver: ResultReceiver, step_id: int, error: Exception) -> None:
         log.exception("step failed", step=step_id)
-        self.broke(receiver, f"step {step_id} failed: {type(error).__name__}: {error}")
-        if is_broken(error):
+        self.session_violated(receiver, f"step {step_id} failed: {type(error).__name__}: {error}")
+        if is_fatal_device_error(error):
             self._died(Internal(f"the device is broken: {error}"))
         elif isinstance(error, RankFailure):
             self._died(error)

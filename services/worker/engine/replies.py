@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from quire.services.worker.engine.device_work import ResultReceiver
-from quire.services.worker.structured.compile_pool import Prepared
+from quire.services.worker.engine.device_executor import ResultReceiver
+from quire.services.worker.structured.compile_pool import CompileResult
 from quire.shared.errors import Internal, QuireError, to_proto
 from quire.shared.logs import logger
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
@@ -32,25 +32,25 @@ class Replies:
     def fail(self, future: asyncio.Future[Any], error: BaseException) -> None:
         self.post(set_exception, future, error)
 
-    def grammar_prepared(self, receiver: ResultReceiver, grammar_id: bytes, prepared: Prepared) -> None:
+    def grammar_prepared(self, receiver: ResultReceiver, grammar_id: bytes, prepared: CompileResult) -> None:
         error = to_proto(prepared.error) if prepared.error else None
         message = pb.GrammarPrepared(grammar_id=grammar_id, error=error, compile_us=prepared.compile_us)
-        self._tell(receiver, receiver.grammar_prepared, message)
+        self._send(receiver, receiver.grammar_prepared, message)
 
-    def moved(self, receiver: ResultReceiver, done: pb.Transferred) -> None:
-        self._tell(receiver, receiver.transferred, done)
+    def blocks_transferred(self, receiver: ResultReceiver, done: pb.Transferred) -> None:
+        self._send(receiver, receiver.blocks_transferred, done)
 
-    def not_moved(self, receiver: ResultReceiver, transfer_id: int, error: Exception) -> None:
+    def move_failed(self, receiver: ResultReceiver, transfer_id: int, error: Exception) -> None:
         log.error("blocks could not be moved", transfer=transfer_id, error=f"{type(error).__name__}: {error}")
         told = to_proto(Internal(f"{type(error).__name__}: {error}"))
-        self.moved(receiver, pb.Transferred(transfer_id=transfer_id, error=told))
+        self.blocks_transferred(receiver, pb.Transferred(transfer_id=transfer_id, error=told))
 
     def adapter_loaded(self, receiver: ResultReceiver, order_id: int, digest: bytes) -> None:
-        self._tell(receiver, receiver.adapter_loaded, pb.AdapterLoaded(order_id=order_id, digest=digest))
+        self._send(receiver, receiver.adapter_loaded, pb.AdapterLoaded(order_id=order_id, digest=digest))
 
-    def adapter_not_loaded(self, receiver: ResultReceiver, order_id: int, error: Exception) -> None:
-        loaded = pb.AdapterLoaded(order_id=order_id, error=to_proto(_known(error)))
-        self._tell(receiver, receiver.adapter_loaded, loaded)
+    def adapter_failed(self, receiver: ResultReceiver, order_id: int, error: Exception) -> None:
+        loaded = pb.AdapterLoaded(order_id=order_id, error=to_proto(_as_quire_error(error)))
+        self._send(receiver, receiver.adapter_loaded, loaded)
 
     def order_done(self, receiver: ResultReceiver, order: pb.DeviceOrder, error: Exception | None) -> None:
         kind = order.WhichOneof("order")
@@ -59,18 +59,18 @@ class Replies:
             done = pb.DeviceOrderDone(order_id=order.order_id)
         else:
             log.warning("an order cannot be carried out", order=kind, error=f"{type(error).__name__}: {error}")
-            done = pb.DeviceOrderDone(order_id=order.order_id, error=to_proto(_known(error)))
-        self._tell(receiver, receiver.device_order_done, done)
+            done = pb.DeviceOrderDone(order_id=order.order_id, error=to_proto(_as_quire_error(error)))
+        self._send(receiver, receiver.device_order_done, done)
 
-    def _tell(self, receiver: ResultReceiver, call: Callable[[Any], None], message: Any) -> None:
-        self.post(self._tell_on_loop, receiver, call, message)
+    def _send(self, receiver: ResultReceiver, call: Callable[[Any], None], message: Any) -> None:
+        self.post(self._send_on_loop, receiver, call, message)
 
-    def _tell_on_loop(self, receiver: ResultReceiver, call: Callable[[Any], None], message: Any) -> None:
+    def _send_on_loop(self, receiver: ResultReceiver, call: Callable[[Any], None], message: Any) -> None:
         if receiver is self.receiver:
             call(message)
 
 
-def _known(error: Exception) -> QuireError:
+def _as_quire_error(error: Exception) -> QuireError:
     return error if isinstance(error, QuireError) else Internal(f"{type(error).__name__}: {error}")
 
 

@@ -12,25 +12,25 @@ from quire.shared.logs import logger
 
 log = logger("worker.engine")
 
-Thing = TypeVar("Thing")
+Item = TypeVar("Item")
 
 
-class Waiter(Generic[Thing]):
-    """Waits for one thing after the other, in the order in which they are put. Begins at once."""
+class Waiter(Generic[Item]):
+    """Waits for one item after the other, in the order in which they are put. Begins at once."""
 
     def __init__(
-        self, name: str, things: str, wait: Callable[[Thing], None], died: Callable[[BaseException], None]
+        self, name: str, things: str, wait: Callable[[Item], None], died: Callable[[BaseException], None]
     ) -> None:
         """`name`: the thread's; `things`: what it waits for, in words; `died` is told what `wait` raised, which ends
         the thread."""
         self._things, self._wait, self._died = things, wait, died
-        self._queue: queue.SimpleQueue[Thing | None] = queue.SimpleQueue()  # None: stop
+        self._queue: queue.SimpleQueue[Item | None] = queue.SimpleQueue()  # None: stop
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def put(self, thing: Thing) -> None:
+    def put(self, item: Item) -> None:
         """From any thread."""
-        self._queue.put(thing)
+        self._queue.put(item)
 
     def stop(self) -> threading.Thread:
         """Ends after what was put before. Returns the thread, to be joined."""
@@ -39,8 +39,8 @@ class Waiter(Generic[Thing]):
 
     def _run(self) -> None:
         try:
-            while (thing := self._queue.get()) is not None:
-                self._wait(thing)
+            while (item := self._queue.get()) is not None:
+                self._wait(item)
         except BaseException as error:  # else nobody would hear that the thread is gone
             log.exception(f"the thread that waits for {self._things} failed")
             self._died(as_failure(error))

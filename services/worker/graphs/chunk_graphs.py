@@ -19,7 +19,7 @@ from quire.services.worker.attention.port import AttentionMetadata
 from quire.services.worker.device.staging import Array, Staging, aligned, as_words
 from quire.services.worker.graphs.cuda_graph import Recorder
 from quire.services.worker.graphs.recorded_steps import ReadyStep, RecordedModel, RecordedStep
-from quire.services.worker.graphs.step_edges import FED
+from quire.services.worker.graphs.step_edges import LAST_SAMPLED
 from quire.services.worker.layers.forward_batch import ForwardBatch
 from quire.services.worker.limits.worker_limits import WorkerLimits
 from quire.services.worker.sampling.choice import PlainChoice
@@ -64,7 +64,7 @@ class ChunkColumns:
 
     # [num_tokens]
     slots: Tensor
-    given: Tensor  # token ids; FED: the slot's last one
+    given: Tensor  # token ids; LAST_SAMPLED: the slot's last one
     positions: Tensor
     slot_mapping: Tensor
     places: Tensor  # in the flat block tables, where block_ids go
@@ -92,7 +92,7 @@ SEES_ALL = -1  # both halves of a mask
 class ChunkGraphs:
     """Owns the static inputs and the recordings."""
 
-    one_row_each = False  # see StepGraphs
+    one_token_per_row = False  # see StepGraphs
 
     def __init__(
         self,
@@ -143,12 +143,12 @@ class ChunkGraphs:
         """Of a step that goes through a graph."""
         return self._tokens[-1] if self._tokens else 0
 
-    def takes(self, inputs: StepInputs, new_blocks: NewBlocks) -> bool:
+    def accepts(self, inputs: StepInputs, new_blocks: NewBlocks) -> bool:
         """Something to compute, in one of the shapes."""
         return inputs.num_tokens > 0 and self._shape_of(inputs, new_blocks) is not None
 
     def prepare(self, inputs: StepInputs, new_blocks: NewBlocks) -> ReadyStep:
-        """Brings the inputs of a step that takes() allows to the columns of the smallest graph with room for them.
+        """Brings the inputs of a step that accepts() allows to the columns of the smallest graph with room for them.
 
         That is one copy behind the work launched so far; what the graph has beyond the step's tokens, rows, samples and
         new blocks is padding, a prompt of the scratch slot. Until the returned step has been launched, no other may be
@@ -159,7 +159,7 @@ class ChunkGraphs:
         step = self._step(shape)
         padding = shape.num_tokens - inputs.num_tokens
         given = inputs.token_ids.copy()
-        given[inputs.prev_sampled_tokens] = FED
+        given[inputs.prev_sampled_tokens] = LAST_SAMPLED
         self._upload(
             step.columns,
             shape,
@@ -179,9 +179,9 @@ class ChunkGraphs:
         )
         kept = self._model.hidden
         hidden = None if kept is None else kept.memory[: inputs.num_tokens]
-        stage, arriving = self._model.stage, self._model.arriving(inputs.num_tokens, shape.num_tokens)
-        num_rows = inputs.num_tokens if stage is not None and stage.hands_on_all else inputs.num_samples
-        return ReadyStep(step, self._model.choice, num_rows, of_rows=False, hidden=hidden, arriving=arriving)
+        stage, arriving = self._model.stage, self._model.stage_input(inputs.num_tokens, shape.num_tokens)
+        num_rows = inputs.num_tokens if stage is not None and stage.outputs_all_tokens else inputs.num_samples
+        return ReadyStep(step, self._model.choice, num_rows, of_rows=False, hidden=hidden, stage_input=arriving)
 
     def _shape_of(self, inputs: StepInputs, new_blocks: NewBlocks) -> ChunkShape | None:
         """The smallest one with room for the padding's row, for all samples and all new blocks."""
@@ -262,14 +262,14 @@ class ChunkGraphs:
         return [halves[::2], halves[1::2]]
 
     def _forward(self, columns: Tensor, column: ChunkColumns, shape: ChunkShape) -> Tensor:
-        token_ids = self._model.edges.begin(column, self._memory)
+        token_ids = self._model.edges.begin_step(column, self._memory)
         tables, *others = (tables.index_select(0, column.row_slots) for tables in self._memory.group_tables)
         attention = AttentionMetadata(
             tables,
             column.query_start,
             column.seq_lens,
-            longest_query=shape.num_tokens,
-            longest_seq=self._model.longest_seq,
+            max_query_len=shape.num_tokens,
+            max_seq_len=self._model.max_seq_len,
             is_recorded=True,
             tree_mask=self._tree_mask(columns, shape.num_tokens),
         )
@@ -290,7 +290,7 @@ class ChunkGraphs:
 
     def _choose(self, choice: PlainChoice, logits: Tensor, column: ChunkColumns) -> Tensor:
         token_ids = choice.choose(logits, column.sample_positions)
-        self._model.edges.end(column.sampling_slots, self._memory, token_ids)
+        self._model.edges.end_step(column.sampling_slots, self._memory, token_ids)
         return token_ids
 
 

@@ -1,4 +1,4 @@
-"""Work recorded once and launched again and again, at the price of one launch."""
+"""Recordable recorded once and launched again and again, at the price of one launch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-Work = Callable[[], Tensor]
+Recordable = Callable[[], Tensor]
 
 
 class Recording(Protocol):
@@ -29,10 +29,10 @@ class Recording(Protocol):
 class Recorder(Protocol):
     """Makes recordings that are never replayed at the same time, so that they may use the same memory."""
 
-    def record(self, first: Work, *others: Callable[[Tensor], Tensor]) -> list[Recording]:
+    def record(self, first: Recordable, *others: Callable[[Tensor], Tensor]) -> list[Recording]:
         """Steps that are replayed one after the other: each but the first gets the result of the one before it."""
 
-    def is_launch_bound(self, work: Work) -> bool:
+    def is_launch_bound(self, work: Recordable) -> bool:
         """Whether launching `work` kernel by kernel takes longer than computing it, so that a recording is faster."""
 
 
@@ -47,7 +47,7 @@ class _CudaRecording:
 
 # Than launching: the device has fallen behind, and would not be idle without a recording. (9 ms of launches took 14
 # where other threads had work to do, too.)
-COMPUTING_LONGER = 1.6
+COMPUTE_BOUND_RATIO = 1.6
 
 
 class CudaRecorder:
@@ -60,21 +60,21 @@ class CudaRecorder:
         self._stream = torch.cuda.Stream()
         self._has_run = False
 
-    def record(self, first: Work, *others: Callable[[Tensor], Tensor]) -> list[Recording]:
+    def record(self, first: Recordable, *others: Callable[[Tensor], Tensor]) -> list[Recording]:
         """The first steps are also run once beforehand: libraries take memory at first calls. Code that others need is
         loaded while they are recorded (62 graphs of the 8B shape in 1.0 s; 1.5 to 1.9 with a run before each)."""
-        with self._aside():
+        with self._side_stream():
             if not self._has_run:
                 result = first()
                 for step in others:
                     result = step(result)
                 self._has_run = True
-            with _garbage_left_alone():
+            with _gc_disabled():
                 return self._captured(first, others)
 
-    def is_launch_bound(self, work: Work) -> bool:
+    def is_launch_bound(self, work: Recordable) -> bool:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        with self._aside():
+        with self._side_stream():
             work()
             torch.cuda.current_stream().synchronize()
             started = time.perf_counter()
@@ -83,18 +83,18 @@ class CudaRecorder:
             launch_ms = 1e3 * (time.perf_counter() - started)
             end.record()
             end.synchronize()
-        pays = begin.elapsed_time(end) < COMPUTING_LONGER * launch_ms
+        pays = begin.elapsed_time(end) < COMPUTE_BOUND_RATIO * launch_ms
         return bool(self._least(int(pays)))  # a step is a recording on all ranks or on none
 
-    def _captured(self, first: Work, others: tuple[Callable[[Tensor], Tensor], ...]) -> list[Recording]:
+    def _captured(self, first: Recordable, others: tuple[Callable[[Tensor], Tensor], ...]) -> list[Recording]:
         graph, result = self._capture(first)
-        recordings: list[Recording] = [_CudaRecording(graph, _borrowed(result))]
+        recordings: list[Recording] = [_CudaRecording(graph, _non_owning(result))]
         for step in others:
             graph, result = self._capture(functools.partial(step, result))
-            recordings.append(_CudaRecording(graph, _borrowed(result)))
+            recordings.append(_CudaRecording(graph, _non_owning(result)))
         return recordings
 
-    def _capture(self, work: Work) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+    def _capture(self, work: Recordable) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         graph = torch.cuda.CUDAGraph()
         # thread_local: the thread that waits for results may ask for events meanwhile
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
@@ -103,7 +103,7 @@ class CudaRecorder:
         return graph, result
 
     @contextlib.contextmanager
-    def _aside(self) -> Iterator[None]:
+    def _side_stream(self) -> Iterator[None]:
         """A stream of its own, in order with the current one. torch.cuda.graph would also collect garbage each time."""
         current = torch.cuda.current_stream()
         self._stream.wait_stream(current)
@@ -113,7 +113,7 @@ class CudaRecorder:
 
 
 @contextlib.contextmanager
-def _garbage_left_alone() -> Iterator[None]:
+def _gc_disabled() -> Iterator[None]:
     """Graphs of an earlier epoch that were freed during a capture would make it fail."""
     was_enabled = gc.isenabled()
     gc.disable()
@@ -124,7 +124,7 @@ def _garbage_left_alone() -> Iterator[None]:
             gc.enable()
 
 
-class _Memory:
+class _DevicePointer:
     """Tells torch where an array is, but not whose: the pool may hand it to the next recording."""
 
     def __init__(self, tensor: Tensor) -> None:
@@ -137,15 +137,15 @@ class _Memory:
         }
 
 
-def _borrowed(tensor: Tensor) -> Tensor:
+def _non_owning(tensor: Tensor) -> Tensor:
     """The same memory, dense, without keeping it: a graph's logits would otherwise cost 150 MB for each batch size."""
     words = torch.int16 if tensor.element_size() == 2 else torch.int32
-    return torch.as_tensor(_Memory(tensor.view(words)), device=tensor.device).view(tensor.dtype)
+    return torch.as_tensor(_DevicePointer(tensor.view(words)), device=tensor.device).view(tensor.dtype)
 
 
 @dataclass
-class _Repeated:
-    work: Work
+class _EagerRecording:
+    work: Recordable
     found: Tensor | None = None
 
     @property
@@ -160,18 +160,18 @@ class _Repeated:
         self.found.copy_(result)
 
 
-class Repeater:
+class EagerRecorder:
     """Does the work anew each time, on any device. For tests."""
 
-    def record(self, first: Work, *others: Callable[[Tensor], Tensor]) -> list[Recording]:
-        recordings = [_Repeated(first)]
+    def record(self, first: Recordable, *others: Callable[[Tensor], Tensor]) -> list[Recording]:
+        recordings = [_EagerRecording(first)]
         for step in others:
-            recordings.append(_Repeated(functools.partial(_behind, step, recordings[-1])))
+            recordings.append(_EagerRecording(functools.partial(_chained, step, recordings[-1])))
         return list(recordings)
 
-    def is_launch_bound(self, _work: Work) -> bool:
+    def is_launch_bound(self, _work: Recordable) -> bool:
         return True
 
 
-def _behind(step: Callable[[Tensor], Tensor], before: _Repeated) -> Tensor:
+def _chained(step: Callable[[Tensor], Tensor], before: _EagerRecording) -> Tensor:
     return step(before.result)

@@ -20,7 +20,7 @@ from quire.services.worker.graphs.cuda_graph import Recorder
 from quire.services.worker.graphs.recorded_steps import ReadyStep, RecordedModel, RecordedStep
 from quire.services.worker.graphs.row_facts import RowFacts, RowWatch
 from quire.services.worker.graphs.shared_prefixes import PrefixTiles
-from quire.services.worker.graphs.step_edges import FED, DecodeColumns
+from quire.services.worker.graphs.step_edges import LAST_SAMPLED, DecodeColumns
 from quire.services.worker.layers.forward_batch import ForwardBatch
 from quire.services.worker.sampling.choice import PlainChoice
 from quire.services.worker.step.slot_memory import SlotMemory
@@ -52,7 +52,7 @@ def fitting(sizes: list[int], num_rows: int) -> int:
 class DecodeGraphs:
     """Owns the static inputs and the recordings. Their steps end in samples alone."""
 
-    one_row_each, keeps_hidden, most_tokens = True, False, 0  # see StepGraphs
+    one_token_per_row, keeps_hidden, most_tokens = True, False, 0  # see StepGraphs
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class DecodeGraphs:
             for size in sizes[: -most - 1 : -1] if most else reversed(sizes):
                 self._graph(size, shared=shared)
 
-    def takes(self, inputs: StepInputs, new_blocks: NewBlocks) -> bool:
+    def accepts(self, inputs: StepInputs, new_blocks: NewBlocks) -> bool:
         """One token a row, and no more new blocks than rows."""
         rows = inputs.num_rows
         fits = rows == inputs.num_tokens and 0 < rows <= self._sizes[-1]
@@ -98,7 +98,7 @@ class DecodeGraphs:
         self._watch.forget()
 
     def prepare(self, inputs: StepInputs, new_blocks: NewBlocks) -> ReadyStep:
-        """Brings the inputs of a step that takes() allows to the columns of the smallest graph that has room for its
+        """Brings the inputs of a step that accepts() allows to the columns of the smallest graph that has room for its
         rows, in one copy behind the work launched so far; a step that follows from the one in the columns takes one
         addition there instead. Until the returned step has been launched, no other may be prepared. Records a graph
         that is not there yet (0.1 s on an H200)."""
@@ -116,8 +116,8 @@ class DecodeGraphs:
         if facts.prefixes is not None:
             self._prefixes.fill(facts.prefixes, shared_size, self._staging)
         self._filled = graph, inputs.number
-        arriving = self._model.arriving(inputs.num_rows, size)
-        return ReadyStep(graph, self._model.choice, inputs.num_rows, of_rows=True, arriving=arriving)
+        arriving = self._model.stage_input(inputs.num_rows, size)
+        return ReadyStep(graph, self._model.choice, inputs.num_rows, of_rows=True, stage_input=arriving)
 
     def _follows(self, graph: RecordedStep, inputs: StepInputs, new_blocks: NewBlocks) -> bool:
         """The same rows, a position on and a place on, which is a tenth of the work. (Block ids that the columns still
@@ -153,14 +153,14 @@ class DecodeGraphs:
 
     def _forward(self, column: DecodeColumns, mappings: list[Tensor], prefixes: SharedPrefixes | None) -> Tensor:
         """`mappings`: of the KV groups behind the first."""
-        token_ids = self._model.edges.begin(column, self._memory)
+        token_ids = self._model.edges.begin_step(column, self._memory)
         tables, *others = (tables.index_select(0, column.slots) for tables in self._memory.group_tables)
         attention = AttentionMetadata(
             tables,
             query_start=None,
             seq_lens=column.seq_lens,
-            longest_query=1,
-            longest_seq=self._model.longest_seq,
+            max_query_len=1,
+            max_seq_len=self._model.max_seq_len,
             order=column.order,
             prefixes=prefixes,
         )
@@ -169,14 +169,14 @@ class DecodeGraphs:
 
     def _choose(self, choice: PlainChoice, logits: Tensor, column: DecodeColumns) -> Tensor:
         token_ids = choice.choose(logits, column.seq_lens)
-        self._model.edges.end(column.slots, self._memory, token_ids)
+        self._model.edges.end_step(column.slots, self._memory, token_ids)
         return token_ids
 
     def _fill(self, columns: Tensor, inputs: StepInputs, new_blocks: NewBlocks, facts: RowFacts) -> None:
-        given = np.full(inputs.num_rows, FED, dtype=np.int32)
+        given = np.full(inputs.num_rows, LAST_SAMPLED, dtype=np.int32)
         if len(inputs.prev_sampled_tokens) < inputs.num_rows:
             given[:] = inputs.token_ids
-            given[inputs.prev_sampled_tokens] = FED
+            given[inputs.prev_sampled_tokens] = LAST_SAMPLED
         arrays: list[Array] = [
             inputs.slots,
             given,

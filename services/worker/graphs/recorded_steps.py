@@ -8,10 +8,10 @@ from typing import Protocol
 
 from torch import Tensor
 
-from quire.services.worker.graphs.cuda_graph import Recorder, Recording, Work
+from quire.services.worker.graphs.cuda_graph import Recordable, Recorder, Recording
 from quire.services.worker.graphs.step_edges import StepEdges
 from quire.services.worker.layers.forward_batch import ForwardBatch
-from quire.services.worker.lora.step_rows import StepRows
+from quire.services.worker.lora.step_adapter_rows import StepAdapterRows
 from quire.services.worker.sampling.choice import BoundChoice, PlainChoice
 from quire.services.worker.step.slots import NewBlocks
 from quire.services.worker.step.step_inputs import StepInputs
@@ -31,8 +31,10 @@ class KeptHidden:
 class RecordedStage:
     """A part of the layers: the rest of a step is elsewhere (runner/pipeline.py)."""
 
-    arrived: Tensor | None  # [most_tokens, hidden_size] where the stage before leaves its rows; None: this is the first
-    hands_on_all: bool  # a row of each token, to the next stage; else of those that are sampled behind
+    input_rows: (
+        Tensor | None
+    )  # [most_tokens, hidden_size] where the stage before leaves its rows; None: this is the first
+    outputs_all_tokens: bool  # a row of each token, to the next stage; else of those that are sampled behind
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +44,10 @@ class RecordedModel:
     forward: Callable[[ForwardBatch], Tensor]  # logits [num_logits, vocab_size] of a step, or what a stage hands on
     choice: PlainChoice | None  # None: nothing is sampled behind it
     edges: StepEdges
-    longest_seq: int
+    max_seq_len: int
     rows_per_prefix_tile: int  # 0: nothing is shared
     hidden: KeptHidden | None = None  # None: steps can end in sampling alone
-    adapters: StepRows | None = None  # None: no step has any
+    adapters: StepAdapterRows | None = None  # None: no step has any
     stage: RecordedStage | None = None  # None: all layers are here
     has_trees: bool = False  # steps with chunks come with what each token sees of a tree
 
@@ -54,14 +56,14 @@ class RecordedModel:
         """Whether the step that comes has adapters: those without have recordings of their own."""
         return self.adapters is not None and self.adapters.is_active
 
-    def arriving(self, num_tokens: int, recorded: int) -> Tensor | None:
+    def stage_input(self, num_tokens: int, recorded: int) -> Tensor | None:
         """Where a step of `num_tokens`, of a recording of `recorded`, reads the rows of the stage before; None where
         there is none. The padding behind them is zeros, whatever steps before have left there."""
-        if self.stage is None or self.stage.arrived is None:
+        if self.stage is None or self.stage.input_rows is None:
             return None
         if num_tokens < recorded:
-            self.stage.arrived[num_tokens:recorded].zero_()
-        return self.stage.arrived[:num_tokens]
+            self.stage.input_rows[num_tokens:recorded].zero_()
+        return self.stage.input_rows[:num_tokens]
 
 
 @dataclass(slots=True)
@@ -74,7 +76,7 @@ class RecordedStep:
 
     @classmethod
     def of(
-        cls, recorder: Recorder, columns: Tensor, forward: Work, choose: Callable[[Tensor], Tensor] | None
+        cls, recorder: Recorder, columns: Tensor, forward: Recordable, choose: Callable[[Tensor], Tensor] | None
     ) -> RecordedStep:
         first, *others = recorder.record(forward, *(() if choose is None else (choose,)))
         return cls(columns, first, others[0] if others else None)
@@ -89,7 +91,9 @@ class ReadyStep:
     _num_rows: int  # that forward() gives
     of_rows: bool  # logits are those of the step's rows; else of its samples
     hidden: Tensor | None = None  # [num_tokens, hidden_size] after forward(), until the next step's; None: not kept
-    arriving: Tensor | None = None  # [num_tokens, hidden_size] to be filled before forward(); None: of no other stage
+    stage_input: Tensor | None = (
+        None  # [num_tokens, hidden_size] to be filled before forward(); None: of no other stage
+    )
 
     def forward(self) -> Tensor:
         """[num_logits, vocab_size], or what a stage hands on; until the next step's."""
@@ -108,7 +112,7 @@ class ReadyStep:
 class StepGraphs(Protocol):
     """Recordings of one kind of step."""
 
-    one_row_each: bool  # steps are of one token a row
+    one_token_per_row: bool  # steps are of one token a row
 
     @property
     def keeps_hidden(self) -> bool:
@@ -125,8 +129,8 @@ class StepGraphs(Protocol):
     def forget_rows(self) -> None:
         """Slots have been released or admitted."""
 
-    def takes(self, inputs: StepInputs, new_blocks: NewBlocks) -> bool:
+    def accepts(self, inputs: StepInputs, new_blocks: NewBlocks) -> bool:
         """Whether one of the recordings has room for this step."""
 
     def prepare(self, inputs: StepInputs, new_blocks: NewBlocks) -> ReadyStep:
-        """Inputs to the device, of a step that takes() allows."""
+        """Inputs to the device, of a step that accepts() allows."""

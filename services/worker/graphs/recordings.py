@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 class NoGraphs:
     """Of a kind of step that is not recorded."""
 
-    one_row_each, keeps_hidden = False, False
+    one_token_per_row, keeps_hidden = False, False
     most_tokens = count = 0
 
-    def takes(self, inputs: StepInputs, new_blocks: NewBlocks) -> bool:
+    def accepts(self, inputs: StepInputs, new_blocks: NewBlocks) -> bool:
         return False
 
     def prepare(self, inputs: StepInputs, new_blocks: NewBlocks) -> ReadyStep:
@@ -56,7 +56,7 @@ class Recordings:
         if inputs.lags is not None:
             return None
         for graphs in self._kinds:
-            if (samples_alone or graphs.keeps_hidden) and graphs.takes(inputs, new_blocks):
+            if (samples_alone or graphs.keeps_hidden) and graphs.accepts(inputs, new_blocks):
                 return graphs
         return None
 

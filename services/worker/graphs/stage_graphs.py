@@ -46,12 +46,12 @@ class StageLayers:
         arrived = None
         if not model.stage.is_first:
             arrived = torch.zeros((most_tokens, model.config.hidden_size), dtype=dtype, device=device)
-        self.recorded = RecordedStage(arrived, hands_on_all=not model.stage.is_last)
+        self.recorded = RecordedStage(arrived, outputs_all_tokens=not model.stage.is_last)
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         """What this stage hands on: [num_tokens, hidden_size], the last one [num_samples, hidden_size]."""
         model, caches = self._model, self._caches
-        arrived, num_tokens = self.recorded.arrived, batch.token_ids.size(0)
+        arrived, num_tokens = self.recorded.input_rows, batch.token_ids.size(0)
         residual = model.embed(batch) if arrived is None else arrived[:num_tokens]
         if self._single_row is not None and num_tokens == 1:
             residual = self._single_row.layers(residual, batch, caches)
@@ -124,5 +124,5 @@ class SampleGraphs:
 
     def _choose(self, logits: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
         token_ids = self._choice.choose(logits, positions)
-        self._edges.end(slots, self._memory, token_ids)
+        self._edges.end_step(slots, self._memory, token_ids)
         return token_ids

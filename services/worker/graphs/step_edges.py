@@ -15,7 +15,7 @@ class DecodeColumns:
     """Inputs of a step of one token a row. All int32 [num_rows], on the device."""
 
     slots: Tensor
-    given: Tensor  # token ids; FED: the slot's last one
+    given: Tensor  # token ids; LAST_SAMPLED: the slot's last one
     positions: Tensor
     slot_mapping: Tensor
     seq_lens: Tensor  # this token included
@@ -24,10 +24,10 @@ class DecodeColumns:
     block_ids: Tensor
 
 
-FED = -1
+LAST_SAMPLED = -1
 
 
-class Feeding(Protocol):
+class StepInputColumns(Protocol):
     """Columns that say what a step begins with: int32, all of one length, on the device."""
 
     @property
@@ -46,26 +46,26 @@ class Feeding(Protocol):
 class StepEdges(Protocol):
     """The work before and behind the model in a recorded step: on CUDA one kernel each, where torch would take six."""
 
-    def begin(self, columns: Feeding, memory: SlotMemory) -> Tensor:
+    def begin_step(self, columns: StepInputColumns, memory: SlotMemory) -> Tensor:
         """Writes the new block ids to the tables; returns token ids, 0 for slots that have none to feed."""
 
-    def end(self, slots: Tensor, memory: SlotMemory, token_ids: Tensor) -> None:
+    def end_step(self, slots: Tensor, memory: SlotMemory, token_ids: Tensor) -> None:
         """Keeps `token_ids` as the last of `slots`."""
 
 
-class PlainEdges:
+class TorchStepEdges:
     """In plain torch, for tests and for devices without Triton."""
 
-    def begin(self, columns: Feeding, memory: SlotMemory) -> Tensor:
+    def begin_step(self, columns: StepInputColumns, memory: SlotMemory) -> Tensor:
         memory.block_tables.view(-1).index_copy_(0, columns.places.long(), columns.block_ids)
         last = memory.last_tokens.index_select(0, columns.slots).clamp(min=0)
         return columns.given.where(columns.given >= 0, last)
 
-    def end(self, slots: Tensor, memory: SlotMemory, token_ids: Tensor) -> None:
+    def end_step(self, slots: Tensor, memory: SlotMemory, token_ids: Tensor) -> None:
         memory.last_tokens.index_copy_(0, slots.long(), token_ids)
 
 
-class TritonEdges:
+class TritonStepEdges:
     """One kernel each."""
 
     def __init__(self) -> None:
@@ -73,11 +73,11 @@ class TritonEdges:
 
         self._kernels: Any = step_edges
 
-    def begin(self, columns: Feeding, memory: SlotMemory) -> Tensor:
+    def begin_step(self, columns: StepInputColumns, memory: SlotMemory) -> Tensor:
         token_ids: Tensor = self._kernels.begin_step(
             columns.slots, columns.given, columns.places, columns.block_ids, memory.last_tokens, memory.block_tables
         )
         return token_ids
 
-    def end(self, slots: Tensor, memory: SlotMemory, token_ids: Tensor) -> None:
+    def end_step(self, slots: Tensor, memory: SlotMemory, token_ids: Tensor) -> None:
         self._kernels.end_step(slots, token_ids, memory.last_tokens)

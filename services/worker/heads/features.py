@@ -23,10 +23,10 @@ class Features:
     def tensors(self) -> list[Tensor]:
         return []
 
-    def answer(self, arrays: list[Array]) -> Features:
+    def finish(self, arrays: list[Array]) -> Features:
         return self
 
-    def added_to(self, result: StepResult) -> StepResult:
+    def merge_into(self, result: StepResult) -> StepResult:
         """Only the worker's own drafter reads them."""
         return result
 

@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from quire.services.worker.device.staging import Staging
-from quire.services.worker.heads.late_interaction import LateComparer
+from quire.services.worker.heads.late_interaction import LateInteractionScorer
 from quire.services.worker.heads.port import Head, HeadLaunch, HeadRows
 from quire.services.worker.heads.sampling import SamplingHead
 from quire.services.worker.sampling.features.component import SlotState
@@ -28,17 +28,17 @@ class StepHeads:
     rows: tuple[HeadRows, ...]
 
     @property
-    def read_all(self) -> bool:
+    def reads_all_tokens(self) -> bool:
         """Whether the hidden states of all tokens are needed."""
         return any(rows.tokens is None for rows in self.rows)
 
-    def wanted(self, sampling_tokens: I32) -> I32:
+    def required_tokens(self, sampling_tokens: I32) -> I32:
         """Tokens whose hidden states are needed, if not all are: the sampling ones, then each head's."""
         return np.concatenate([sampling_tokens, *(rows.tokens for rows in self.rows if rows.tokens is not None)])
 
     def launch(self, hidden: Tensor, num_samples: int, staging: Staging) -> list[HeadLaunch]:
-        """`hidden` [num_tokens, hidden_size] if all are read, else [num_wanted, hidden_size] of wanted()."""
-        if self.read_all:
+        """`hidden` [num_tokens, hidden_size] if all are read, else [num_wanted, hidden_size] of required_tokens()."""
+        if self.reads_all_tokens:
             return self.launch_all(hidden, staging)
         ends = accumulate((len(rows.tokens) for rows in self.rows if rows.tokens is not None), initial=num_samples)
         return [rows.launch(hidden[a:b]) for rows, (a, b) in zip(self.rows, pairwise(ends), strict=True)]
@@ -51,7 +51,7 @@ class StepHeads:
         ]
 
 
-SAMPLES_ALONE = StepHeads(())  # what most steps end in
+SAMPLING_ONLY = StepHeads(())  # what most steps end in
 
 
 class Heads:
@@ -62,15 +62,16 @@ class Heads:
         self,
         sampler: Sampler,
         others: Sequence[Head],
-        told: Sequence[SlotState] = (),
-        late: LateComparer | None = None,
+        observers: Sequence[SlotState] = (),
+        late: LateInteractionScorer | None = None,
     ) -> None:
-        """`told`: who have to know of sequences, too; `late`: where pooled ones are compared, which their head asks."""
+        """`observers`: other per-slot state that is notified of admit() and release(); `late`:
+        scores documents against cached queries; None: this model compares none."""
         self._late = late
         self.sampling = SamplingHead(sampler)
         self._sampler = sampler
         self._others = list(others)
-        self._told = tuple(told)
+        self._observers = tuple(observers)
 
     def add(self, head: Head) -> None:
         """Before the first step."""
@@ -82,7 +83,7 @@ class Heads:
         try:
             if not admission.samples_nothing:
                 self._sampler.admit(slot, admission)
-            for head in (*self._others, *self._told):
+            for head in (*self._others, *self._observers):
                 head.admit(slot, admission)
         except QuireError:
             self.release(slot)
@@ -90,37 +91,37 @@ class Heads:
 
     def release(self, slot: int) -> None:
         self._sampler.release(slot)
-        for head in (*self._others, *self._told):
+        for head in (*self._others, *self._observers):
             head.release(slot)
 
     @property
     def num_query_vectors(self) -> int:
         """That are kept of queries."""
-        return self._late.most_vectors if self._late is not None else 0
+        return self._late.max_query_vectors if self._late is not None else 0
 
     @property
     def query_bytes(self) -> int:
         """That these take of the device's memory, at most."""
-        return self._late.most_bytes if self._late is not None else 0
+        return self._late.max_query_bytes if self._late is not None else 0
 
     def drop_queries(self, names: bytes) -> None:
         """Before the next step. `names`: of queries, one behind the other."""
         if self._late is not None:
-            self._late.drop(names)
+            self._late.drop_queries(names)
 
-    def forget_queries(self) -> None:
+    def clear_queries(self) -> None:
         if self._late is not None:
-            self._late.forget()
+            self._late.clear_queries()
 
-    def begin(self) -> None:
+    def prepare_step(self) -> None:
         """All sequences of the step that comes have been admitted."""
-        self._sampler.begin()
+        self._sampler.prepare_step()
 
-    def of(self, inputs: StepInputs) -> StepHeads:
-        """Once for every step, in order; SAMPLES_ALONE if it ends in nothing else."""
+    def for_step(self, inputs: StepInputs) -> StepHeads:
+        """Once for every step, in order; SAMPLING_ONLY if it ends in nothing else."""
         rows: tuple[HeadRows, ...] = ()
         for head in self._others:
             found = head.rows(inputs)
             if found is not None:
                 rows += (found,)
-        return StepHeads(rows) if rows else SAMPLES_ALONE
+        return StepHeads(rows) if rows else SAMPLING_ONLY

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.services.worker.heads.max_sim import Texts, max_sim
+from quire.services.worker.heads.max_sim import TokenVectors, max_sim
 from quire.services.worker.step.admission import SlotAdmission
 from quire.shared.columns import I32, NUMBER_BYTES
 from quire.shared.errors import FailedPrecondition, InvalidArgument, QuireError
@@ -26,7 +26,7 @@ MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Late:
+class LateRole:
     """What a slot's vectors are for."""
 
     name: bytes  # of the query
@@ -34,7 +34,7 @@ class Late:
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class ScoredDocuments:
     """Documents of a step, by index: those that have a score, in the order of `scores`, and those that have none."""
 
     scored: list[int]
@@ -42,42 +42,43 @@ class Compared:
     failed: dict[int, QuireError]
 
 
-class LateComparer:
+class LateInteractionScorer:
     """Of one worker. Steps come in order, and in each its queries before its documents."""
 
     def __init__(self, size: int, cache_bytes: int) -> None:
         """`size`: elements of a vector."""
         self._vector_bytes = ELEMENT_BYTES * size
-        self.most_vectors = cache_bytes // self._vector_bytes
-        self._late: dict[int, Late] = {}  # by slot
+        self.max_query_vectors = cache_bytes // self._vector_bytes
+        self._late: dict[int, LateRole] = {}  # by slot
         self._num_tokens: dict[bytes, int] = {}  # of the queries that have come, by name
         self._vectors: dict[bytes, Tensor] = {}  # float32 [num_vectors, size], of those that are computed
 
     @classmethod
-    def of(cls, settings: WorkerSettings, size: int) -> LateComparer:
+    def from_settings(cls, settings: WorkerSettings, size: int) -> LateInteractionScorer:
         return cls(size, settings.query_cache_mb * MIB)
 
     @property
-    def most_bytes(self) -> int:
+    def max_query_bytes(self) -> int:
         """That queries' vectors take."""
-        return self.most_vectors * self._vector_bytes
+        return self.max_query_vectors * self._vector_bytes
 
-    def admit(self, slot: int, admission: SlotAdmission) -> Late:
+    def admit(self, slot: int, admission: SlotAdmission) -> LateRole:
         """Of one that has a vector for each token. Raises QuireError."""
         if len(admission.query_id) != NAME_BYTES:
             text = f"query_id: {len(admission.query_id)} bytes, a name has {NAME_BYTES}"
             raise InvalidArgument(text, field="query_id")
-        late = Late(admission.query_id, admission.is_query)
+        late = LateRole(admission.query_id, admission.is_query)
         if late.is_query:
-            self._make_room(late.name, len(admission.token_ids) // NUMBER_BYTES)
+            self._reserve_vectors(late.name, len(admission.token_ids) // NUMBER_BYTES)
         self._late[slot] = late
         return late
 
-    def _make_room(self, name: bytes, num_tokens: int) -> None:
+    def _reserve_vectors(self, name: bytes, num_tokens: int) -> None:
         others = sum(count for other, count in self._num_tokens.items() if other != name)
-        if others + num_tokens > self.most_vectors:
+        if others + num_tokens > self.max_query_vectors:
             text = (
-                f"query_id: a query of {num_tokens} tokens beside {others} of others, the room is {self.most_vectors}"
+                f"query_id: a query of {num_tokens} tokens beside {others} of others, the room is "
+                f"{self.max_query_vectors}"
             )
             raise FailedPrecondition(text, field="query_id")
         self._num_tokens[name] = num_tokens
@@ -87,44 +88,44 @@ class LateComparer:
         if late is not None and late.is_query and late.name not in self._vectors:
             self._num_tokens.pop(late.name, None)  # called off before it was computed
 
-    def drop(self, names: bytes) -> None:
+    def drop_queries(self, names: bytes) -> None:
         """Before anything of the next step; `names`: one behind the other."""
         for at in range(0, len(names), NAME_BYTES):
             name = names[at : at + NAME_BYTES]
             self._vectors.pop(name, None)
             self._num_tokens.pop(name, None)
 
-    def forget(self) -> None:
+    def clear_queries(self) -> None:
         """All queries: weights have changed, or the attachment is over."""
         self._vectors.clear()
         self._num_tokens.clear()
 
-    def keep(self, slots: Sequence[int], vectors: Tensor, starts: I32) -> None:
+    def store_queries(self, slots: Sequence[int], vectors: Tensor, starts: I32) -> None:
         """`vectors` float32 [num_vectors, size] of queries, which begin at `starts` [num_slots + 1]."""
         for slot, begin, end in zip(slots, starts[:-1].tolist(), starts[1:].tolist(), strict=True):
             self._vectors[self._late[slot].name] = vectors[begin:end].clone()  # a view would keep all of the step
 
-    def compare(self, slots: Sequence[int], vectors: Tensor, starts: I32) -> Compared:
+    def score_documents(self, slots: Sequence[int], vectors: Tensor, starts: I32) -> ScoredDocuments:
         """`vectors` float32 [num_vectors, size] of documents, which begin at `starts` [num_slots + 1]."""
         names = [self._late[slot].name for slot in slots]
-        failed = {index: error for index, name in enumerate(names) if (error := self._refusal(name, vectors))}
+        failed = {index: error for index, name in enumerate(names) if (error := self._score_error(name, vectors))}
         scored = [index for index in range(len(names)) if index not in failed]
         if not scored:
-            return Compared([], None, failed)
-        documents = Texts(vectors, starts[:-1].astype(np.intp), np.diff(starts).astype(np.intp))
+            return ScoredDocuments([], None, failed)
+        documents = TokenVectors(vectors, starts[:-1].astype(np.intp), np.diff(starts).astype(np.intp))
         if failed:
-            documents = documents.of(np.array(scored))
-        return Compared(scored, max_sim(self._queries([names[index] for index in scored]), documents), failed)
+            documents = documents.select(np.array(scored))
+        return ScoredDocuments(scored, max_sim(self._queries([names[index] for index in scored]), documents), failed)
 
-    def _queries(self, names: Sequence[bytes]) -> Texts:
+    def _queries(self, names: Sequence[bytes]) -> TokenVectors:
         """Each vector once, however often its query is named."""
         different = {name: place for place, name in enumerate(dict.fromkeys(names))}
         vectors = [self._vectors[name] for name in different]
         ends = np.cumsum([0, *map(len, vectors)])
-        together = Texts(vectors[0] if len(vectors) == 1 else torch.cat(vectors), ends[:-1], np.diff(ends))
-        return together.of(np.array([different[name] for name in names], dtype=np.intp))
+        together = TokenVectors(vectors[0] if len(vectors) == 1 else torch.cat(vectors), ends[:-1], np.diff(ends))
+        return together.select(np.array([different[name] for name in names], dtype=np.intp))
 
-    def _refusal(self, name: bytes, vectors: Tensor) -> QuireError | None:
+    def _score_error(self, name: bytes, vectors: Tensor) -> QuireError | None:
         query = self._vectors.get(name)
         if query is None:
             return FailedPrecondition(f"query_id: no vectors of query {name.hex()} are here", field="query_id")
@@ -134,7 +135,7 @@ class LateComparer:
         return None
 
 
-def admit(late: LateComparer | None, slot: int, admission: SlotAdmission, by_token: bool) -> Late | None:
+def admit(late: LateInteractionScorer | None, slot: int, admission: SlotAdmission, by_token: bool) -> LateRole | None:
     """None: the sequence is neither a query nor a document. `late`: None: nothing is compared here; `by_token`: it has
     a vector for each token. Raises QuireError."""
     if not admission.query_id:

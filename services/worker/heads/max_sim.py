@@ -15,12 +15,12 @@ from quire.services.worker.device.staging import upload
 
 Ints = npt.NDArray[np.intp]
 
-MOST_PRODUCTS = 1 << 24  # of a batch, float32: 64 MiB
+MAX_PRODUCTS = 1 << 24  # of a batch, float32: 64 MiB
 
 
 @dataclass(frozen=True, slots=True)
-class Texts:
-    """Texts of different lengths, none of them empty."""
+class TokenVectors:
+    """TokenVectors of different lengths, none of them empty."""
 
     vectors: Tensor  # float32 [num_vectors, size]
     starts: Ints  # [num_texts] in these
@@ -30,8 +30,8 @@ class Texts:
     def longest(self) -> int:
         return int(self.lengths.max())
 
-    def of(self, texts: Ints) -> Texts:
-        return Texts(self.vectors, self.starts[texts], self.lengths[texts])
+    def select(self, texts: Ints) -> TokenVectors:
+        return TokenVectors(self.vectors, self.starts[texts], self.lengths[texts])
 
     def padded(self) -> Tensor:
         """[num_texts, longest, size]: behind a text's vectors its last one, again and again."""
@@ -40,31 +40,33 @@ class Texts:
         return self.vectors.index_select(0, places).view(len(self.starts), self.longest, -1)
 
 
-def max_sim(queries: Texts, documents: Texts) -> Tensor:
+def max_sim(queries: TokenVectors, documents: TokenVectors) -> Tensor:
     """float32 [num_documents]: of each, the sum over the vectors of the query that stands in its place of the greatest
     product with one of its own. Never waits for the device."""
     order = np.argsort(-documents.lengths, kind="stable")
-    scores = [_scores(queries.of(rows), documents.of(rows)) for rows in _batches(order, documents, queries.longest)]
+    scores = [
+        _scores(queries.select(rows), documents.select(rows)) for rows in _batches(order, documents, queries.longest)
+    ]
     found = torch.cat(scores)
     return found.index_select(0, upload(np.argsort(order), found.device))
 
 
-def _batches(order: Ints, documents: Texts, longest_query: int) -> Iterator[Ints]:
+def _batches(order: Ints, documents: TokenVectors, max_query_len: int) -> Iterator[Ints]:
     """Documents of like length, the longest first, so that padding is less than what is padded."""
     firsts = [0]
     longest = int(documents.lengths[order[0]])
     for place, length in enumerate(documents.lengths[order].tolist()):
-        if 2 * length < longest or (place - firsts[-1] + 1) * longest * longest_query > MOST_PRODUCTS:
+        if 2 * length < longest or (place - firsts[-1] + 1) * longest * max_query_len > MAX_PRODUCTS:
             firsts.append(place)
             longest = length
     return (order[begin:end] for begin, end in pairwise([*firsts, len(order)]) if begin < end)
 
 
-def _scores(queries: Texts, documents: Texts) -> Tensor:
+def _scores(queries: TokenVectors, documents: TokenVectors) -> Tensor:
     """One product for all. The padding of documents changes no maximum, that of queries counts nothing."""
     padded = documents.padded().transpose(1, 2)
     at_a_time = max(
-        1, MOST_PRODUCTS // (len(documents.starts) * documents.longest)
+        1, MAX_PRODUCTS // (len(documents.starts) * documents.longest)
     )  # a long one, beside a long document
     best = [torch.bmm(part, padded).amax(dim=2) for part in queries.padded().split(at_a_time, dim=1)]
     found = best[0] if len(best) == 1 else torch.cat(best, dim=1)

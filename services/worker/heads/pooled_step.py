@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from quire.services.worker.device.staging import Array
-from quire.services.worker.heads.late_interaction import LateComparer
+from quire.services.worker.heads.late_interaction import LateInteractionScorer
 from quire.services.worker.step.result import PooledColumns, StepResult
 from quire.shared.columns import F32, I32
 from quire.shared.errors import Internal, QuireError
@@ -31,9 +31,9 @@ class PooledStep:
         self.sizes += sizes
         self.vectors.append(vectors)
 
-    def add_scores(self, late: LateComparer, slots: Sequence[int], vectors: Tensor, starts: I32) -> None:
+    def add_scores(self, late: LateInteractionScorer, slots: Sequence[int], vectors: Tensor, starts: I32) -> None:
         """`vectors` float32 [num_vectors, size] of documents, which begin at `starts` [num_slots + 1]."""
-        compared = late.compare(slots, vectors, starts)
+        compared = late.score_documents(slots, vectors, starts)
         self.failed.update({slots[index]: error for index, error in compared.failed.items()})
         if compared.scores is not None:
             self.add([slots[index] for index in compared.scored], [1] * len(compared.scored), compared.scores)
@@ -42,7 +42,7 @@ class PooledStep:
     def tensors(self) -> list[Tensor]:
         return [torch.cat([part.flatten() for part in self.vectors])] if self.vectors else []
 
-    def answer(self, arrays: list[Array]) -> PooledVectors:
+    def finish(self, arrays: list[Array]) -> PooledVectors:
         """Slots ascending."""
         values: F32 = arrays[0] if arrays else np.zeros(0, np.float32)
         slots, sizes = self.slots, self.sizes
@@ -63,7 +63,7 @@ class PooledVectors:
     values: F32  # one after the other
     failed: dict[int, QuireError]
 
-    def added_to(self, result: StepResult) -> StepResult:
+    def merge_into(self, result: StepResult) -> StepResult:
         """A vector with NaN or infinity fails its sequence."""
         failures = [*result.failures, *self.failed.items()]
         if not self.slots:

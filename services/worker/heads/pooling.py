@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from quire.services.worker.heads import late_interaction
-from quire.services.worker.heads.late_interaction import Late, LateComparer
+from quire.services.worker.heads.late_interaction import LateInteractionScorer, LateRole
 from quire.services.worker.heads.pooled_step import PooledStep
 from quire.services.worker.heads.sentence_head import SentenceHead
 from quire.services.worker.layers.classifier import Classifier
@@ -26,14 +26,14 @@ from quire.shared import columns
 from quire.shared.columns import I32
 from quire.shared.errors import InvalidArgument
 from quire.shared.pb.common.v1 import pooling_pb2
-from quire.shared.worker_limits import MOST_POOLED_ELEMENTS
+from quire.shared.worker_limits import MAX_POOLED_ELEMENTS
 
 LAST, MEAN, CLS = pooling_pb2.POOLER_LAST, pooling_pb2.POOLER_MEAN, pooling_pb2.POOLER_CLS
 ALL, STEP = pooling_pb2.POOLER_ALL, pooling_pb2.POOLER_STEP
 
 
 @dataclass(frozen=True, slots=True)
-class AskedPooling:
+class PoolingSpec:
     """What a slot asked for."""
 
     pooler: pooling_pb2.Pooler
@@ -42,7 +42,7 @@ class AskedPooling:
     dimensions: int
     classifier: Classifier | None
     places: I32 | None = None  # of tokens that have a vector each, ascending; None: there is one of all
-    late: Late | None = None  # what these are for, where they stay here
+    late: LateRole | None = None  # what these are for, where they stay here
 
     @property
     def size(self) -> int:
@@ -56,13 +56,13 @@ class AskedPooling:
 
 
 @dataclass(frozen=True, slots=True)
-class PooledTokens:
+class PoolingChunk:
     """What a step computes of one slot's tokens."""
 
-    asked: AskedPooling
+    asked: PoolingSpec
     slot: int
     tokens: I32  # of the step, those that are read
-    ends: bool  # with its last token
+    is_last: bool  # with its last token
 
 
 class PoolingHead:
@@ -76,19 +76,19 @@ class PoolingHead:
         *,
         normalizes: bool = True,
         by_token: SentenceHead | None = None,
-        late: LateComparer | None = None,
-        one_by_one: bool = False,
+        late: LateInteractionScorer | None = None,
+        batch_invariant: bool = False,
     ) -> None:
         """`default`, `normalizes`: of sequences that leave the choice to the model. `by_token`: what stands behind the
-        hidden state of each single token; `late`: None: texts are not compared here. `one_by_one`: no vector is made
-        together with another, whose number may change its last bits."""
-        self._one_by_one = one_by_one
+        hidden state of each single token; `late`: None: texts are not compared here. `batch_invariant`: each
+        vector is computed alone, because the number of rows may change its last bits."""
+        self._batch_invariant = batch_invariant
         self._by_token, self._late = by_token, late
         self._normalizes = normalizes
         self._hidden_size = hidden_size
         self._classifier = classifier
         self._default = default
-        self._asked: dict[int, AskedPooling] = {}
+        self._asked: dict[int, PoolingSpec] = {}
         # Of slots that are computed in several steps: float32 [hidden_size] sums, or the states so far.
         self._sums: dict[int, Tensor] = {}
         self._states: dict[int, list[Tensor]] = {}
@@ -119,10 +119,10 @@ class PoolingHead:
         size = (params.dimensions or most) if classifier is None else classifier.num_classes
         places = token_places(pooler, params, columns.i32(admission.token_ids))
         if places is not None and admission.pooled_tokens:
-            places = chosen(admission.pooled_tokens, len(places))
+            places = requested_places(admission.pooled_tokens, len(places))
         by_token = places is not None and classifier is None
         late = late_interaction.admit(self._late, slot, admission, by_token)
-        asked = AskedPooling(pooler, num_tokens, normalize, size, classifier, places, late)
+        asked = PoolingSpec(pooler, num_tokens, normalize, size, classifier, places, late)
         check_size(asked.size)
         self._asked[slot] = asked
 
@@ -138,28 +138,28 @@ class PoolingHead:
             return None
         slots = inputs.slots.tolist()
         parts = [self._part(inputs, row, slot) for row, slot in enumerate(slots) if slot in self._asked]
-        parts = [part for part in parts if len(part.tokens) or part.ends]
+        parts = [part for part in parts if len(part.tokens) or part.is_last]
         return PoolingRows(self, parts) if parts else None
 
-    def _part(self, inputs: StepInputs, row: int, slot: int) -> PooledTokens:
+    def _part(self, inputs: StepInputs, row: int, slot: int) -> PoolingChunk:
         asked = self._asked[slot]
         start, end = (int(at) for at in inputs.query_start[row : row + 2])
         ends = int(inputs.seq_lens[row]) == asked.num_tokens
         if asked.places is not None:
             first = int(inputs.positions[start])
             here = asked.places[(asked.places >= first) & (asked.places < first + end - start)]
-            return PooledTokens(asked, slot, (here - first + start).astype(np.int32), ends)
+            return PoolingChunk(asked, slot, (here - first + start).astype(np.int32), ends)
         if asked.pooler == LAST:
             start = end - 1 if ends else end
         elif asked.pooler == CLS:
             end = start + (inputs.positions[start] == 0)
-        return PooledTokens(asked, slot, np.arange(start, end, dtype=np.int32), ends)
+        return PoolingChunk(asked, slot, np.arange(start, end, dtype=np.int32), ends)
 
-    def pool(self, parts: list[PooledTokens], hidden: Tensor) -> PooledStep:
+    def pool(self, parts: list[PoolingChunk], hidden: Tensor) -> PooledStep:
         """`hidden` [num_read, hidden_size or more]: those of the parts, one after the other."""
         step, at = PooledStep(), 0
-        compared: list[tuple[PooledTokens, Tensor]] = []
-        for together in self._runs(parts):
+        compared: list[tuple[PoolingChunk, Tensor]] = []
+        for together in self._groups(parts):
             count = sum(len(part.tokens) for part in together)
             states = hidden[at : at + count, : self._hidden_size]
             at += count
@@ -173,19 +173,19 @@ class PoolingHead:
             self._compare(compared, step)
         return step
 
-    def _runs(self, parts: list[PooledTokens]) -> Iterator[list[PooledTokens]]:
+    def _groups(self, parts: list[PoolingChunk]) -> Iterator[list[PoolingChunk]]:
         """Neighbours whose vectors are made together: a kernel for each of a hundred short texts takes longer to launch
         than the texts to compute."""
-        together: list[PooledTokens] = []
+        together: list[PoolingChunk] = []
         for part in parts:
-            if together and not (_may_join(part, together[-1]) and not self._one_by_one):
+            if together and not (_can_group(part, together[-1]) and not self._batch_invariant):
                 yield together
                 together = []
             together.append(part)
         if together:
             yield together
 
-    def _compare(self, compared: list[tuple[PooledTokens, Tensor]], step: PooledStep) -> None:
+    def _compare(self, compared: list[tuple[PoolingChunk, Tensor]], step: PooledStep) -> None:
         """Queries before the documents that are compared with them. Tensors: float32 [num_places, dimensions]."""
         assert self._late is not None, "somebody has been admitted with it"
         groups: dict[tuple[bool, int], list[tuple[int, Tensor]]] = {}  # by what is one matrix
@@ -198,29 +198,29 @@ class PoolingHead:
             if is_document:
                 step.add_scores(self._late, slots, vectors, starts)
             else:
-                self._late.keep(slots, vectors, starts)
+                self._late.store_queries(slots, vectors, starts)
 
-    def _by_place(self, part: PooledTokens, states: Tensor) -> Tensor | None:
+    def _by_place(self, part: PoolingChunk, states: Tensor) -> Tensor | None:
         """float32 [num_places, dimensions], once the slot's last token is computed."""
         kept = self._states.setdefault(part.slot, [])
         kept.append(states.to(torch.float32, copy=True))  # where they lie, the next step's may lie then
-        return self._vectors(part.asked, torch.cat(kept)) if part.ends else None
+        return self._vectors(part.asked, torch.cat(kept)) if part.is_last else None
 
-    def _whole(self, parts: list[PooledTokens], states: Tensor) -> Tensor | None:
+    def _whole(self, parts: list[PoolingChunk], states: Tensor) -> Tensor | None:
         """float32 [num_parts, dimensions] of parts of one kind that end, or None behind one that does not."""
-        if all(len(part.tokens) == 1 and part.slot not in self._sums for part in parts) and parts[0].ends:
-            return _made(parts[0].asked, states.float())
+        if all(len(part.tokens) == 1 and part.slot not in self._sums for part in parts) and parts[0].is_last:
+            return _finish_vectors(parts[0].asked, states.float())
         totals, at = [], 0
         for part in parts:
-            total = self._added(part.slot, states[at : at + len(part.tokens)])
+            total = self._add_to_sum(part.slot, states[at : at + len(part.tokens)])
             at += len(part.tokens)
-            if not part.ends:
+            if not part.is_last:
                 self._sums[part.slot] = total
                 return None
             totals.append(total / part.asked.num_tokens if part.asked.pooler == MEAN else total)
-        return _made(parts[0].asked, torch.stack(totals))
+        return _finish_vectors(parts[0].asked, torch.stack(totals))
 
-    def _vectors(self, asked: AskedPooling, states: Tensor) -> Tensor:
+    def _vectors(self, asked: PoolingSpec, states: Tensor) -> Tensor:
         """float32 [num_places, dimensions] of states [num_places, hidden_size]"""
         if asked.classifier is not None:
             return asked.classifier(states.t()).t()
@@ -228,7 +228,7 @@ class PoolingHead:
         vectors = vectors[:, : asked.dimensions]
         return torch.nn.functional.normalize(vectors, dim=1) if asked.normalize else vectors
 
-    def _added(self, slot: int, hidden: Tensor) -> Tensor:
+    def _add_to_sum(self, slot: int, hidden: Tensor) -> Tensor:
         """float32 [hidden_size]: with what earlier steps found."""
         total = hidden.sum(dim=0, dtype=torch.float32)
         before = self._sums.pop(slot, None)
@@ -250,7 +250,7 @@ def token_places(pooler: pooling_pb2.Pooler, params: pooling_pb2.PoolingParams, 
     return places
 
 
-def chosen(column: bytes, num_tokens: int) -> I32:
+def requested_places(column: bytes, num_tokens: int) -> I32:
     """`column`: u32, the places that are told. Raises InvalidArgument."""
     if len(column) % columns.NUMBER_BYTES:
         raise InvalidArgument("params: pooled_tokens is no column", field="params")
@@ -263,18 +263,18 @@ def chosen(column: bytes, num_tokens: int) -> I32:
 
 def check_size(size: int) -> None:
     """Raises InvalidArgument for more elements than may be told of a sequence."""
-    if size > MOST_POOLED_ELEMENTS:
-        text = f"pooling: its vectors have {size} elements, the limit is {MOST_POOLED_ELEMENTS}; see dimensions"
+    if size > MAX_POOLED_ELEMENTS:
+        text = f"pooling: its vectors have {size} elements, the limit is {MAX_POOLED_ELEMENTS}; see dimensions"
         raise InvalidArgument(text, field="pooling")
 
 
-def _may_join(part: PooledTokens, other: PooledTokens) -> bool:
+def _can_group(part: PoolingChunk, other: PoolingChunk) -> bool:
     """Whether both end, with one vector of the same kind each."""
-    whole = part.ends and other.ends and part.asked.places is None and other.asked.places is None
+    whole = part.is_last and other.is_last and part.asked.places is None and other.asked.places is None
     return whole and part.asked.kind == other.asked.kind
 
 
-def _made(asked: AskedPooling, totals: Tensor) -> Tensor:
+def _finish_vectors(asked: PoolingSpec, totals: Tensor) -> Tensor:
     """float32 [num_parts, dimensions] of states [num_parts, hidden_size]"""
     if asked.classifier is not None:
         return asked.classifier(totals.t()).t()
@@ -287,7 +287,7 @@ class PoolingRows:
     """The slots of a step that are pooled."""
 
     _head: PoolingHead
-    _parts: list[PooledTokens]
+    _parts: list[PoolingChunk]
 
     @property
     def tokens(self) -> I32:

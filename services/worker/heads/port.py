@@ -18,10 +18,10 @@ from quire.services.worker.step.step_inputs import StepInputs
 from quire.shared.columns import I32
 
 
-class HeadAnswer(Protocol):
+class HeadResult(Protocol):
     """What a head found in a step, on the host."""
 
-    def added_to(self, result: StepResult) -> StepResult:
+    def merge_into(self, result: StepResult) -> StepResult:
         """Returns the step's result with it."""
 
 
@@ -32,7 +32,7 @@ class HeadLaunch(Protocol):
     def tensors(self) -> list[Tensor]:
         """What is to be copied to the host."""
 
-    def answer(self, arrays: list[Array]) -> HeadAnswer:
+    def finish(self, arrays: list[Array]) -> HeadResult:
         """`arrays`: the values of `tensors`. Any thread may ask, once."""
 
 

@@ -20,11 +20,11 @@ from quire.shared import columns
 from quire.shared.columns import I32
 from quire.shared.errors import InvalidArgument
 
-PIECE = 128  # rows of logits at a time: of a vocabulary of 152k that is 78 MB in float32
+MAX_ROWS_AT_ONCE = 128  # rows of logits at a time: of a vocabulary of 152k that is 78 MB in float32
 
 
 @dataclass(frozen=True, slots=True)
-class AskedLogprobs:
+class PromptLogprobsSpec:
     """What a slot wants to know about its prompt."""
 
     prompt: I32
@@ -46,17 +46,17 @@ class PromptRows:
 
 
 @dataclass(frozen=True, slots=True)
-class PromptColumns:
+class PromptLogprobsResult:
     """The log-probabilities of a step's prompt positions, on the host."""
 
     columns: PromptLogprobColumns
 
-    def added_to(self, result: StepResult) -> StepResult:
+    def merge_into(self, result: StepResult) -> StepResult:
         return result._replace(prompt_logprobs=self.columns)
 
 
 @dataclass(frozen=True, slots=True)
-class PromptEntries:
+class PromptLogprobsLaunch:
     """The same on the device."""
 
     rows: PromptRows
@@ -66,8 +66,8 @@ class PromptEntries:
     def tensors(self) -> list[Tensor]:
         return [self.entries.token_ids, self.entries.logprobs, self.entries.ranks]
 
-    def answer(self, arrays: list[Array]) -> PromptColumns:
-        return PromptColumns(
+    def finish(self, arrays: list[Array]) -> PromptLogprobsResult:
+        return PromptLogprobsResult(
             PromptLogprobColumns(
                 np.array(self.rows.slots, dtype=np.uint32),
                 np.array(self.rows.positions, dtype=np.uint32),
@@ -77,7 +77,7 @@ class PromptEntries:
 
 
 @dataclass(frozen=True, slots=True)
-class BoundPrompts:
+class PromptLogprobRows:
     """A step's rows for this head."""
 
     rows: PromptRows
@@ -87,7 +87,7 @@ class BoundPrompts:
     def tokens(self) -> I32:
         return self.rows.tokens
 
-    def launch(self, hidden: Tensor) -> PromptEntries:
+    def launch(self, hidden: Tensor) -> PromptLogprobsLaunch:
         return self._head.collect(hidden, self.rows)
 
 
@@ -104,7 +104,7 @@ class PromptLogprobsHead:
         self._settings = settings
         self._device = device
         self._logits_of = logits_of
-        self._asked: dict[int, AskedLogprobs] = {}
+        self._asked: dict[int, PromptLogprobsSpec] = {}
 
     def admit(self, slot: int, admission: SlotAdmission) -> None:
         sampling = admission.sampling
@@ -121,14 +121,14 @@ class PromptLogprobsHead:
         prompt = columns.i32(admission.token_ids)[: admission.num_prompt_tokens]
         if first < len(prompt):
             # Lists begin at prompt_logprob_start, where position 0 has no answer.
-            self._asked[slot] = AskedLogprobs(prompt, first, count, named[first - sampling.prompt_logprob_start :])
+            self._asked[slot] = PromptLogprobsSpec(prompt, first, count, named[first - sampling.prompt_logprob_start :])
 
     def release(self, slot: int) -> None:
         self._asked.pop(slot, None)
 
-    def rows(self, inputs: StepInputs) -> BoundPrompts | None:
+    def rows(self, inputs: StepInputs) -> PromptLogprobRows | None:
         rows = self._rows(inputs) if self._asked else None
-        return None if rows is None else BoundPrompts(rows, self)
+        return None if rows is None else PromptLogprobRows(rows, self)
 
     def _rows(self, inputs: StepInputs) -> PromptRows | None:
         """None if the step computes nothing that was asked for."""
@@ -140,7 +140,7 @@ class PromptLogprobsHead:
             np.concatenate([part.tokens for part in parts]),
             np.concatenate([part.targets for part in parts]),
             np.concatenate([part.counts for part in parts]),
-            _stacked(parts),
+            _stack_names(parts),
             [slot for part in parts for slot in part.slots],
             [len(part.tokens) for part in parts],
         )
@@ -154,19 +154,21 @@ class PromptLogprobsHead:
         if reached >= len(asked.prompt) - 1:
             del self._asked[slot]
         tokens = positions - (begin + 1) + start
-        names = _named(asked.named, positions - asked.first) if asked.named else None
+        names = _named_ids(asked.named, positions - asked.first) if asked.named else None
         counts = np.full(len(positions), asked.count) if names is None else (names >= 0).sum(axis=1)
         targets = asked.prompt[positions]
         return PromptRows(tokens.astype(np.int32), targets, counts.astype(np.int32), names, [slot], [len(tokens)])
 
-    def collect(self, hidden: Tensor, rows: PromptRows) -> PromptEntries:
+    def collect(self, hidden: Tensor, rows: PromptRows) -> PromptLogprobsLaunch:
         """`hidden` [num_rows, hidden_size] behind the rows' tokens."""
         slots = np.repeat(np.array(rows.slots, dtype=np.int64), rows.positions)
         pieces = [
             self._collect(
-                self._logits_of(hidden[at : at + PIECE], slots[at : at + PIECE]).float(), rows, slice(at, at + PIECE)
+                self._logits_of(hidden[at : at + MAX_ROWS_AT_ONCE], slots[at : at + MAX_ROWS_AT_ONCE]).float(),
+                rows,
+                slice(at, at + MAX_ROWS_AT_ONCE),
             )
-            for at in range(0, len(rows.tokens), PIECE)
+            for at in range(0, len(rows.tokens), MAX_ROWS_AT_ONCE)
         ]
         entries = RowLogprobs(
             rows.counts,
@@ -174,7 +176,7 @@ class PromptLogprobsHead:
             torch.cat([piece.logprobs for piece in pieces]),
             torch.cat([piece.ranks for piece in pieces]),
         )
-        return PromptEntries(rows, entries)
+        return PromptLogprobsLaunch(rows, entries)
 
     def _collect(self, logits: Tensor, rows: PromptRows, piece: slice) -> RowLogprobs:
         values = self._settings.mode.values(logits)
@@ -186,7 +188,7 @@ class PromptLogprobsHead:
         return entries(self._settings.mode.vocabulary, values, targets, others, rows.counts[piece])
 
 
-def _named(named: list[I32], at: Rows | I32) -> I32:
+def _named_ids(named: list[I32], at: Rows | I32) -> I32:
     """[num_positions, most named], -1 behind a position's own."""
     lists = [named[i] if i < len(named) else named[0][:0] for i in at.tolist()]
     out = np.full((len(lists), max(map(len, lists), default=0)), -1, dtype=np.int32)
@@ -195,7 +197,7 @@ def _named(named: list[I32], at: Rows | I32) -> I32:
     return out
 
 
-def _stacked(parts: list[PromptRows]) -> I32 | None:
+def _stack_names(parts: list[PromptRows]) -> I32 | None:
     """The names of all parts, [num_rows, most entries], -1 where there are none; None if no part has any."""
     if all(part.names is None for part in parts):
         return None

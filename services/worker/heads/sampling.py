@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from quire.services.worker.device.staging import upload
-from quire.services.worker.sampling.accept import Choose, accept, choose_coupled
+from quire.services.worker.sampling.accept import ChooseTokens, accept_drafts, choose_coupled
 from quire.services.worker.sampling.features.component import Positions
-from quire.services.worker.sampling.sampler import Plain, Sampled, Sampler
+from quire.services.worker.sampling.sampler import PlainRows, SampledTokens, Sampler
 from quire.services.worker.step.drafts.drafts import DraftRows
 from quire.services.worker.step.drafts.tree_rows import NO_TOKEN
 from quire.services.worker.step.slot_memory import SlotMemory
@@ -20,19 +20,19 @@ class SamplingHead:
 
     def __init__(self, sampler: Sampler) -> None:
         self.sampler = sampler
-        self.choose_draft: Choose = choose_coupled
+        self.choose_tokens: ChooseTokens = choose_coupled
 
-    def plain(self, slots: Rows) -> Plain | None:
+    def plain(self, slots: Rows) -> PlainRows | None:
         """What `slots` [num_rows] ask for, if a graph can choose for them."""
         return self.sampler.plain(slots)
 
     def launch(
         self, logits: Tensor, inputs: StepInputs, memory: SlotMemory, *, slots: Tensor, positions: Tensor
-    ) -> Sampled:
+    ) -> SampledTokens:
         """`logits` [num_samples, vocab_size], may be overwritten; `slots` and `positions`, int32 [num_samples], are the
         inputs' sampling_slots and sample_positions on the device.
 
-        Where nothing could be chosen, -1 is kept as the last token: what feeds it to a model makes it 0.
+        Where nothing could be requested_places, -1 is kept as the last token: what feeds it to a model makes it 0.
         """
         if inputs.drafts is not None:
             return self._verify(logits, inputs, inputs.drafts, memory, positions)
@@ -42,12 +42,12 @@ class SamplingHead:
 
     def _verify(
         self, logits: Tensor, inputs: StepInputs, drafts: DraftRows, memory: SlotMemory, positions: Tensor
-    ) -> Sampled:
-        """As many tokens of each slot as its drafts are right, and one more; REFUSED behind them."""
-        ahead = upload(drafts.ahead, logits.device)
+    ) -> SampledTokens:
+        """As many tokens of each slot as its drafts are right, and one more; REJECTED behind them."""
+        ahead = upload(drafts.preceding_drafts, logits.device)
         ready = self.sampler.process(
             logits, inputs.sampling_slots, Positions(inputs.sample_positions, positions, ahead)
         )
-        chosen = self.choose_draft(ready, drafts)
-        token_ids = accept(chosen, drafts, memory.last_tokens, memory.scratch_slot)
-        return ready.settle(token_ids.clamp(min=NO_TOKEN)).with_tokens(token_ids)
+        requested_places = self.choose_tokens(ready, drafts)
+        token_ids = accept_drafts(requested_places, drafts, memory.last_tokens, memory.scratch_slot)
+        return ready.finish(token_ids.clamp(min=NO_TOKEN)).with_tokens(token_ids)

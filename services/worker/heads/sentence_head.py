@@ -28,7 +28,9 @@ class SentenceHead:
         self._denses = denses
 
     @classmethod
-    def of(cls, folder: Path, plain: SentenceModel, device: torch.device, *, load: bool = True) -> SentenceHead:
+    def from_folder(
+        cls, folder: Path, plain: SentenceModel, device: torch.device, *, load: bool = True
+    ) -> SentenceHead:
         """`plain`: of a folder without modules.json. `load`: else weights are random, as the model's are."""
         found = read_sentence_model(folder) or plain
         denses = tuple(Dense(folder, one, device, load=load) for one in found.denses)

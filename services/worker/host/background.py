@@ -12,7 +12,7 @@ Result = TypeVar("Result")
 Jobs = queue.SimpleQueue[Callable[[], None] | None]
 
 
-class Background:
+class BackgroundThreads:
     """Jobs are begun in order. The threads end with this object; one that never ends keeps no process from leaving."""
 
     def __init__(self, name: str, num_threads: int = 1, begin: Callable[[], None] = lambda: None) -> None:

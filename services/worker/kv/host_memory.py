@@ -27,7 +27,7 @@ from quire.shared.columns import U32
 from quire.shared.errors import InvalidArgument
 from quire.shared.logs import logger
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
-from quire.shared.worker_limits import MOST_BLOCKS
+from quire.shared.worker_limits import MAX_BLOCKS
 
 log = logger("worker.host_memory")
 
@@ -58,14 +58,14 @@ class BlockMove:
         return cls(order.to_host, blocks, places, names)
 
 
-class Moving(Protocol):
+class PendingCopy(Protocol):
     """A move that has been begun."""
 
     def wait(self) -> None:
         """Until it is done. Any thread may ask."""
 
 
-class Region(Protocol):
+class PersistentRegion(Protocol):
     """Memory that outlives the worker."""
 
     @property
@@ -73,23 +73,23 @@ class Region(Protocol):
         """[num_places, block_bytes]"""
 
     @property
-    def found(self) -> Mapping[int, bytes]:
+    def restored(self) -> Mapping[int, bytes]:
         """Names by place, of what an earlier life has left, the first written first."""
 
     def clear(self, place: int) -> None:
         """Before it is written."""
 
-    def put(self, place: int, name: bytes) -> None:
+    def commit(self, place: int, name: bytes) -> None:
         """All of it is there."""
 
-    def renew(self, identity: bytes) -> None:
+    def reset(self, identity: bytes) -> None:
         """Nothing is there any more; what comes is of that identity."""
 
 
 class HostMemory:
     """Owns the places. Moves take place in the order in which they are begun."""
 
-    def __init__(self, caches: Sequence[LayerCache], num_places: int, region: Region | None = None) -> None:
+    def __init__(self, caches: Sequence[LayerCache], num_places: int, region: PersistentRegion | None = None) -> None:
         """`region`: memory that outlives the worker; None: its own."""
         whole = caches[0].all_layers
         self._parts = _parts_of(caches) if whole is None else list(whole)  # [num_blocks, words of a block] each
@@ -109,7 +109,7 @@ class HostMemory:
             _pin(self._memory)
         self._stream = None if whole is None else torch.cuda.Stream()
         self._region, self._lock = region, threading.Lock()
-        self._content = {} if region is None else dict(region.found)  # names, by place
+        self._content = {} if region is None else dict(region.restored)  # names, by place
         self._writes = [0] * num_places  # begun, of each place
         self._bytes = self._memory.view(num_places, -1).view(torch.uint8).numpy()
 
@@ -120,23 +120,27 @@ class HostMemory:
 
     def fill(self, place: int, name: bytes, content: bytearray) -> None:
         """Any thread, of a place that nothing moves from or to."""
-        writes = self._begin_writing([place])
+        writes = self._invalidate([place])
         self._bytes[place] = np.frombuffer(content, dtype=np.uint8)
         self._content[place] = name
-        self._written([place], writes, [name])
+        self._commit([place], writes, [name])
 
-    def begin(self, move: BlockMove) -> Moving:
+    def start_move(self, move: BlockMove) -> PendingCopy:
         """Behind the steps that have been launched, and the moves that have been begun. What a place holds is not known
         if it raises what torch does."""
         places = move.places.tolist()
         if not move.to_host:
-            return self._begin(move, places)
-        writes = self._begin_writing(places)
-        moving = self._begin(move, places)
+            return self._start_copy(move, places)
+        writes = self._invalidate(places)
+        pending = self._start_copy(move, places)
         self._content.update(zip(places, move.names, strict=True))
-        return moving if self._region is None else _Kept(moving, lambda: self._written(places, writes, move.names))
+        return (
+            pending
+            if self._region is None
+            else _CommittedCopy(pending, lambda: self._commit(places, writes, move.names))
+        )
 
-    def _begin_writing(self, places: list[int]) -> list[int]:
+    def _invalidate(self, places: list[int]) -> list[int]:
         """They hold nothing until it is told that they do; returns what to tell it with."""
         with self._lock:
             for place in places:
@@ -146,19 +150,19 @@ class HostMemory:
                     self._region.clear(place)
             return [self._writes[place] for place in places]
 
-    def _written(self, places: list[int], writes: list[int], names: list[bytes]) -> None:
+    def _commit(self, places: list[int], writes: list[int], names: list[bytes]) -> None:
         """All of it is there; those that have been written again since are another's to tell."""
         if self._region is None:
             return
         with self._lock:
             for place, write, name in zip(places, writes, names, strict=True):
                 if self._writes[place] == write:
-                    self._region.put(place, name)
+                    self._region.commit(place, name)
 
-    def _begin(self, move: BlockMove, places: list[int]) -> Moving:
+    def _start_copy(self, move: BlockMove, places: list[int]) -> PendingCopy:
         if self._stream is None:
             self._copy(move)
-            return _Done()
+            return _FinishedCopy()
         steps = torch.cuda.current_stream()
         with torch.cuda.stream(self._stream):
             self._stream.wait_stream(steps)
@@ -167,21 +171,21 @@ class HostMemory:
                 self._copy_staged(move.to_host, move.blocks[start : start + most], places[start : start + most])
             done = torch.cuda.Event()
             done.record(self._stream)
-        return _Recorded(done)
+        return _EventCopy(done)
 
-    def held(self) -> dict[int, bytes]:
+    def contents(self) -> dict[int, bytes]:
         """Names by place, once all moves are done."""
         if self._stream is not None:
             self._stream.synchronize()
         return dict(self._content)
 
-    def forget(self, identity: bytes) -> None:
+    def reset(self, identity: bytes) -> None:
         """What comes is of that identity."""
         with self._lock:
             self._content.clear()
             self._writes = [write + 1 for write in self._writes]
             if self._region is not None:
-                self._region.renew(identity)
+                self._region.reset(identity)
 
     def _copy(self, move: BlockMove) -> None:
         blocks, places = (torch.from_numpy(ids.astype(np.int64)) for ids in (move.blocks, move.places))
@@ -212,10 +216,10 @@ def count_places(gib: float, shape: BlockShape, already: int = 0, num_ranks: int
     """As many as there is room for in so many GiB, of which `already` bytes are there, and each of the ranks has its
     share; equally many ranks are on each host. Raises InvalidArgument."""
     num_places, free = int(gib * GIB) // (shape.num_bytes * num_ranks), free_host_bytes() + already
-    if not 1 <= num_places <= MOST_BLOCKS:
+    if not 1 <= num_places <= MAX_BLOCKS:
         raise InvalidArgument(
             f"kv_offloading_size: {gib} GiB has room for {num_places} blocks of {shape.num_bytes} bytes; 1 to "
-            f"{MOST_BLOCKS} are possible",
+            f"{MAX_BLOCKS} are possible",
             field="kv_offloading_size",
         )
     if num_places * shape.num_bytes * num_ranks // num_hosts > free:
@@ -227,10 +231,12 @@ def count_places(gib: float, shape: BlockShape, already: int = 0, num_ranks: int
     return num_places
 
 
-def open_host_memory(caches: Sequence[LayerCache], num_places: int, region: Region | None = None) -> HostMemory:
+def open_host_memory(
+    caches: Sequence[LayerCache], num_places: int, region: PersistentRegion | None = None
+) -> HostMemory:
     started = time.perf_counter()
     memory = HostMemory(caches, num_places, region)
-    found, took_s = len(memory.held()), round(time.perf_counter() - started, 2)
+    found, took_s = len(memory.contents()), round(time.perf_counter() - started, 2)
     log.info("host memory for KV", blocks=num_places, found=found, seconds=took_s)
     return memory
 
@@ -243,24 +249,24 @@ def _pin(memory: Tensor) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _CommittedCopy:
     """A move whose end is noted."""
 
-    moving: Moving
+    pending: PendingCopy
     note: Callable[[], None]
 
     def wait(self) -> None:
-        self.moving.wait()
+        self.pending.wait()
         self.note()
 
 
-class _Done:
+class _FinishedCopy:
     def wait(self) -> None:
         """It is."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Recorded:
+class _EventCopy:
     event: torch.cuda.Event
 
     def wait(self) -> None:

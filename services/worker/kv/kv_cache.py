@@ -36,33 +36,33 @@ class LayerCache:
     all_layers: Tensor | None = None
     group: int = 0  # whose pages it reads
     block_size: int = 0  # of a layer that keeps a state
-    beside: LayerCache | None = None  # of what the layer keeps in a further group
+    second: LayerCache | None = None  # of what the layer keeps in a further group
 
     @property
     def parts(self) -> tuple[Tensor, ...]:
         """What it has memory of its own for."""
         own = (self.k,) if self.v is self.k else (self.k, self.v)
-        return own if self.beside is None else own + self.beside.parts
+        return own if self.second is None else own + self.second.parts
 
     @property
     def last_group(self) -> int:
         """Of those whose pages the layer reads."""
-        return self.group if self.beside is None else self.beside.last_group
+        return self.group if self.second is None else self.second.last_group
 
 
-def of_layers(memory: list[LayerCache], layout: KVLayout) -> list[LayerCache]:
+def caches_by_layer(memory: list[LayerCache], layout: KVLayout) -> list[LayerCache]:
     """By layer. `memory`: by place in a page, which layers of several groups have in common."""
     found = []
     for kept in layout.places:
         cache: LayerCache | None = None
         for group, place in reversed(kept):
-            cache = replace(_of_group(memory[place], layout, group), beside=cache)
+            cache = replace(_group_view(memory[place], layout, group), second=cache)
         assert cache is not None, "a layer keeps something"
         found.append(cache)
     return found
 
 
-def _of_group(shared: LayerCache, layout: KVLayout, group: int) -> LayerCache:
+def _group_view(shared: LayerCache, layout: KVLayout, group: int) -> LayerCache:
     if not isinstance(layout.groups[group].spec, State):
         return replace(shared, group=group)
     k, v = (part.flatten(1).view(torch.float32) for part in (shared.k, shared.v))

@@ -17,7 +17,7 @@ log = logger("worker.memory")
 
 GIB = 1 << 30
 CPU_SHARE = 10  # a tenth of what is free: the host has other things to do
-CPU_MOST_BYTES = 4 * GIB
+MAX_CPU_BYTES = 4 * GIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def cpu_budget(wanted_gib: float) -> int:
             text = f"this host has {there:.1f} GiB of memory, of which {free:.1f} are free"
             raise InvalidArgument(f"cpu_kv_cache_gib: {wanted_gib:g}: {text}", field="cpu_kv_cache_gib")
         return int(wanted_gib * GIB)
-    return min(free_host_bytes() // CPU_SHARE, CPU_MOST_BYTES)
+    return min(free_host_bytes() // CPU_SHARE, MAX_CPU_BYTES)
 
 
 def cuda_budget(utilization: float, total_bytes: int, other_bytes: int) -> int:
@@ -61,7 +61,7 @@ def cuda_budget(utilization: float, total_bytes: int, other_bytes: int) -> int:
     return int(total_bytes * utilization) - other_bytes
 
 
-def forget_cuda_peak() -> None:
+def reset_cuda_peak_stats() -> None:
     """Loading may have needed more than running will."""
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()

@@ -24,15 +24,15 @@ from quire.shared.process.supervision import Tasks
 
 log = logger("worker.kv_transfer")
 
-MOST_AT_A_TIME = 4  # fetches; others wait for their turn
+MAX_CONCURRENT_FETCHES = 4  # fetches; others wait for their turn
 
 
 class FetchReceiver(Protocol):
     """The attachment that ordered it."""
 
-    def fetched(self, done: pb.BlocksFetched) -> None: ...
+    def blocks_fetched(self, done: pb.BlocksFetched) -> None: ...
 
-    def break_off(self, reason: str) -> None:
+    def abort_session(self, reason: str) -> None:
         """The order breaks the session."""
 
 
@@ -42,7 +42,7 @@ class PageWriter(Protocol):
     async def write_pages(self, receiver: FetchReceiver, blocks: U32, pages: Tensor | PeerBlocks) -> None:
         """Returns once they can be read. Raises FailedPrecondition if the attachment is over."""
 
-    async def believe_pages(self, receiver: FetchReceiver, blocks: U32, hashes: list[bytes]) -> None:
+    async def commit_pages(self, receiver: FetchReceiver, blocks: U32, hashes: list[bytes]) -> None:
         """All has come, and is what was wanted. Raises as write_pages does."""
 
     def may_write(self, receiver: FetchReceiver) -> bool:
@@ -60,7 +60,7 @@ class Fetcher:
 
     def __init__(self, writer: PageWriter, transport: PageTransport, num_blocks: int, metrics: WorkerMetrics) -> None:
         self._writer, self._transport, self._num_blocks, self._metrics = writer, transport, num_blocks, metrics
-        self._turns = asyncio.Semaphore(MOST_AT_A_TIME)
+        self._semaphore = asyncio.Semaphore(MAX_CONCURRENT_FETCHES)
         self._tasks = Tasks()
 
     def fetch(self, receiver: FetchReceiver, order: pb.FetchBlocks) -> None:
@@ -68,7 +68,7 @@ class Fetcher:
         try:
             targets, wanted = self._wanted(order)
         except (PlanViolation, ValueError) as violation:
-            receiver.break_off(f"fetch {order.fetch_id} breaks the session: {violation}")
+            receiver.abort_session(f"fetch {order.fetch_id} breaks the session: {violation}")
             return
         self._tasks.start(f"fetch {order.fetch_id}", self._fetch(receiver, order.fetch_id, targets, wanted))
 
@@ -91,8 +91,8 @@ class Fetcher:
     async def _fetch(self, receiver: FetchReceiver, fetch_id: int, targets: U32, wanted: WantedPages) -> None:
         done = pb.BlocksFetched(fetch_id=fetch_id)
         try:
-            async with self._turns:
-                done.fetch_us = await self._bring(receiver, targets, wanted)
+            async with self._semaphore:
+                done.fetch_us = await self._receive_pages(receiver, targets, wanted)
             self._metrics.kv_received.inc(len(targets) * wanted.block_bytes)
         except QuireError as error:
             done.error.CopyFrom(to_proto(error))
@@ -103,9 +103,9 @@ class Fetcher:
             self._metrics.kv_fetches_failed.inc()
             log.warning("blocks did not come", source=wanted.source.worker_id, reason=done.error.message)
         if self._writer.may_write(receiver):
-            receiver.fetched(done)
+            receiver.blocks_fetched(done)
 
-    async def _bring(self, receiver: FetchReceiver, targets: U32, wanted: WantedPages) -> int:
+    async def _receive_pages(self, receiver: FetchReceiver, targets: U32, wanted: WantedPages) -> int:
         """Returns how long it took, microseconds, without the wait for the first page."""
         first_ns = 0
         async with aclosing(self._transport.fetch(wanted)) as arrivals:
@@ -115,7 +115,7 @@ class Fetcher:
                 part = slice(arrived.first, arrived.first + len(arrived.content))
                 await self._writer.write_pages(receiver, targets[part], arrived.content)
         self._check_layout(wanted)
-        await self._writer.believe_pages(receiver, targets, wanted.hashes)
+        await self._writer.commit_pages(receiver, targets, wanted.hashes)
         return (time.perf_counter_ns() - first_ns) // 1000
 
     def _check_layout(self, wanted: WantedPages) -> None:

@@ -19,24 +19,24 @@ import torch
 
 from quire.services.worker.kv_transfer.checksums import Bytes2D, checksums
 from quire.services.worker.kv_transfer.peer_pages import PeerBlocks, PeerPages, SharedPages
-from quire.services.worker.kv_transfer.transport import ArrivedPages, WantedPages, WrongPages
+from quire.services.worker.kv_transfer.transport import FetchedPages, PageMismatch, WantedPages
 from quire.shared import columns
 from quire.shared.columns import U32, ColumnError
 from quire.shared.errors import Unavailable
 from quire.shared.logs import logger
 from quire.shared.pb.worker.v1 import kv_transfer_pb2 as pb
 from quire.shared.pb.worker.v1 import kv_transfer_pb2_grpc
-from quire.shared.process.supervision import is_asked_to_end
+from quire.shared.process.supervision import is_cancel_requested
 from quire.shared.rpc.trust import Dialler
 
 log = logger("worker.kv_transfer")
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["KVTransferService"].full_name
-FIRST_PART_S = 30.0  # a step may be computed first, and others may be served
-NEXT_PART_S = 5.0
-LEAST_BYTES_PER_S = 4 << 20  # of the whole: a worker that sends byte after byte is given up as one that sends nothing
-MOST_CHANNELS = 16
-OUT_OF_REACH_S = 60.0  # a vain try costs a call and what the driver takes to refuse: milliseconds
+FIRST_PART_TIMEOUT_S = 30.0  # a step may be computed first, and others may be served
+NEXT_PART_TIMEOUT_S = 5.0
+MIN_BYTES_PER_S = 4 << 20  # of the whole: a worker that sends byte after byte is given up as one that sends nothing
+MAX_CHANNELS = 16
+UNREACHABLE_RETRY_S = 60.0  # a vain try costs a call and what the driver takes to refuse: milliseconds
 
 Call = grpc.aio.StreamStreamCall[pb.FetchRequest, pb.FetchResponse]
 
@@ -47,17 +47,17 @@ class _Connection:
 
     channel: grpc.aio.Channel
     num_users: int = 0
-    forgotten: bool = False
+    is_evicted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class FetchBounds:
     """How long a fetch waits for another worker, and how many of them are remembered."""
 
-    first_part_s: float = FIRST_PART_S
-    next_part_s: float = NEXT_PART_S
-    most_channels: int = MOST_CHANNELS
-    out_of_reach_s: float = OUT_OF_REACH_S
+    first_part_timeout_s: float = FIRST_PART_TIMEOUT_S
+    next_part_timeout_s: float = NEXT_PART_TIMEOUT_S
+    max_channels: int = MAX_CHANNELS
+    unreachable_retry_s: float = UNREACHABLE_RETRY_S
 
 
 BOUNDS = FetchBounds()
@@ -83,18 +83,20 @@ class GrpcTransport:
         self._connections: OrderedDict[str, _Connection] = OrderedDict()
         self.peers = peers
         # By the address of a worker on this host whose pages could not be opened: when that is tried again.
-        self.out_of_reach: dict[str, float] = {}
+        self.unreachable_until: dict[str, float] = {}
 
-    async def fetch(self, wanted: WantedPages) -> AsyncGenerator[ArrivedPages, None]:
+    async def fetch(self, wanted: WantedPages) -> AsyncGenerator[FetchedPages, None]:
         """See PageTransport."""
         try:
             async with aclosing(self._fetch(wanted, self._peers_for(wanted))) as arrivals:
                 async for arrived in arrivals:
                     yield arrived
-        except _OutOfReach as found:
+        except _PeerUnreachable as found:
             source = wanted.source
             log.info("pages come through gRPC", source=source.worker_id, reason=str(found))
-            self.out_of_reach[source.address] = asyncio.get_running_loop().time() + self._bounds.out_of_reach_s
+            self.unreachable_until[source.address] = (
+                asyncio.get_running_loop().time() + self._bounds.unreachable_retry_s
+            )
             async with aclosing(self._fetch(wanted, None)) as arrivals:
                 async for arrived in arrivals:
                     yield arrived
@@ -102,30 +104,30 @@ class GrpcTransport:
     def _peers_for(self, wanted: WantedPages) -> PeerPages | None:
         """None where they could not be opened lately: another worker may be at that address by now."""
         now = asyncio.get_running_loop().time()
-        self.out_of_reach = {address: until for address, until in self.out_of_reach.items() if until > now}
-        return None if wanted.source.address in self.out_of_reach else self.peers
+        self.unreachable_until = {address: until for address, until in self.unreachable_until.items() if until > now}
+        return None if wanted.source.address in self.unreachable_until else self.peers
 
-    async def _fetch(self, wanted: WantedPages, peers: PeerPages | None) -> AsyncGenerator[ArrivedPages, None]:
+    async def _fetch(self, wanted: WantedPages, peers: PeerPages | None) -> AsyncGenerator[FetchedPages, None]:
         """`peers`: may be opened instead."""
         who, address = wanted.source.worker_id, wanted.source.address
         async with self.connected(address) as connection:
             call: Call = kv_transfer_pb2_grpc.KVTransferServiceStub(connection.channel).Fetch()
             try:
-                async with asyncio.timeout(self._bounds.first_part_s):
-                    await self.ask(call, wanted, peers)
-                async with aclosing(self._take(call, wanted, peers)) as arrivals:
+                async with asyncio.timeout(self._bounds.first_part_timeout_s):
+                    await self.send_request(call, wanted, peers)
+                async with aclosing(self._receive(call, wanted, peers)) as arrivals:
                     async for arrived in arrivals:
                         yield arrived
             except TimeoutError:
-                self._forget(address, connection)
+                self._evict(address, connection)
                 raise Unavailable(f"{who} at {address} did not send its pages in time") from None
             except grpc.aio.AioRpcError as error:
-                self._forget(address, connection)
+                self._evict(address, connection)
                 raise Unavailable(f"{who} at {address}: {error.details()}") from None
             except (asyncio.InvalidStateError, grpc.aio.InternalError):  # the call was over before its request was
                 raise Unavailable(f"the call to {who} at {address} ended while it was asked") from None
             except asyncio.CancelledError:
-                if is_asked_to_end():
+                if is_cancel_requested():
                     raise
                 raise Unavailable(f"the call to {who} at {address} was cancelled on this side") from None
             finally:
@@ -138,8 +140,8 @@ class GrpcTransport:
         if self.peers is not None:
             await self.peers.close()
 
-    async def ask(self, call: Call, wanted: WantedPages, peers: PeerPages | None) -> None:
-        await self._dialler.meet(call, pb.FetchRequest, SERVICE_NAME, wanted.source.address, known=False)
+    async def send_request(self, call: Call, wanted: WantedPages, peers: PeerPages | None) -> None:
+        await self._dialler.handshake(call, pb.FetchRequest, SERVICE_NAME, wanted.source.address, known=False)
         request = pb.PageRequest(
             epoch=wanted.source.epoch,
             after_step=wanted.after_step,
@@ -152,33 +154,35 @@ class GrpcTransport:
         if peers is None:
             await call.done_writing()
 
-    async def _take(
+    async def _receive(
         self, call: Call, wanted: WantedPages, peers: PeerPages | None
-    ) -> AsyncGenerator[ArrivedPages, None]:
-        incoming = _Incoming(wanted, max(1, self._piece_bytes // wanted.block_bytes), pinned=self._pinned)
+    ) -> AsyncGenerator[FetchedPages, None]:
+        incoming = _PageAssembler(wanted, max(1, self._piece_bytes // wanted.block_bytes), pinned=self._pinned)
         loop, num_bytes = asyncio.get_running_loop(), len(wanted.blocks) * wanted.block_bytes
-        last_s = loop.time() + self._bounds.first_part_s + num_bytes / LEAST_BYTES_PER_S
-        patience_s = self._bounds.first_part_s
+        last_s = loop.time() + self._bounds.first_part_timeout_s + num_bytes / MIN_BYTES_PER_S
+        timeout_s = self._bounds.first_part_timeout_s
         while True:
-            async with asyncio.timeout(min(patience_s, last_s - loop.time())):
+            async with asyncio.timeout(min(timeout_s, last_s - loop.time())):
                 message: Any = await call.read()
             if message is grpc.aio.EOF:
                 break
-            patience_s = self._bounds.next_part_s
+            timeout_s = self._bounds.next_part_timeout_s
             if peers is not None and message.WhichOneof("message") == "shared":
-                async with aclosing(_copied(call, wanted, peers, SharedPages.of(message.shared), patience_s)) as copied:
+                async with aclosing(
+                    _receive_shared(call, wanted, peers, SharedPages.of(message.shared), timeout_s)
+                ) as copied:
                     async for arrived in copied:
                         yield arrived
                 return
-            for first, pages, told in incoming.add(message):
+            for first, pages, expected in incoming.add(message):
                 hashes = wanted.hashes[first : first + len(pages)]
                 found = await asyncio.to_thread(checksums, wanted.layout, hashes, pages)
-                if not np.array_equal(found, told):
-                    wrong = first + int(np.flatnonzero(found != told)[0])
-                    raise WrongPages(f"page {wrong} of {wanted.source.worker_id} is not what its checksum says")
-                yield ArrivedPages(first, torch.from_numpy(pages))
+                if not np.array_equal(found, expected):
+                    wrong = first + int(np.flatnonzero(found != expected)[0])
+                    raise PageMismatch(f"page {wrong} of {wanted.source.worker_id} is not what its checksum says")
+                yield FetchedPages(first, torch.from_numpy(pages))
         if not incoming.complete:
-            raise WrongPages(f"{wanted.source.worker_id} sent {incoming.text}")
+            raise PageMismatch(f"{wanted.source.worker_id} sent {incoming.text}")
 
     @asynccontextmanager
     async def connected(self, address: str) -> AsyncIterator[_Connection]:
@@ -188,50 +192,50 @@ class GrpcTransport:
         self._connections.move_to_end(address)
         connection.num_users += 1
         try:
-            await self._forget_eldest()
+            await self._evict_oldest()
             yield connection
         finally:
             connection.num_users -= 1
-            if connection.forgotten and not connection.num_users:
+            if connection.is_evicted and not connection.num_users:
                 await connection.channel.close()
 
-    async def _forget_eldest(self) -> None:
-        while len(self._connections) > self._bounds.most_channels:
+    async def _evict_oldest(self) -> None:
+        while len(self._connections) > self._bounds.max_channels:
             address, connection = next(iter(self._connections.items()))
-            self._forget(address, connection)
+            self._evict(address, connection)
             if not connection.num_users:
                 await connection.channel.close()
 
-    def _forget(self, address: str, connection: _Connection) -> None:
+    def _evict(self, address: str, connection: _Connection) -> None:
         """The next fetch makes another. That may have happened already, since this one failed."""
-        connection.forgotten = True
+        connection.is_evicted = True
         if self._connections.get(address) is connection:
             del self._connections[address]
 
 
-class _OutOfReach(Exception):
+class _PeerUnreachable(Exception):
     """Pages of this host that this process cannot open."""
 
 
-async def _copied(
-    call: Call, wanted: WantedPages, peers: PeerPages, pages: SharedPages, patience_s: float
-) -> AsyncGenerator[ArrivedPages, None]:
+async def _receive_shared(
+    call: Call, wanted: WantedPages, peers: PeerPages, pages: SharedPages, timeout_s: float
+) -> AsyncGenerator[FetchedPages, None]:
     """Once the consumer has them, the other side says whether they were still what was wanted."""
     who, most = wanted.source.worker_id, int(wanted.blocks.max())
     if most >= pages.num_blocks:
-        raise WrongPages(f"{who} has {pages.num_blocks} blocks, and none with the id {most}")
+        raise PageMismatch(f"{who} has {pages.num_blocks} blocks, and none with the id {most}")
     async with peers.opened(pages) as reason:
         if reason:
-            raise _OutOfReach(reason)
-        yield ArrivedPages(0, PeerBlocks(pages, wanted.blocks))
-    async with asyncio.timeout(patience_s):
+            raise _PeerUnreachable(reason)
+        yield FetchedPages(0, PeerBlocks(pages, wanted.blocks))
+    async with asyncio.timeout(timeout_s):
         await call.write(pb.FetchRequest(taken=pb.PagesTaken()))
         await call.done_writing()
         if await call.read() is not grpc.aio.EOF:
-            raise WrongPages(f"{who} sent more than where its pages lie")
+            raise PageMismatch(f"{who} sent more than where its pages lie")
 
 
-class _Incoming:
+class _PageAssembler:
     """Parts, made into pages again, a piece at a time."""
 
     def __init__(self, wanted: WantedPages, pages_at_a_time: int, *, pinned: bool) -> None:
@@ -241,7 +245,7 @@ class _Incoming:
         self._most = pages_at_a_time
         self._first = self._filled = 0  # the piece that is being filled begins with this page, and has so many bytes
         self._piece = self._next_piece()
-        self._told: list[int] = []  # checksums of the piece
+        self._checksums: list[int] = []  # checksums of the piece
 
     @property
     def complete(self) -> bool:
@@ -254,15 +258,15 @@ class _Incoming:
         )
 
     def add(self, message: pb.FetchResponse) -> list[tuple[int, Bytes2D, U32]]:
-        """Pieces that are complete: the first page of each, the pages, their checksums as told. Raises WrongPages."""
+        """Returns complete pieces: (first page, pages, expected checksums). Raises PageMismatch."""
         if message.WhichOneof("message") != "part" or not message.part.data:
-            raise WrongPages(f"{self._who} sent {message.WhichOneof('message')} where bytes of pages are due")
-        self._told += self._column(message.part.checksums)
+            raise PageMismatch(f"{self._who} sent {message.WhichOneof('message')} where bytes of pages are due")
+        self._checksums += self._column(message.part.checksums)
         data = np.frombuffer(message.part.data, dtype=np.uint8)
         done = []
         while len(data):
             if self.complete:
-                raise WrongPages(f"{self._who} sent more than {self._num_pages} pages of {self._page_bytes} bytes")
+                raise PageMismatch(f"{self._who} sent more than {self._num_pages} pages of {self._page_bytes} bytes")
             count = min(len(data), self._piece.size - self._filled)
             self._piece.reshape(-1)[self._filled : self._filled + count] = data[:count]
             self._filled, data = self._filled + count, data[count:]
@@ -272,12 +276,12 @@ class _Incoming:
 
     def _finish(self) -> tuple[int, Bytes2D, U32]:
         first, pages = self._first, self._piece
-        told, self._told = self._told[: len(pages)], self._told[len(pages) :]
-        if len(told) != len(pages):
-            raise WrongPages(f"{self._who} sent {len(told)} checksums for {len(pages)} pages")
+        expected, self._checksums = self._checksums[: len(pages)], self._checksums[len(pages) :]
+        if len(expected) != len(pages):
+            raise PageMismatch(f"{self._who} sent {len(expected)} checksums for {len(pages)} pages")
         self._first, self._filled = first + len(pages), 0
         self._piece = self._next_piece()
-        return first, pages, np.array(told, dtype=np.uint32)
+        return first, pages, np.array(expected, dtype=np.uint32)
 
     def _next_piece(self) -> Bytes2D:
         size = (min(self._most, self._num_pages - self._first), self._page_bytes)
@@ -286,9 +290,9 @@ class _Incoming:
 
     def _column(self, data: bytes) -> list[int]:
         try:
-            told: list[int] = columns.u32(data).tolist()
+            expected: list[int] = columns.u32(data).tolist()
         except ColumnError as error:
-            raise WrongPages(f"{self._who} sent checksums that are none: {error}") from None
-        if len(self._told) + len(told) > self._num_pages - self._first:
-            raise WrongPages(f"{self._who} sent more checksums than pages")
-        return told
+            raise PageMismatch(f"{self._who} sent checksums that are none: {error}") from None
+        if len(self._checksums) + len(expected) > self._num_pages - self._first:
+            raise PageMismatch(f"{self._who} sent more checksums than pages")
+        return expected

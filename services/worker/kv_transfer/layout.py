@@ -1,6 +1,6 @@
 """What the bytes of a block mean, in 32 bytes: workers with the same can read each other's blocks.
 
-Weights are told apart by samples of their files (weight_samples.py).
+Weights are facts_json apart by samples of their files (weight_samples.py).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from quire.shared.models.model_identity import fingerprint, read_config
 def layout_of(folder: Path, samples: bytes, **facts: object) -> bytes:
     """`samples`: of the folder's weights; `facts`: of how the worker computes and keeps KV; equal where KV can be
     exchanged."""
-    told = {**facts, "config": fingerprint(read_config(folder)), "weights": samples.hex()}
-    return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).digest()
+    facts_json = {**facts, "config": fingerprint(read_config(folder)), "weights": samples.hex()}
+    return hashlib.sha256(json.dumps(facts_json, sort_keys=True, default=str).encode()).digest()
 
 
 def with_version(layout: bytes, weight_version: str) -> bytes:

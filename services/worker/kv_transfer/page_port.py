@@ -9,28 +9,28 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from quire.services.worker.kv_transfer.fetcher import FetchReceiver
-from quire.services.worker.kv_transfer.orders import BelieveBlocks, PageOrder, ReadBlocks, WriteBlocks
+from quire.services.worker.kv_transfer.page_orders import CommitBlocks, PageOrder, ReadBlocks, WriteBlocks
 from quire.services.worker.kv_transfer.pages import Pages
 from quire.services.worker.kv_transfer.peer_pages import PeerBlocks, PeerPages
 from quire.shared.columns import U32
 from quire.shared.errors import FailedPrecondition
 
 
-class AsksDevice(Protocol):
+class DeviceClient(Protocol):
     """The engine."""
 
     @property
     def receiver(self) -> Any:
         """The attachment that lasts; None before the first."""
 
-    async def ask(self, make: Callable[[asyncio.Future[Any]], PageOrder]) -> Any:
+    async def run_page_order(self, make: Callable[[asyncio.Future[Any]], PageOrder]) -> Any:
         """The reply to an order. Raises what it met."""
 
 
 class PagePort:
     """PageReader and PageWriter of one worker."""
 
-    def __init__(self, engine: AsksDevice, pages: Pages) -> None:
+    def __init__(self, engine: DeviceClient, pages: Pages) -> None:
         self._engine, self._pages = engine, pages
 
     @property
@@ -42,8 +42,8 @@ class PagePort:
         return self._pages.block_bytes
 
     @property
-    def blocks_at_a_time(self) -> int:
-        return self._pages.blocks_at_a_time
+    def blocks_per_piece(self) -> int:
+        return self._pages.blocks_per_piece
 
     def may_write(self, receiver: FetchReceiver) -> bool:
         return receiver is self._engine.receiver
@@ -54,20 +54,20 @@ class PagePort:
 
     async def read_pages(self, epoch: int, after_step: int, blocks: U32) -> Tensor:
         """See PageReader."""
-        receiver = self._in(epoch)
-        pages: Tensor = await self._engine.ask(lambda reply: ReadBlocks(receiver, after_step, blocks, reply))
+        receiver = self._receiver_in(epoch)
+        pages: Tensor = await self._engine.run_page_order(lambda reply: ReadBlocks(receiver, after_step, blocks, reply))
         return pages
 
-    async def fill_pages(self, epoch: int, after_step: int, blocks: U32) -> None:
+    async def wait_for_pages(self, epoch: int, after_step: int, blocks: U32) -> None:
         """See PageReader."""
-        receiver = self._in(epoch)
-        await self._engine.ask(lambda reply: ReadBlocks(receiver, after_step, blocks, reply, copied=False))
+        receiver = self._receiver_in(epoch)
+        await self._engine.run_page_order(lambda reply: ReadBlocks(receiver, after_step, blocks, reply, copied=False))
 
-    def check(self, epoch: int) -> None:
+    def check_epoch(self, epoch: int) -> None:
         """See PageReader."""
-        self._in(epoch)
+        self._receiver_in(epoch)
 
-    def _in(self, epoch: int) -> Any:
+    def _receiver_in(self, epoch: int) -> Any:
         receiver = self._engine.receiver
         if receiver is None or receiver.epoch != epoch or not epoch:
             ours = 0 if receiver is None else receiver.epoch
@@ -76,8 +76,8 @@ class PagePort:
 
     async def write_pages(self, receiver: FetchReceiver, blocks: U32, pages: Tensor | PeerBlocks) -> None:
         """See PageWriter."""
-        await self._engine.ask(lambda reply: WriteBlocks(receiver, blocks, pages, reply))
+        await self._engine.run_page_order(lambda reply: WriteBlocks(receiver, blocks, pages, reply))
 
-    async def believe_pages(self, receiver: FetchReceiver, blocks: U32, hashes: list[bytes]) -> None:
+    async def commit_pages(self, receiver: FetchReceiver, blocks: U32, hashes: list[bytes]) -> None:
         """See PageWriter."""
-        await self._engine.ask(lambda reply: BelieveBlocks(receiver, blocks, hashes, reply))
+        await self._engine.run_page_order(lambda reply: CommitBlocks(receiver, blocks, hashes, reply))

@@ -30,14 +30,14 @@ from quire.shared.metrics.worker import WorkerMetrics
 from quire.shared.pb.worker.v1 import kv_transfer_pb2 as pb
 from quire.shared.pb.worker.v1 import kv_transfer_pb2_grpc
 from quire.shared.process.supervision import Tasks
-from quire.shared.rpc.parts import MOST_PART_BYTES
-from quire.shared.rpc.trust import ServiceDoor
+from quire.shared.rpc.parts import MAX_PART_BYTES
+from quire.shared.rpc.trust import HandshakeAcceptor
 
 log = logger("worker.kv_transfer")
 
-MOST_SERVED = 4  # at a time; others wait for their turn
-REQUEST_S = 5.0  # from the opening of a call to its request
-TAKEN_S = 30.0  # that a caller may take to copy pages, or the next part: a step of its own may come first
+MAX_SERVED = 4  # at a time; others wait for their turn
+REQUEST_TIMEOUT_S = 5.0  # from the opening of a call to its request
+TAKEN_TIMEOUT_S = 30.0  # that a caller may take to copy pages, or the next part: a step of its own may come first
 
 Context = grpc.aio.ServicerContext[pb.FetchRequest, pb.FetchResponse]
 
@@ -54,16 +54,16 @@ class PageReader(Protocol):
         """What the bytes mean now."""
 
     @property
-    def blocks_at_a_time(self) -> int: ...
+    def blocks_per_piece(self) -> int: ...
 
     @property
     def peers(self) -> PeerPages | None:
         """None: other processes of this host cannot reach its pages."""
 
-    async def fill_pages(self, epoch: int, after_step: int, blocks: U32) -> None:
+    async def wait_for_pages(self, epoch: int, after_step: int, blocks: U32) -> None:
         """Returns once the blocks hold what they are to hold. Raises as read_pages does."""
 
-    def check(self, epoch: int) -> None:
+    def check_epoch(self, epoch: int) -> None:
         """Raises FailedPrecondition if the worker is not in that epoch any more."""
 
 
@@ -71,9 +71,9 @@ class PageReader(Protocol):
 class ServingBounds:
     """How many callers are served at a time, and how long they may take."""
 
-    most_served: int = MOST_SERVED
-    request_s: float = REQUEST_S
-    taken_s: float = TAKEN_S
+    max_served: int = MAX_SERVED
+    request_timeout_s: float = REQUEST_TIMEOUT_S
+    taken_timeout_s: float = TAKEN_TIMEOUT_S
 
 
 BOUNDS = ServingBounds()
@@ -82,12 +82,12 @@ BOUNDS = ServingBounds()
 class PageService(kv_transfer_pb2_grpc.KVTransferServiceServicer):
     """A bounded number of pages is in memory, and on their way, at a time."""
 
-    def __init__(self, door: ServiceDoor, metrics: WorkerMetrics, bounds: ServingBounds = BOUNDS) -> None:
+    def __init__(self, door: HandshakeAcceptor, metrics: WorkerMetrics, bounds: ServingBounds = BOUNDS) -> None:
         self.bounds = bounds
         self._door, self._metrics = door, metrics
         self._reader: PageReader | None = None
         self._num_blocks = 0
-        self._turns = asyncio.Semaphore(bounds.most_served)
+        self._semaphore = asyncio.Semaphore(bounds.max_served)
 
     def serve(self, reader: PageReader, num_blocks: int) -> None:
         """The worker is built."""
@@ -95,12 +95,12 @@ class PageService(kv_transfer_pb2_grpc.KVTransferServiceServicer):
 
     async def Fetch(self, _requests: object, context: Context) -> None:
         try:
-            await self._door.admit(context, pb.FetchResponse, SERVICE_NAME)
-            message = await _said(context, self.bounds.request_s, "no request came")
+            await self._door.authenticate(context, pb.FetchResponse, SERVICE_NAME)
+            message = await _read_message(context, self.bounds.request_timeout_s, "no request came")
             reader = self._reader
             if reader is None:
                 raise Unavailable("this worker has no pages for others")
-            request = self._checked(message, reader.page_layout)
+            request = self._validated(message, reader.page_layout)
             if reader.peers is not None and request.host == reader.peers.host:
                 await self._share(context, reader, request, reader.peers.own)
             else:
@@ -108,10 +108,12 @@ class PageService(kv_transfer_pb2_grpc.KVTransferServiceServicer):
         except QuireError as error:
             await context.abort(transport(error).grpc_code, error.message)
 
-    def _checked(self, message: Any, layout: bytes) -> pb.PageRequest:
+    def _validated(self, message: Any, layout: bytes) -> pb.PageRequest:
         kind = None if message is grpc.aio.EOF else message.WhichOneof("message")
         if kind != "pages":
-            raise self._door.wrong_opening(kind) or FailedPrecondition("the first message of a call must be pages")
+            raise self._door.unexpected_handshake(kind) or FailedPrecondition(
+                "the first message of a call must be pages"
+            )
         request: pb.PageRequest = message.pages
         try:
             blocks = columns.u32(request.block_ids)
@@ -132,34 +134,36 @@ class PageService(kv_transfer_pb2_grpc.KVTransferServiceServicer):
 
     async def _share(self, context: Context, reader: PageReader, request: pb.PageRequest, own: SharedPages) -> None:
         """The caller copies; what it has is right if the epoch has lasted so long."""
-        async with self._turns:
-            await reader.fill_pages(request.epoch, request.after_step, columns.u32(request.block_ids))
+        async with self._semaphore:
+            await reader.wait_for_pages(request.epoch, request.after_step, columns.u32(request.block_ids))
             await context.write(pb.FetchResponse(shared=own.to_proto()))
-            message = await _said(context, self.bounds.taken_s, "no word came that the shared pages were taken")
+            message = await _read_message(
+                context, self.bounds.taken_timeout_s, "no word came that the shared pages were taken"
+            )
             if message is grpc.aio.EOF or message.WhichOneof("message") != "taken":
                 raise FailedPrecondition("after shared pages comes word that they were taken")
-            reader.check(request.epoch)
+            reader.check_epoch(request.epoch)
         self._metrics.kv_sent.inc(len(request.block_ids) // 4 * own.num_parts * own.part_bytes)
 
     async def _serve(self, context: Context, reader: PageReader, request: pb.PageRequest) -> None:
-        async with self._turns, aclosing(_pieces(reader, request)) as pieces:
-            async for told, pages in pieces:
-                await self._send(context, told, pages)
+        async with self._semaphore, aclosing(_pieces(reader, request)) as pieces:
+            async for page_checksums, pages in pieces:
+                await self._send(context, page_checksums, pages)
 
-    async def _send(self, context: Context, told: U32, pages: Tensor) -> None:
+    async def _send(self, context: Context, page_checksums: U32, pages: Tensor) -> None:
         """Checksums come with the part in which their page ends."""
         data, page_bytes = pages.numpy().reshape(-1), pages.size(1)
-        num_told = 0
-        for start in range(0, len(data), MOST_PART_BYTES):
-            end = min(start + MOST_PART_BYTES, len(data))
+        num_sent = 0
+        for start in range(0, len(data), MAX_PART_BYTES):
+            end = min(start + MAX_PART_BYTES, len(data))
             ended = end // page_bytes
-            part = pb.PagePart(data=data[start:end].tobytes(), checksums=told[num_told:ended].tobytes())
-            num_told = ended
-            await _write(context, pb.FetchResponse(part=part), self.bounds.taken_s)
+            part = pb.PagePart(data=data[start:end].tobytes(), checksums=page_checksums[num_sent:ended].tobytes())
+            num_sent = ended
+            await _write(context, pb.FetchResponse(part=part), self.bounds.taken_timeout_s)
         self._metrics.kv_sent.inc(len(data))
 
 
-async def _said(context: Context, within_s: float, otherwise: str) -> Any:
+async def _read_message(context: Context, within_s: float, otherwise: str) -> Any:
     """The caller's next message. Raises DeadlineExceeded with `otherwise`."""
     try:
         async with asyncio.timeout(within_s):
@@ -180,7 +184,7 @@ async def _write(context: Context, message: pb.FetchResponse, within_s: float) -
 async def _pieces(reader: PageReader, request: pb.PageRequest) -> AsyncGenerator[tuple[U32, Tensor], None]:
     """The next is being read while one is sent."""
     blocks, hashes = columns.u32(request.block_ids), block_hash.split(request.block_hashes)
-    most = reader.blocks_at_a_time
+    most = reader.blocks_per_piece
     starts = range(0, len(blocks), most)
     tasks = Tasks()
     reading = tasks.start("pages", _read(reader, request, blocks[:most], hashes[:most]))

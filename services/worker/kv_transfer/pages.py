@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from quire.services.worker.device.staging import upload
-from quire.services.worker.kv.host_memory import Moving
+from quire.services.worker.kv.host_memory import PendingCopy
 from quire.services.worker.kv.kv_cache import LayerCache
 from quire.services.worker.kv_transfer.layout import with_version
 from quire.services.worker.kv_transfer.peer_pages import PeerBlocks, PeerPages, SharedPages
@@ -26,10 +26,10 @@ PIECE_BYTES = {"cpu": 4 << 20, "cuda": 32 << 20}
 
 @dataclass(frozen=True, slots=True)
 class ReadPages:
-    """Pages on their way to host memory, uint8 [num_blocks, bytes of a page]: there once `moving` is done."""
+    """Pages on their way to host memory, uint8 [num_blocks, bytes of a page]: there once `pending` is done."""
 
     content: Tensor
-    moving: Moving
+    pending: PendingCopy
 
 
 class Pages:
@@ -44,7 +44,7 @@ class Pages:
         self.peers = None if self._whole is None else PeerPages.of(self._whole)
         self._layout, self._weight_version = layout, _unchanged
         self.block_bytes = len(self._parts) * self._words
-        self.blocks_at_a_time = max(1, PIECE_BYTES[self._parts[0].device.type] // self.block_bytes)
+        self.blocks_per_piece = max(1, PIECE_BYTES[self._parts[0].device.type] // self.block_bytes)
 
     @property
     def wants_pinned(self) -> bool:
@@ -56,7 +56,7 @@ class Pages:
         """What their bytes mean now, 32 bytes."""
         return with_version(self._layout, self._weight_version())
 
-    def versioned_by(self, weight_version: Callable[[], str]) -> None:
+    def set_weight_version(self, weight_version: Callable[[], str]) -> None:
         """Of the weights that fill them."""
         self._weight_version = weight_version
 
@@ -67,7 +67,7 @@ class Pages:
             content = torch.empty((len(blocks), len(self._parts), self._words), dtype=torch.uint8)
             for index, part in enumerate(self._parts):
                 content[:, index] = part.index_select(0, ids)
-            return ReadPages(content.view(len(blocks), -1), WRITTEN)
+            return ReadPages(content.view(len(blocks), -1), COMPLETED)
         steps = torch.cuda.current_stream()
         with torch.cuda.stream(self._stream):
             self._stream.wait_stream(steps)
@@ -77,11 +77,11 @@ class Pages:
             host.copy_(staged, non_blocking=True)
             return ReadPages(host.view(len(blocks), -1).view(torch.uint8), self._recorded(self._stream))
 
-    def filled(self) -> ReadPages:
-        """Nothing is copied: the steps that have been launched are over when `moving` is done."""
+    def wait_filled(self) -> ReadPages:
+        """Nothing is copied: the steps that have been launched are over when `pending` is done."""
         return ReadPages(torch.empty(0, dtype=torch.uint8), self._recorded(torch.cuda.current_stream()))
 
-    def write(self, blocks: U32, content: Tensor | PeerBlocks) -> Moving:
+    def write(self, blocks: U32, content: Tensor | PeerBlocks) -> PendingCopy:
         """`content`: uint8 [num_blocks, bytes of a page], in host memory, or blocks of another GPU. Behind the steps
         that have been launched; who reads these blocks waits until it is done."""
         if isinstance(content, PeerBlocks):
@@ -91,7 +91,7 @@ class Pages:
             pages = content.view(len(blocks), len(self._parts), self._words)
             for index, part in enumerate(self._parts):
                 part.index_copy_(0, ids, pages[:, index])
-            return WRITTEN
+            return COMPLETED
         steps = torch.cuda.current_stream()
         with torch.cuda.stream(self._stream):
             self._stream.wait_stream(steps)
@@ -101,28 +101,28 @@ class Pages:
             self._whole.index_copy_(1, ids, staged.view(len(blocks), len(self._parts), -1).transpose(0, 1))
             return self._recorded(self._stream, pinned)
 
-    def _copy(self, blocks: U32, content: PeerBlocks) -> Moving:
+    def _copy(self, blocks: U32, content: PeerBlocks) -> PendingCopy:
         assert self.peers is not None, "they are open"
         assert self._stream is not None
-        self.peers.use(content.pages)
+        self.peers.acquire(content.pages)
         try:
             self._stream.wait_stream(torch.cuda.current_stream())
             self.peers.copy(content, blocks, self._stream.cuda_stream)
-            return _Copied(self._recorded(self._stream), self.peers, content.pages)
+            return _PeerCopy(self._recorded(self._stream), self.peers, content.pages)
         except Exception:
             self._stream.synchronize()  # a part may be under way, and the blocks are soon another's
-            self.peers.leave(content.pages)
+            self.peers.release(content.pages)
             raise
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Returns once nothing is under way."""
         if self._stream is not None:
             self._stream.synchronize()
 
-    def _recorded(self, stream: torch.cuda.Stream, kept: Tensor | None = None) -> _Recorded:
+    def _recorded(self, stream: torch.cuda.Stream, kept: Tensor | None = None) -> _EventCopy:
         done = torch.cuda.Event()
         done.record(stream)
-        return _Recorded(done, kept)
+        return _EventCopy(done, kept)
 
 
 class NoPages:
@@ -131,19 +131,19 @@ class NoPages:
     layout = b""
     block_bytes = 0
 
-    def versioned_by(self, weight_version: Callable[[], str]) -> None:
+    def set_weight_version(self, weight_version: Callable[[], str]) -> None:
         """No page is asked for."""
 
     def read(self, blocks: U32) -> ReadPages:
         raise AssertionError("no page is asked for")
 
-    def filled(self) -> ReadPages:
+    def wait_filled(self) -> ReadPages:
         raise AssertionError("no page is asked for")
 
-    def write(self, blocks: U32, content: Tensor | PeerBlocks) -> Moving:
+    def write(self, blocks: U32, content: Tensor | PeerBlocks) -> PendingCopy:
         raise AssertionError("no page comes")
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Nothing is under way."""
 
 
@@ -151,16 +151,16 @@ def _unchanged() -> str:
     return ""
 
 
-class _Done:
+class _FinishedCopy:
     def wait(self) -> None:
         """It is."""
 
 
-WRITTEN: Moving = _Done()
+COMPLETED: PendingCopy = _FinishedCopy()
 
 
 @dataclass(frozen=True, slots=True)
-class _Recorded:
+class _EventCopy:
     event: torch.cuda.Event
     kept: Tensor | None  # read until then
 
@@ -169,16 +169,16 @@ class _Recorded:
 
 
 @dataclass(frozen=True, slots=True)
-class _Copied:
+class _PeerCopy:
     """Out of memory that stays open until then, whoever waits for it."""
 
-    copying: Moving
+    copying: PendingCopy
     peers: PeerPages
     pages: SharedPages
 
     def wait(self) -> None:
         self.copying.wait()
-        self.peers.leave(self.pages)
+        self.peers.release(self.pages)
 
 
 def _parts_of(caches: Sequence[LayerCache]) -> list[Tensor]:

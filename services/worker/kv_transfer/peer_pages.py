@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from quire.services.worker.device.peer_driver import HANDLE_BYTES, PeerDriver, PeerMemoryError, Rows
+from quire.services.worker.device.peer_driver import HANDLE_BYTES, PeerDriver, PeerMemoryError, PitchedRows
 from quire.shared.columns import U32
 from quire.shared.logs import logger
 from quire.shared.pb.worker.v1 import kv_transfer_pb2 as pb
@@ -27,7 +27,7 @@ from quire.shared.pb.worker.v1 import kv_transfer_pb2 as pb
 log = logger("worker.kv_transfer")
 
 IDLE_S = 2.0
-MOST_PITCH = (1 << 31) - 1  # between the rows of one copy; the driver takes no more
+MAX_PITCH = (1 << 31) - 1  # between the rows of one copy; the driver takes no more
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -42,8 +42,8 @@ class SharedPages:
     part_bytes: int
 
     @classmethod
-    def of(cls, told: pb.SharedPages) -> SharedPages:
-        return cls(told.handle, told.offset, told.num_parts, told.num_blocks, told.part_bytes)
+    def of(cls, message: pb.SharedPages) -> SharedPages:
+        return cls(message.handle, message.offset, message.num_parts, message.num_blocks, message.part_bytes)
 
     def to_proto(self) -> pb.SharedPages:
         return pb.SharedPages(
@@ -71,7 +71,7 @@ class PeerBlocks:
 
 
 @dataclass(slots=True)
-class _Opened:
+class _OpenedMemory:
     address: int
     num_users: int = 0
 
@@ -80,21 +80,21 @@ class PeerPages:
     """One worker's pages, and those of others while it copies from them. Of its event loop and its device's thread."""
 
     def __init__(
-        self, whole: Tensor, driver: PeerDriver, *, most_pitch: int = MOST_PITCH, idle_s: float = IDLE_S
+        self, whole: Tensor, driver: PeerDriver, *, max_pitch: int = MAX_PITCH, idle_s: float = IDLE_S
     ) -> None:
-        """`whole`: int64 [num_parts, num_blocks, words], on the GPU whose context is current; `most_pitch`: bytes
+        """`whole`: int64 [num_parts, num_blocks, words], on the GPU whose context is current; `max_pitch`: bytes
         between the rows of one copy; `idle_s`: that memory stays open which nobody copies from.
 
         Raises PeerMemoryError."""
-        self._most_pitch, self._idle_s = most_pitch, idle_s
+        self._max_pitch, self._idle_s = max_pitch, idle_s
         num_parts, num_blocks, words = whole.shape
-        self._whole, self._driver, self._context = whole, driver, driver.context()
-        base, _size = driver.extent(whole.data_ptr())
+        self._whole, self._driver, self._context = whole, driver, driver.current_context()
+        base, _size = driver.allocation_range(whole.data_ptr())
         offset = whole.data_ptr() - base
-        self.own = SharedPages(driver.handle(whole.data_ptr()), offset, num_parts, num_blocks, words * 8)
+        self.own = SharedPages(driver.export_handle(whole.data_ptr()), offset, num_parts, num_blocks, words * 8)
         self.host = BOOT.read_bytes().strip()
-        self._opened: dict[bytes, _Opened] = {}
-        self._driving = threading.Lock()  # who opens or closes, which may take a while
+        self._opened: dict[bytes, _OpenedMemory] = {}
+        self._driver_lock = threading.Lock()  # who opens or closes, which may take a while
         self._lock = threading.Lock()  # of what is counted: the device's thread takes no other
 
     @classmethod
@@ -114,14 +114,14 @@ class PeerPages:
             yield reason
         finally:
             if not reason:
-                self._leave_soon(pages.handle)
+                self._release_when_idle(pages.handle)
 
     async def close(self) -> None:
         """What nobody copies from; the rest is closed when that is done."""
         for handle in list(self._opened):
             await asyncio.to_thread(self._close, handle)
 
-    def use(self, pages: SharedPages) -> None:
+    def acquire(self, pages: SharedPages) -> None:
         """They stay open until leave(). Raises PeerMemoryError if they are not: nobody waits for this copy any more."""
         with self._lock:
             opened = self._opened.get(pages.handle)
@@ -129,9 +129,9 @@ class PeerPages:
                 raise PeerMemoryError("pages of another worker are not open any more")
             opened.num_users += 1
 
-    def leave(self, pages: SharedPages) -> None:
+    def release(self, pages: SharedPages) -> None:
         """Any thread. Closes them if nobody else is left: whoever opened them is gone."""
-        if self._count_out(pages.handle):
+        if self._remove_user(pages.handle):
             self._close(pages.handle)
 
     def copy(self, peer: PeerBlocks, targets: U32, stream: int) -> None:
@@ -139,14 +139,16 @@ class PeerPages:
         there, here = peer.pages, self.own
         start, own = self._opened[there.handle].address + there.offset, self._whole.data_ptr()
         pitches = (there.num_blocks * there.part_bytes, here.num_blocks * here.part_bytes)
-        rows = there.num_parts if max(pitches) <= self._most_pitch else 1
-        for source, target, count in runs(peer.blocks, targets):
+        rows = there.num_parts if max(pitches) <= self._max_pitch else 1
+        for source, target, count in contiguous_runs(peer.blocks, targets):
             width = count * here.part_bytes
             for part in range(0, there.num_parts, rows):
                 source_at = start + part * pitches[0] + source * there.part_bytes
                 target_at = own + part * pitches[1] + target * here.part_bytes
                 between = pitches if rows > 1 else (width, width)
-                self._driver.copy_rows(Rows(source_at, between[0]), Rows(target_at, between[1]), width, rows, stream)
+                self._driver.copy_rows_async(
+                    PitchedRows(source_at, between[0]), PitchedRows(target_at, between[1]), width, rows, stream
+                )
 
     # On threads that wait
 
@@ -157,33 +159,33 @@ class PeerPages:
         if len(pages.handle) != HANDLE_BYTES:
             return f"a handle of {len(pages.handle)} bytes"
         try:
-            with self._driving:
-                self._driver.enter(self._context)
-                return self._open_for_one(pages)
+            with self._driver_lock:
+                self._driver.set_context(self._context)
+                return self._open_and_count(pages)
         except PeerMemoryError as error:
             return str(error)
 
-    def _open_for_one(self, pages: SharedPages) -> str:
+    def _open_and_count(self, pages: SharedPages) -> str:
         opened = self._opened.get(pages.handle)
-        address = self._driver.open(pages.handle) if opened is None else opened.address
+        address = self._driver.open_handle(pages.handle) if opened is None else opened.address
         counted = False
         try:
-            if pages.end > self._driver.extent(address)[1]:
+            if pages.end > self._driver.allocation_range(address)[1]:
                 return f"pages end at {pages.end}, behind their allocation"
             with self._lock:
-                self._opened.setdefault(pages.handle, _Opened(address)).num_users += 1
+                self._opened.setdefault(pages.handle, _OpenedMemory(address)).num_users += 1
             counted = True
         finally:
             if opened is None and not counted:
-                self._driver.close(address)
+                self._driver.close_handle(address)
         return ""
 
-    def _leave_soon(self, handle: bytes) -> None:
+    def _release_when_idle(self, handle: bytes) -> None:
         loop = asyncio.get_running_loop()
-        self._count_out(handle)
+        self._remove_user(handle)
         loop.call_later(self._idle_s, lambda: loop.run_in_executor(None, self._close, handle))
 
-    def _count_out(self, handle: bytes) -> bool:
+    def _remove_user(self, handle: bytes) -> bool:
         """Whether nobody uses it now."""
         with self._lock:
             opened = self._opened[handle]
@@ -191,18 +193,18 @@ class PeerPages:
             return not opened.num_users
 
     def _close(self, handle: bytes) -> None:
-        with self._driving:
+        with self._driver_lock:
             with self._lock:
                 opened = self._opened.get(handle)
                 if opened is None or opened.num_users:
                     return
                 del self._opened[handle]
             with suppress(PeerMemoryError):
-                self._driver.enter(self._context)
-                self._driver.close(opened.address)
+                self._driver.set_context(self._context)
+                self._driver.close_handle(opened.address)
 
 
-def runs(sources: U32, targets: U32) -> list[tuple[int, int, int]]:
+def contiguous_runs(sources: U32, targets: U32) -> list[tuple[int, int, int]]:
     """Blocks that follow each other on both sides: the first there, the first here, and how many."""
     breaks = np.flatnonzero((np.diff(sources.astype(np.int64)) != 1) | (np.diff(targets.astype(np.int64)) != 1)) + 1
     bounds = [0, *breaks.tolist(), len(sources)]

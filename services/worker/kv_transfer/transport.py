@@ -29,21 +29,21 @@ class WantedPages:
 
 
 @dataclass(frozen=True, slots=True)
-class ArrivedPages:
+class FetchedPages:
     """The next of those that were wanted; they are what left the other worker."""
 
     first: int  # which
     content: Tensor | PeerBlocks  # uint8 [num_blocks, bytes of a page]; or where they lie, to be copied before the next
 
 
-class WrongPages(Internal):
+class PageMismatch(Internal):
     """What came is not what was wanted."""
 
 
 class PageTransport(Protocol):
     """One worker's way to the pages of others."""
 
-    def fetch(self, wanted: WantedPages) -> AsyncGenerator[ArrivedPages, None]:
+    def fetch(self, wanted: WantedPages) -> AsyncGenerator[FetchedPages, None]:
         """All of them, in their order, a bounded number at a time. Ends in time, whatever the other worker does. Raises
         QuireError if they cannot be had, or are not what was wanted."""
 

@@ -19,26 +19,26 @@ FIELD = "context_parallel_size"
 class Peers(Protocol):
     """What such ranks do together: all of them, in the same order, with tensors of the same shape."""
 
-    def gather(self, x: Tensor) -> Tensor:
+    def all_gather(self, x: Tensor) -> Tensor:
         """[size, *x.shape], in the order of ranks."""
 
-    def from_first(self, x: Tensor) -> None:
+    def broadcast(self, x: Tensor) -> None:
         """`x` becomes what it is on the first one."""
 
-    def least(self, value: int) -> int:
+    def min_over_ranks(self, value: int) -> int:
         """Of all ranks' values."""
 
 
-class _Nobody:
+class _SinglePeer:
     """Of a rank that computes all tokens."""
 
-    def gather(self, x: Tensor) -> Tensor:
+    def all_gather(self, x: Tensor) -> Tensor:
         return x.unsqueeze(0)
 
-    def from_first(self, x: Tensor) -> None:
+    def broadcast(self, x: Tensor) -> None:
         """It is the first one's."""
 
-    def least(self, value: int) -> int:
+    def min_over_ranks(self, value: int) -> int:
         return value
 
 
@@ -48,7 +48,7 @@ class Context:
 
     rank: int = 0
     size: int = 1
-    peers: Peers = field(default_factory=_Nobody)
+    peers: Peers = field(default_factory=_SinglePeer)
 
     @property
     def is_whole(self) -> bool:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from quire.kernels.reference.low_rank import AdaptedRows
     from quire.services.worker.layers.placement import Destination, LayerPlacement
     from quire.services.worker.layers.sharding import Shard
-    from quire.services.worker.lora.adapters import NumberedAdapters
+    from quire.services.worker.lora.adapters import AdapterManager
     from quire.services.worker.lora.linear_adapters import LayerShape, LinearAdapters
     from quire.services.worker.lora.vocabulary_adapters import EmbeddingAdapters
 
@@ -46,7 +46,7 @@ class Embedding:
         self.adapters: EmbeddingAdapters | None = None
         if adapted and place.adapters is not None:
             shape = adapted_shape([Projection(name, hidden_size)], vocab_size, self.rows)
-            self.adapters = place.adapters.of_embedding(shape, self._products)
+            self.adapters = place.adapters.for_embedding(shape, self._products)
 
     @property
     def scale(self) -> float:
@@ -67,7 +67,7 @@ class Embedding:
         """Without adapters."""
         return self._embed(token_ids, None)
 
-    def of_step(self, token_ids: Tensor) -> Tensor:
+    def embed_step(self, token_ids: Tensor) -> Tensor:
         """Of all tokens of the step that is computed now, with what adapters add."""
         return self._embed(token_ids, self.adapters)
 
@@ -80,7 +80,7 @@ class Embedding:
         found: Tensor = self._ops.embed(places, self.table)
         if adapters is not None:
             adapters.add(places, found)
-        return found if is_here is None else self._shard.collectives.add_up(found * is_here.unsqueeze(1))
+        return found if is_here is None else self._shard.collectives.all_reduce(found * is_here.unsqueeze(1))
 
     def _products(self, x: Tensor) -> Tensor:
         """[num_rows, hidden_size] with the rows that are here."""
@@ -95,8 +95,8 @@ class OutputHead(Linear):
         super().__init__([Projection(name, vocab_size, taken=(rows,))], hidden_size, False, place, quantized=False)
         self._vocab_size, self._missing = vocab_size, place.shard.room(vocab_size) - len(rows)
 
-    def _adapters_of(self, adapters: NumberedAdapters, shape: LayerShape) -> LinearAdapters | None:
-        return adapters.of_head(shape, self._product)
+    def _adapters_of(self, adapters: AdapterManager, shape: LayerShape) -> LinearAdapters | None:
+        return adapters.for_output_head(shape, self._product)
 
     def __call__(self, x: Tensor, rows: AdaptedRows | None = None) -> Tensor:
         """[num_rows, hidden_size] -> [num_rows, this rank's tokens]. `rows`: which have an adapter."""
@@ -105,7 +105,7 @@ class OutputHead(Linear):
             self.adapters.add_to(rows, x, logits)
         return logits
 
-    def padded(self, logits: Tensor) -> Tensor:
+    def pad_vocab(self, logits: Tensor) -> Tensor:
         """As many columns as other ranks have: tokens that nobody can choose."""
         if not self._missing:
             return logits
@@ -113,7 +113,7 @@ class OutputHead(Linear):
 
         return functional.pad(logits, (0, self._missing), value=NO_TOKEN)
 
-    def of_all_ranks(self, logits: Tensor) -> Tensor:
+    def all_gather_vocab(self, logits: Tensor) -> Tensor:
         """[num_rows, vocab_size], from what is padded of each rank."""
         return _gathered(logits, self._shard, self._vocab_size)
 
@@ -132,7 +132,7 @@ class TiedOutputHead:
             room, size = embedding.table.shape
             taken = range(embedding.rows.start, embedding.rows.start + room)
             shape = adapted_shape([Projection(name, embedding.vocab_size, taken=(taken,))], size, range(size))
-            self.adapters = place.adapters.of_head(shape, self._product)
+            self.adapters = place.adapters.for_output_head(shape, self._product)
 
     def destinations(self) -> Iterator[tuple[str, Destination]]:
         yield from ()
@@ -148,20 +148,20 @@ class TiedOutputHead:
         return self._ops.linear(x, self.packed)
 
     def __call__(self, x: Tensor, rows: AdaptedRows | None = None) -> Tensor:
-        """As OutputHead's, with the columns that padded() fills."""
+        """As OutputHead's, with the columns that pad_vocab() fills."""
         logits = self._product(x)
         if rows is not None and self.adapters is not None:
             self.adapters.add_to(rows, x, logits)
         return logits
 
-    def padded(self, logits: Tensor) -> Tensor:
+    def pad_vocab(self, logits: Tensor) -> Tensor:
         """As OutputHead's; in place."""
         count = len(self._embedding.rows)
         if count < logits.size(1):
             logits[:, count:] = NO_TOKEN
         return logits
 
-    def of_all_ranks(self, logits: Tensor) -> Tensor:
+    def all_gather_vocab(self, logits: Tensor) -> Tensor:
         """As OutputHead's."""
         return _gathered(logits, self._shard, self._embedding.vocab_size)
 
@@ -169,5 +169,5 @@ class TiedOutputHead:
 def _gathered(logits: Tensor, shard: Shard, vocab_size: int) -> Tensor:
     if shard.is_whole:
         return logits
-    gathered = shard.collectives.side_by_side(logits)
+    gathered = shard.collectives.all_gather_columns(logits)
     return gathered if gathered.size(1) == vocab_size else gathered[:, :vocab_size].contiguous()

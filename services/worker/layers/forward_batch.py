@@ -29,13 +29,13 @@ class ForwardBatch:
     other_groups: tuple[ForwardBatch, ...] = ()  # the same for the layers of each KV group behind the first
     token_types: Tensor | None = None  # [num_tokens] which of two texts each is of; None: all of the first
     drafted_states: DraftedStates | None = None  # of layers with states; None: no token of theirs is or was a draft
-    beside: ForwardBatch | None = None  # the same for what the layer that reads it keeps in a further group
+    second: ForwardBatch | None = None  # the same for what the layer that reads it keeps in a further group
     num_seen: Tensor | None = None  # [num_seqs] first tokens that others see; None: all of them
 
-    def of(self, cache: LayerCache) -> ForwardBatch:
+    def for_cache(self, cache: LayerCache) -> ForwardBatch:
         """What the layer with this cache reads."""
         of_group = self.other_groups[cache.group - 1] if cache.group else self
-        return of_group if cache.beside is None else replace(of_group, beside=self.of(cache.beside))
+        return of_group if cache.second is None else replace(of_group, second=self.for_cache(cache.second))
 
     def with_groups(self, tables: Sequence[Tensor], mappings: Sequence[Tensor]) -> ForwardBatch:
         """`tables`, `mappings`: of the KV groups behind the first."""

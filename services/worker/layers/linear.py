@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from quire.services.worker.layers.placement import Destination, LayerPlacement
-    from quire.services.worker.lora.adapters import NumberedAdapters
+    from quire.services.worker.lora.adapters import AdapterManager
     from quire.services.worker.lora.linear_adapters import LayerShape, LinearAdapters
 
 
@@ -86,7 +86,7 @@ class DenseParts:
         """Once they are packed."""
         return self._quantization != "none"
 
-    def floats(self) -> Tensor:
+    def dequantized(self) -> Tensor:
         """[out_features, in_features], what this rank has of both, in the model's dtype."""
         return self._weight
 
@@ -94,7 +94,7 @@ class DenseParts:
         if self._bias is not None:
             self._bias.zero_()
 
-    def take_rows(self, rows: Tensor) -> None:
+    def select_rows(self, rows: Tensor) -> None:
         self._weight.copy_(self._weight[rows])
         if self._bias is not None:
             self._bias.copy_(self._bias[rows])
@@ -144,14 +144,14 @@ class Linear:
         *,
         quantized: bool = True,
         columns: range | None = None,
-        adds_up: bool = True,
+        reduce_results: bool = True,
     ) -> None:
         """`quantized`: if the setting says that the model is to be; a checkpoint says it for each of its tensors.
         `columns`: the input features that this rank gets; None: all. The results of ranks that have some are then added
-        up, unless the caller does (`adds_up`)."""
+        up, unless the caller does (`reduce_results`)."""
         columns = columns or range(in_features)
         self._is_partial, self._device = len(columns) < in_features, place.device
-        self._shard, self._adds_up = place.shard, adds_up and self._is_partial
+        self._shard, self._reduce_results = place.shard, reduce_results and self._is_partial
         self.out_features = sum(part.num_rows for part in parts)  # of this rank
         self._loaded = parts_of(parts, in_features, bias, place, columns=columns, quantized=quantized)
         self._multiply = place.ops.quantized_linear if self._loaded.is_quantized else place.ops.linear
@@ -166,9 +166,9 @@ class Linear:
 
     def reorder(self, rows: Tensor) -> None:
         """Before finish(): the outputs come in another order, `rows` of the checkpoint's."""
-        self._loaded.take_rows(rows)
+        self._loaded.select_rows(rows)
         if self.adapters is not None:
-            self.adapters.take_rows(rows)
+            self.adapters.select_rows(rows)
 
     def scale(self, factor: float | Tensor, of_input: float = 1.0) -> None:
         """Before finish(): outputs are so many times as large, all, or each by a factor of its own, [out_features], and
@@ -190,10 +190,10 @@ class Linear:
 
     def defer_all_reduce(self, *, deferred: bool = True) -> None:
         """Makes the output a rank's partial sum, which the caller adds up, or the whole sum again."""
-        self._adds_up = self._is_partial and not deferred
+        self._reduce_results = self._is_partial and not deferred
 
-    def _adapters_of(self, adapters: NumberedAdapters, shape: LayerShape) -> LinearAdapters | None:
-        return adapters.of_linear(shape, self._product)
+    def _adapters_of(self, adapters: AdapterManager, shape: LayerShape) -> LinearAdapters | None:
+        return adapters.for_linear(shape, self._product)
 
     def _product(self, x: Tensor) -> Tensor:
         """Without adapters, and of a rank alone."""
@@ -203,12 +203,12 @@ class Linear:
     def __call__(self, x: Tensor) -> Tensor:
         """[num_tokens, in_features] -> [num_tokens, out_features of all parts], of both what this rank has"""
         is_adapted = self.adapters is not None and self.adapters.is_active  # rows by their places in the step
-        if self._adds_up and not is_adapted:
-            return self._shard.collectives.add_up_made(x, self._product)
+        if self._reduce_results and not is_adapted:
+            return self._shard.collectives.overlapped_all_reduce(x, self._product)
         result = self._product(x)
         if self.adapters is not None:
             self.adapters.add(x, result)
-        return self._shard.collectives.add_up(result) if self._adds_up else result
+        return self._shard.collectives.all_reduce(result) if self._reduce_results else result
 
 
 def adapted_shape(parts: Sequence[Projection], in_features: int, columns: range) -> LayerShape:

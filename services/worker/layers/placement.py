@@ -15,7 +15,7 @@ from quire.services.worker.layers.context import ALL_TOKENS, Context
 from quire.services.worker.layers.quantization.port import CheckpointQuantization
 from quire.services.worker.layers.sharding import WHOLE, Shard, TensorPart
 from quire.services.worker.layers.stages import ALL_LAYERS, Stage
-from quire.services.worker.lora.adapters import NumberedAdapters
+from quire.services.worker.lora.adapters import AdapterManager
 
 # Where a tensor of the checkpoint goes, or what a rank needs of it.
 Destination = Tensor | TensorPart
@@ -37,15 +37,15 @@ class LayerPlacement:
     batch_invariant: bool = False  # results of a row have the same bits whatever is computed beside it
     checkpoint: CheckpointQuantization | None = None  # which projections a checkpoint has quantized, and how
     shard: Shard = WHOLE
-    adapters: NumberedAdapters | None = None
+    adapters: AdapterManager | None = None
     stage: Stage = ALL_LAYERS
     context: Context = ALL_TOKENS
 
-    def least(self, value: int) -> int:
+    def min_over_ranks(self, value: int) -> int:
         """Of all ranks' values."""
         if not self.stage.is_whole:
-            return self.stage.link.least(value)
-        return self.context.peers.least(self.shard.collectives.least(value))
+            return self.stage.link.min_over_ranks(value)
+        return self.context.peers.min_over_ranks(self.shard.collectives.min_over_ranks(value))
 
     def empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=self.dtype, device=self.device)
@@ -70,7 +70,7 @@ class Alternative:
 
 
 @runtime_checkable
-class LoadsItself(Protocol):
+class SelfLoadingModel(Protocol):
     """A model whose checkpoints others know how to read."""
 
     def load_folder(self, folder: Path) -> None:

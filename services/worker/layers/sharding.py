@@ -23,89 +23,89 @@ class Collectives(Protocol):
     """What ranks do together: all of them, in the same order, with tensors of the same shape."""
 
     @property
-    def joins_chains(self) -> bool:
-        """Whether add_up_into() is one kernel, for a row at least."""
+    def fuses_residual_add(self) -> bool:
+        """Whether all_reduce_add() is one kernel, for a row at least."""
 
     @property
-    def norms_sums(self) -> bool:
-        """Whether add_up_normed() is one kernel, for few rows at least."""
+    def fuses_rms_norm(self) -> bool:
+        """Whether all_reduce_rms_norm() is one kernel, for few rows at least."""
 
-    def add_up(self, x: Tensor) -> Tensor:
+    def all_reduce(self, x: Tensor) -> Tensor:
         """The sum over all ranks, with the same bits on each; may be `x` itself, changed in place."""
 
-    def add_up_into(self, residual: Tensor, x: Tensor, *, pdl: bool = False) -> None:
+    def all_reduce_add(self, residual: Tensor, x: Tensor, *, pdl: bool = False) -> None:
         """The same sum is added to `residual`, which all ranks have; `x` may be changed. `pdl`: in a chain of kernels
         that are launched before their inputs are there (quire.kernels.triton.pdl)."""
 
-    def add_up_normed(self, residual: Tensor, x: Tensor, weight: Tensor, eps: float) -> Tensor | None:
+    def all_reduce_rms_norm(self, residual: Tensor, x: Tensor, weight: Tensor, eps: float) -> Tensor | None:
         """The same sum is added to `residual`, and what that becomes is normalised by rows, in one kernel; None, and
         nothing is done, where there is none for such rows."""
 
-    def add_up_made(self, rows: Tensor, make: Callable[[Tensor], Tensor]) -> Tensor:
+    def overlapped_all_reduce(self, rows: Tensor, make: Callable[[Tensor], Tensor]) -> Tensor:
         """The sum over all ranks of what each makes of its own `rows`, of each row by itself: [num_rows, n] ->
         [num_rows, m]. Many rows may be made in pieces, each of which is added up while the next is made."""
 
-    def add_up_own(self, x: Tensor) -> Tensor:
+    def reduce_scatter(self, x: Tensor) -> Tensor:
         """Of the sum over all ranks this one's share: [size * n, m] -> [n, m], in the order of ranks."""
 
-    def side_by_side(self, x: Tensor) -> Tensor:
+    def all_gather_columns(self, x: Tensor) -> Tensor:
         """[num_rows, n] of every rank -> [num_rows, size * n], in the order of ranks."""
 
-    def gather(self, x: Tensor) -> Tensor:
+    def all_gather(self, x: Tensor) -> Tensor:
         """[size, *x.shape], in the order of ranks."""
 
-    def least(self, value: int) -> int:
+    def min_over_ranks(self, value: int) -> int:
         """Of all ranks' values."""
 
-    def from_first(self, x: Tensor) -> None:
+    def broadcast(self, x: Tensor) -> None:
         """Rank 0's values take the place of the others'."""
 
     def exchange(self, sent: Sequence[tuple[Tensor, int]], received: Sequence[tuple[Tensor, int]]) -> None:
         """Tensors to ranks and memory for those from ranks; any two of them name what they exchange in one order. What
         was received is there for whatever comes next on the device."""
 
-    def swap(self, rows: Tensor, sent: list[int], into: Tensor, received: list[int]) -> None:
+    def all_to_all(self, rows: Tensor, sent: list[int], into: Tensor, received: list[int]) -> None:
         """All-to-all: so many of the rows go to each rank, in the order of ranks, and so many come from each, in that
         order; what this rank has for itself is among both."""
 
 
-class _Alone:
+class _SingleRank:
     """Of a rank that has the whole model."""
 
-    joins_chains = True
-    norms_sums = False
+    fuses_residual_add = True
+    fuses_rms_norm = False
 
-    def add_up(self, x: Tensor) -> Tensor:
+    def all_reduce(self, x: Tensor) -> Tensor:
         return x
 
-    def add_up_into(self, residual: Tensor, x: Tensor, *, pdl: bool = False) -> None:
+    def all_reduce_add(self, residual: Tensor, x: Tensor, *, pdl: bool = False) -> None:
         residual += x
 
-    def add_up_normed(self, residual: Tensor, x: Tensor, weight: Tensor, eps: float) -> Tensor | None:
+    def all_reduce_rms_norm(self, residual: Tensor, x: Tensor, weight: Tensor, eps: float) -> Tensor | None:
         return None
 
-    def add_up_made(self, rows: Tensor, make: Callable[[Tensor], Tensor]) -> Tensor:
+    def overlapped_all_reduce(self, rows: Tensor, make: Callable[[Tensor], Tensor]) -> Tensor:
         return make(rows)
 
-    def add_up_own(self, x: Tensor) -> Tensor:
+    def reduce_scatter(self, x: Tensor) -> Tensor:
         return x
 
-    def side_by_side(self, x: Tensor) -> Tensor:
+    def all_gather_columns(self, x: Tensor) -> Tensor:
         return x
 
-    def gather(self, x: Tensor) -> Tensor:
+    def all_gather(self, x: Tensor) -> Tensor:
         return x.unsqueeze(0)
 
-    def least(self, value: int) -> int:
+    def min_over_ranks(self, value: int) -> int:
         return value
 
-    def from_first(self, x: Tensor) -> None:
+    def broadcast(self, x: Tensor) -> None:
         """They are."""
 
     def exchange(self, sent: Sequence[tuple[Tensor, int]], received: Sequence[tuple[Tensor, int]]) -> None:
         """There is no other rank."""
 
-    def swap(self, rows: Tensor, sent: list[int], into: Tensor, received: list[int]) -> None:
+    def all_to_all(self, rows: Tensor, sent: list[int], into: Tensor, received: list[int]) -> None:
         into.copy_(rows)
 
 
@@ -133,7 +133,7 @@ class Shard:
 
     rank: int = 0
     size: int = 1
-    collectives: Collectives = field(default_factory=_Alone)
+    collectives: Collectives = field(default_factory=_SingleRank)
     whole_experts: bool = False  # each expert has one rank; otherwise all ranks have a part of each
     spare_experts: int = 0  # places of each rank for copies of others' experts, by load
     dispatches: bool = False  # rows go to the ranks of their experts; otherwise every rank has every row
@@ -218,7 +218,7 @@ def shifted(part: range, offset: int) -> range:
     return range(part.start + offset, part.stop + offset)
 
 
-def of_heads(heads: tuple[int, ...] | range, head_dim: int, offset: int = 0) -> tuple[range, ...]:
+def head_features(heads: tuple[int, ...] | range, head_dim: int, offset: int = 0) -> tuple[range, ...]:
     """The features of `heads`, in this order; `offset`: of head 0."""
     starts = (offset + head * head_dim for head in heads)
     return _joined(range(start, start + head_dim) for start in starts)

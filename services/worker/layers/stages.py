@@ -46,10 +46,10 @@ class StageLink(Protocol):
     def expect(self, num_rows: int, hidden_size: int, dtype: torch.dtype) -> ReturningStates:
         """What the last stage sends back."""
 
-    def least(self, value: int) -> int:
+    def min_over_ranks(self, value: int) -> int:
         """Of all ranks of all stages."""
 
-    def total(self, value: int) -> int:
+    def sum_over_ranks(self, value: int) -> int:
         """Over all ranks of all stages."""
 
 
@@ -68,10 +68,10 @@ class _NoLink:
     def expect(self, num_rows: int, hidden_size: int, dtype: torch.dtype) -> ReturningStates:
         raise AssertionError("there is no other stage")
 
-    def least(self, value: int) -> int:
+    def min_over_ranks(self, value: int) -> int:
         return value
 
-    def total(self, value: int) -> int:
+    def sum_over_ranks(self, value: int) -> int:
         return value
 
 

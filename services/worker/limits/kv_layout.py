@@ -22,7 +22,7 @@ from quire.shared.kv.kv_specs import (
     reach,
 )
 
-LEAST_WINDOW = 2  # a token and the one before
+MIN_WINDOW = 2  # a token and the one before
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class KVLayout:
     def of(cls, layers: Sequence[LayerSpec], max_model_len: int, *, num_stages: int = 1) -> KVLayout:
         """Of a model's layers. A window that no sequence outgrows keeps everything. Several stages have about as many
         layers of each group. Raises InvalidArgument."""
-        kept = [tuple(_outgrown(spec, max_model_len) for spec in each(specs)) for specs in layers]
+        kept = [tuple(_effective_spec(spec, max_model_len) for spec in each(specs)) for specs in layers]
         first = each(layers[0])[0]
         for layer, specs in enumerate(layers):
             for spec in each(specs):
@@ -46,7 +46,7 @@ class KVLayout:
         return cls(form_groups(kept, by_turns=num_stages > 1))
 
     @cached_property
-    def keeps_nothing(self) -> bool:
+    def has_no_kv(self) -> bool:
         """Sequences have no blocks, and are computed whole."""
         return any(group.spec == NOTHING for group in self.groups)
 
@@ -78,7 +78,7 @@ class KVLayout:
                 found.setdefault(layer, []).append((i, place))
         return tuple(tuple(found[layer]) for layer in range(len(found)))
 
-    def of_layers(self, layers: range) -> KVLayout:
+    def for_layers(self, layers: range) -> KVLayout:
         """What a stage that has these layers alone keeps: the same groups, of which some may have none of them. A page
         has room for as many as are there."""
         first = layers.start
@@ -89,7 +89,7 @@ class KVLayout:
             )
         )
 
-    def longest(self, num_pages: int, block_size: int) -> int:
+    def max_positions(self, num_pages: int, block_size: int) -> int:
         """Positions that a sequence can have with so many pages. The scheduler reckons more closely."""
         in_windows = sum(-(-length // block_size) + 3 for _, length in self.windows)
         num_full = self.num_groups - len(self.windows)
@@ -98,7 +98,7 @@ class KVLayout:
         return max(together, behind) * block_size
 
 
-def _outgrown(spec: KVSpec, max_model_len: int) -> KVSpec:
+def _effective_spec(spec: KVSpec, max_model_len: int) -> KVSpec:
     """What is kept of a sequence of at most so many tokens."""
     return FULL if isinstance(spec, Window) and spec.length >= max_model_len else spec
 
@@ -110,8 +110,8 @@ def _check(layer: int, spec: KVSpec, first: KVSpec) -> None:
     if spec != first and Latent in (type(spec), type(first)):
         text = f"config.json: layer {layer} keeps {spec} where layer 0 keeps {first}: pages have one size"
         raise InvalidArgument(text, field="model")
-    if isinstance(spec, Window) and spec.length < LEAST_WINDOW:
-        text = f"config.json: layer {layer} has a window of {spec.length}, the least is {LEAST_WINDOW}"
+    if isinstance(spec, Window) and spec.length < MIN_WINDOW:
+        text = f"config.json: layer {layer} has a window of {spec.length}, the least is {MIN_WINDOW}"
         raise InvalidArgument(text, field="model")
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from quire.services.worker.limits.kv_layout import ONE_GROUP, KVLayout
 from quire.shared.errors import InvalidArgument
 from quire.shared.settings import WorkerSettings
-from quire.shared.worker_limits import MOST_BLOCKS
+from quire.shared.worker_limits import MAX_BLOCKS
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,19 +45,19 @@ class WorkerLimits:
     @property
     def num_tokens(self) -> int:
         """Positions that one sequence can have if it has all blocks: no sequence has the null block."""
-        return self.layout.longest(self.num_blocks - 1, self.block_size)
+        return self.layout.max_positions(self.num_blocks - 1, self.block_size)
 
     @property
     def max_blocks_per_seq(self) -> int:
-        return 0 if self.layout.keeps_nothing else -(-self.max_model_len // self.block_size)
+        return 0 if self.layout.has_no_kv else -(-self.max_model_len // self.block_size)
 
     @property
     def max_concurrency(self) -> float:
         """How many sequences of max_model_len fit at a time."""
-        return (self.num_blocks - 1) / self.most_pages_per_seq
+        return (self.num_blocks - 1) / self.max_pages_per_seq
 
     @property
-    def most_pages_per_seq(self) -> int:
+    def max_pages_per_seq(self) -> int:
         """That a sequence of max_model_len holds, one step after the other."""
         blocks = self.max_blocks_per_seq
         in_windows = (min(blocks, -(-length // self.block_size) + 1) for _, length in self.layout.windows)
@@ -90,7 +90,7 @@ def from_settings(settings: WorkerSettings, model_max_len: int, block_size: int 
 
 def fit(limits: WorkerLimits, num_blocks: int, *, explicit: bool) -> WorkerLimits:
     """The limits with `num_blocks`; shortens max_model_len to what fits, unless it was asked for (`explicit`)."""
-    sized = replace(limits, num_blocks=min(num_blocks, MOST_BLOCKS))
+    sized = replace(limits, num_blocks=min(num_blocks, MAX_BLOCKS))
     if sized.num_tokens < 1:
         raise InvalidArgument(
             f"num_blocks: {num_blocks} KV blocks hold no sequence (one is the null block): more memory is needed",

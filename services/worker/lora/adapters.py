@@ -18,14 +18,14 @@ from quire.kernels import Ops
 from quire.kernels.reference.low_rank import AdaptedRows
 from quire.services.worker.device.staging import Staging, upload
 from quire.services.worker.lora.expert_adapters import ExpertAdapters, ExpertShapes
-from quire.services.worker.lora.linear_adapters import AdapterRoom, LayerShape, LinearAdapters
+from quire.services.worker.lora.linear_adapters import AdapterCapacity, LayerShape, LinearAdapters
 from quire.services.worker.lora.peft.peft_folder import PeftFolder
 from quire.services.worker.lora.peft.peft_scales import refusal
-from quire.services.worker.lora.step_rows import NO_ADAPTER, StepRows, sorted_rows
+from quire.services.worker.lora.step_adapter_rows import NO_ADAPTER, StepAdapterRows, sorted_rows
 from quire.services.worker.lora.vocabulary_adapters import EmbeddingAdapters, HeadAdapters, VocabularyAdapters
 from quire.services.worker.lora.weight_norms import Product
 from quire.shared.errors import InvalidArgument, ResourceExhausted
-from quire.shared.models.adapter_contents import AdapterId
+from quire.shared.models.adapter_ids import AdapterId
 
 if TYPE_CHECKING:
     from quire.services.worker.limits.worker_limits import WorkerLimits
@@ -37,7 +37,7 @@ L = TypeVar("L", bound=LinearAdapters)
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class LoadedAdapter:
     """An adapter on the device."""
 
     id: AdapterId
@@ -45,7 +45,7 @@ class Held:
     number: int
 
 
-class NumberedAdapters:
+class AdapterManager:
     """Numbered from 0; a number that is free is taken again. Used by the device's thread."""
 
     def __init__(
@@ -57,132 +57,132 @@ class NumberedAdapters:
         limits: WorkerLimits,
         *,
         staging: Staging,
-        room: AdapterRoom,
+        capacity: AdapterCapacity,
         whole: Sequence[str] = (),
     ) -> None:
-        """`folders`: those that are there from the start, by ascending names; `room`: for others, which come while the
-        worker runs; of no adapters: none do. `whole`: ends of the names of layers that these may have whole."""
+        """`folders`: those that are there from the start, by ascending names; `capacity`: of those loaded at
+        run time; 0 adapters: none can be loaded. `whole`: suffixes of the layers that those may replace whole."""
         self._ops, self._dtype, self._device = ops, dtype, device
-        capacity, ranks = max(room.num_adapters, len(folders)), [folder.rank for folder in folders]
-        self.max_adapters = capacity if room.num_adapters else 0
-        self._room = AdapterRoom(capacity, room.most_rank if room.num_adapters else max(ranks))
-        self._first = list(folders)  # until the model is built
-        self._held: dict[AdapterId, Held] = {}  # of one name the newest last
+        num_places, ranks = max(capacity.num_adapters, len(folders)), [folder.rank for folder in folders]
+        self.max_adapters = num_places if capacity.num_adapters else 0
+        self._capacity = AdapterCapacity(num_places, capacity.max_rank if capacity.num_adapters else max(ranks))
+        self._initial_folders = list(folders)  # until the model is built
+        self._loaded: dict[AdapterId, LoadedAdapter] = {}  # of one name the newest last
         self._layers: list[LinearAdapters | ExpertAdapters] = []
         self._has_logits = False  # whether some may add to the output head
         self._taken: set[str] = set()  # projections that layers have asked for
         self._whole = tuple(whole)
         self._taken_whole: set[str] = set()  # those that an adapter may have whole
-        self._of_slot = np.full(limits.max_num_seqs, NO_ADAPTER, dtype=np.int32)
+        self._adapter_of_slot = np.full(limits.max_num_seqs, NO_ADAPTER, dtype=np.int32)
         self._written = 0  # number of the step whose rows are in place
         self._logits_written = (0, False)  # the same for the output head's, and whether these are all rows
         for number, folder in enumerate(folders):
-            self._hold(folder, folder.digest(), number)
+            self._record_loaded(folder, folder.digest(), number)
         most = max(limits.max_num_batched_tokens, limits.max_num_seqs)
-        self.step = StepRows(most, capacity, device, staging)
+        self.step = StepAdapterRows(most, num_places, device, staging)
 
-    def of_linear(self, shape: LayerShape, product: Product) -> LinearAdapters | None:
+    def for_linear(self, shape: LayerShape, product: Product) -> LinearAdapters | None:
         """What they add to such a layer, whose outputs `product` gives once it is loaded; None: nothing, ever. Raises
         InvalidArgument for shapes that do not fit."""
-        return self._of_layer(LinearAdapters, shape, self.step.rows, product)
+        return self._for_layer(LinearAdapters, shape, self.step.rows, product)
 
-    def of_head(self, shape: LayerShape, product: Product) -> HeadAdapters | None:
+    def for_output_head(self, shape: LayerShape, product: Product) -> HeadAdapters | None:
         """The same for the output head, whose rows are those of a step's tokens that have logits."""
-        layer = self._of_layer(HeadAdapters, shape, self.step.logit_rows, product)
+        layer = self._for_layer(HeadAdapters, shape, self.step.logit_rows, product)
         self._has_logits = self._has_logits or layer is not None
         return layer
 
-    def of_embedding(self, shape: LayerShape, product: Product) -> EmbeddingAdapters | None:
+    def for_embedding(self, shape: LayerShape, product: Product) -> EmbeddingAdapters | None:
         """The same for an embedding, as if it were linear; `product` with its table."""
-        return self._of_layer(EmbeddingAdapters, shape, self.step.rows, product)
+        return self._for_layer(EmbeddingAdapters, shape, self.step.rows, product)
 
-    def of_experts(self, shapes: ExpertShapes) -> ExpertAdapters | None:
+    def for_experts(self, shapes: ExpertShapes) -> ExpertAdapters | None:
         """The same for the experts of a layer."""
         self._taken.update(shapes.names)
-        if not self.max_adapters and not any(shapes.has(folder) for folder in self._first):
+        if not self.max_adapters and not any(shapes.has(folder) for folder in self._initial_folders):
             return None
-        layer = ExpertAdapters(shapes, self._room, self.step, self._ops, dtype=self._dtype, device=self._device)
+        layer = ExpertAdapters(shapes, self._capacity, self.step, self._ops, dtype=self._dtype, device=self._device)
         self._add_layer(layer)
         return layer
 
-    def _of_layer(self, kind: type[L], shape: LayerShape, rows: AdaptedRows, product: Product) -> L | None:
+    def _for_layer(self, kind: type[L], shape: LayerShape, rows: AdaptedRows, product: Product) -> L | None:
         self._taken.update(part.name for part in shape.parts)
         if issubclass(kind, VocabularyAdapters):
             self._taken_whole.update(part.name for part in shape.parts)
-        if not self.max_adapters and not any(shape.is_of(folder) for folder in self._first):
+        if not self.max_adapters and not any(shape.adapts(folder) for folder in self._initial_folders):
             return None
-        room = self._room_of(kind, shape)
-        layer = kind(shape, room, self.step, self._ops, product, rows=rows, dtype=self._dtype, device=self._device)
+        capacity = self._capacity_for(kind, shape)
+        layer = kind(shape, capacity, self.step, self._ops, product, rows=rows, dtype=self._dtype, device=self._device)
         self._add_layer(layer)
         return layer
 
-    def _room_of(self, kind: type[L], shape: LayerShape) -> AdapterRoom:
+    def _capacity_for(self, kind: type[L], shape: LayerShape) -> AdapterCapacity:
         """Of full rank where an adapter may have the layer whole."""
         if not issubclass(kind, VocabularyAdapters):
-            return self._room
+            return self._capacity
         name = shape.parts[0].name
-        if not name.endswith(self._whole) and not any(name in folder.saved for folder in self._first):
-            return self._room
-        return replace(self._room, most_rank=max(self._room.most_rank, kind.hidden_size(shape)), takes_whole=True)
+        if not name.endswith(self._whole) and not any(name in folder.saved for folder in self._initial_folders):
+            return self._capacity
+        return replace(self._capacity, max_rank=max(self._capacity.max_rank, kind.hidden_size(shape)), takes_whole=True)
 
     def _add_layer(self, layer: LinearAdapters | ExpertAdapters) -> None:
-        for number, folder in enumerate(self._first):
+        for number, folder in enumerate(self._initial_folders):
             layer.check(folder)
             layer.put(number, folder)
         self._layers.append(layer)
 
     def check_complete(self) -> None:
         """Once the model is built: every projection of every adapter has found its layer."""
-        for folder in self._first:
+        for folder in self._initial_folders:
             self._check_layers(folder)
         for end in self._whole:
             if not any(name.endswith(end) for name in self._taken_whole):
                 known = ", ".join(sorted(self._taken_whole))
                 text = f"lora_modules_to_save: {end!r} is no embedding or output head of this model; there are {known}"
                 raise InvalidArgument(text, field="lora_modules_to_save")
-        self._first.clear()
+        self._initial_folders.clear()
 
     @property
-    def bytes_to_come(self) -> int:
+    def reserved_bytes(self) -> int:
         """What whole layers of adapters take that may still be loaded, with one that is being put in place."""
         sizes = [layer.whole_bytes for layer in self._layers if isinstance(layer, VocabularyAdapters)]
-        return sum(sizes) * (self.max_adapters - len(self._held)) + max(sizes, default=0) if self.max_adapters else 0
+        return sum(sizes) * (self.max_adapters - len(self._loaded)) + max(sizes, default=0) if self.max_adapters else 0
 
     @property
     def is_active(self) -> bool:
         """Whether some row of the step has an adapter."""
         return self.step.is_active
 
-    def held(self) -> list[Held]:
+    def loaded(self) -> list[LoadedAdapter]:
         """By ascending names, of one name the newest last."""
-        return sorted(self._held.values(), key=lambda held: held.id.name)
+        return sorted(self._loaded.values(), key=lambda held: held.id.name)
 
     def add(self, folder: PeftFolder, digest: bytes) -> None:
         """Once the model is loaded, between two steps. Raises InvalidArgument for one that does not fit the model,
-        ResourceExhausted where there is no room."""
-        known = self._held.pop(AdapterId(folder.name, digest), None)
+        ResourceExhausted where there is no capacity."""
+        known = self._loaded.pop(AdapterId(folder.name, digest), None)
         if known is not None:
-            self._held[known.id] = known  # it is the newest again
+            self._loaded[known.id] = known  # it is the newest again
             return
         self._check_layers(folder)
         for layer in self._layers:
             layer.check(folder)
-        numbers = {held.number for held in self._held.values()}
-        number = next((number for number in range(self._room.num_adapters) if number not in numbers), None)
+        numbers = {held.number for held in self._loaded.values()}
+        number = next((number for number in range(self._capacity.num_adapters) if number not in numbers), None)
         if number is None:
-            text = f"lora: {folder.name}: there are {self._room.num_adapters} adapters, which is max_loras"
+            text = f"lora: {folder.name}: there are {self._capacity.num_adapters} adapters, which is max_loras"
             raise ResourceExhausted(text, field="lora")
         self._put(number, folder)
-        self._hold(folder, digest, number)
+        self._record_loaded(folder, digest, number)
 
     def remove(self, adapter: AdapterId) -> None:
         """Between two steps. Sequences that went through it have ended; slots of theirs may still be live."""
-        held = self._held.pop(adapter, None)
+        held = self._loaded.pop(adapter, None)
         if held is None:
             return
         self._forget_rows()
-        ended = self._of_slot == held.number
-        self._of_slot[ended] = NO_ADAPTER
+        ended = self._adapter_of_slot == held.number
+        self._adapter_of_slot[ended] = NO_ADAPTER
         for layer in self._layers:
             layer.drop(held.number)
 
@@ -191,15 +191,15 @@ class NumberedAdapters:
             return
         held = self._find(admission.adapter, admission.adapter_digest)
         if held is None:
-            known = ", ".join(dict.fromkeys(held.id.name for held in self.held())) or "none"
+            known = ", ".join(dict.fromkeys(held.id.name for held in self.loaded())) or "none"
             raise InvalidArgument(
                 f"adapter: {admission.adapter!r} does not exist on this worker; there are {known}", field="adapter"
             )
-        self._of_slot[slot] = held.number
+        self._adapter_of_slot[slot] = held.number
         self._forget_rows()
 
     def release(self, slot: int) -> None:
-        self._of_slot[slot] = NO_ADAPTER
+        self._adapter_of_slot[slot] = NO_ADAPTER
         self._forget_rows()
 
     def write_rows(self, inputs: StepInputs) -> None:
@@ -208,7 +208,7 @@ class NumberedAdapters:
             self._written = inputs.number
             return
         self._written = inputs.number
-        of_tokens = self._of_slot[inputs.slots]
+        of_tokens = self._adapter_of_slot[inputs.slots]
         if inputs.num_tokens != inputs.num_rows:
             of_tokens = np.repeat(of_tokens, np.diff(inputs.query_start))
         self.step.write(of_tokens)
@@ -219,7 +219,7 @@ class NumberedAdapters:
             return
         before, self._logits_written = self._logits_written, (inputs.number, all_rows)
         if not inputs.follows or before != (inputs.follows, all_rows):
-            self.step.write_logits(self._of_slot[inputs.slots if all_rows else inputs.sampling_slots])
+            self.step.write_logits(self._adapter_of_slot[inputs.slots if all_rows else inputs.sampling_slots])
 
     @property
     def logit_rows(self) -> tuple[AdaptedRows, ...]:
@@ -228,10 +228,10 @@ class NumberedAdapters:
 
     def logit_rows_of(self, slots: Rows) -> tuple[AdaptedRows, ...]:
         """The same of rows for it that are not the step's own, by their slots."""
-        numbers = self._of_slot[slots]
+        numbers = self._adapter_of_slot[slots]
         if not self._has_logits or not (numbers != NO_ADAPTER).any():
             return ()
-        starts, order = sorted_rows(numbers, self._room.num_adapters)
+        starts, order = sorted_rows(numbers, self._capacity.num_adapters)
         return (AdaptedRows(*(upload(part, self._device, np.int32) for part in (starts, order, numbers[order]))),)
 
     def _forget_rows(self) -> None:
@@ -248,15 +248,15 @@ class NumberedAdapters:
             text = f"lora: {folder.name}: the device has no memory for it; a lower gpu_memory_utilization leaves some"
             raise ResourceExhausted(text, field="lora") from None
 
-    def _hold(self, folder: PeftFolder, digest: bytes, number: int) -> None:
+    def _record_loaded(self, folder: PeftFolder, digest: bytes, number: int) -> None:
         adapter = AdapterId(folder.name, digest)
-        self._held[adapter] = Held(adapter, os.path.realpath(folder.folder), number)
+        self._loaded[adapter] = LoadedAdapter(adapter, os.path.realpath(folder.folder), number)
 
-    def _find(self, name: str, digest: bytes) -> Held | None:
+    def _find(self, name: str, digest: bytes) -> LoadedAdapter | None:
         """Of any content if `digest` is empty: the newest."""
         if digest:
-            return self._held.get(AdapterId(name, digest))
-        return next((held for held in reversed(self.held()) if held.id.name == name), None)
+            return self._loaded.get(AdapterId(name, digest))
+        return next((held for held in reversed(self.loaded()) if held.id.name == name), None)
 
     def _check_layers(self, folder: PeftFolder) -> None:
         others = sorted(set(folder.saved) - self._taken_whole)

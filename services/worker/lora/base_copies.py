@@ -26,7 +26,7 @@ class BaseCopy:
     products: Tensor  # float32 [NUM_PROBES, vocab_size] of the probes
 
     @classmethod
-    def of(cls, weight: Tensor) -> BaseCopy:
+    def from_weight(cls, weight: Tensor) -> BaseCopy:
         return cls(tuple(weight.shape), probes(weight.size(-1)) @ weight.float().reshape(-1, weight.size(-1)).t())
 
     def equals(self, products: Tensor, rows: range) -> bool:

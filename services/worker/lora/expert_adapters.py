@@ -10,10 +10,10 @@ import torch
 from quire.kernels import Ops
 from quire.kernels.reference.low_rank import ExpertAdditions, LowRankAddition
 from quire.services.worker.lora.expert_stacks import ExpertSizes
-from quire.services.worker.lora.linear_adapters import AdaptedProjection, AdapterRoom, LayerShape
+from quire.services.worker.lora.linear_adapters import AdaptedProjection, AdapterCapacity, LayerShape
 from quire.services.worker.lora.peft.peft_folder import GATE_UP, ExpertStack, LowRank, PeftFolder
 from quire.services.worker.lora.peft.peft_scales import refusal
-from quire.services.worker.lora.step_rows import StepRows
+from quire.services.worker.lora.step_adapter_rows import StepAdapterRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,18 +83,18 @@ class ExpertAdapters:
     def __init__(
         self,
         shapes: ExpertShapes,
-        room: AdapterRoom,
-        step: StepRows,
+        capacity: AdapterCapacity,
+        step: StepAdapterRows,
         ops: Ops,
         *,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         self._shapes, self._step, self._ops, self._dtype, self._device = shapes, step, ops, dtype, device
-        count = room.num_adapters * len(shapes.here)
+        count = capacity.num_adapters * len(shapes.here)
         self._gate_up, self._down = self._packed = [
             ops.prepare_low_rank(
-                [None] * count, len(shape.columns), shape.sizes, dtype, most_rank=room.most_rank, device=device
+                [None] * count, len(shape.columns), shape.sizes, dtype, most_rank=capacity.max_rank, device=device
             )
             for shape in shapes.shapes_of(shapes.here.start)
         ]

@@ -17,7 +17,7 @@ from torch import Tensor
 from quire.services.worker.lora.peft.peft_folder import DOWN, GATE_UP, ExpertStack, LowRank
 from quire.services.worker.lora.peft.peft_scales import refusal
 
-TURNED = (0, 19)  # PEFT's first version of which A is multiplied with a parameter's last dimension
+LAST_DIMENSION_SINCE = (0, 19)  # PEFT's first version of which A is multiplied with a parameter's last dimension
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,4 +70,4 @@ class ExpertSizes:
         if numbers is None:
             text = f"peft_version is {stack.version!r}: versions differ in square weights like those of {stack.name}"
             raise refusal(adapter, text)
-        return (tuple(map(int, numbers.groups())) >= TURNED) != self.inputs_first
+        return (tuple(map(int, numbers.groups())) >= LAST_DIMENSION_SINCE) != self.inputs_first

@@ -15,7 +15,7 @@ from quire.kernels.reference.low_rank import AdaptedRows, LowRankAddition
 from quire.services.worker.lora.base_copies import probes
 from quire.services.worker.lora.peft.peft_folder import LowRank, PeftFolder
 from quire.services.worker.lora.peft.peft_scales import refusal
-from quire.services.worker.lora.step_rows import StepRows
+from quire.services.worker.lora.step_adapter_rows import StepAdapterRows
 from quire.services.worker.lora.weight_norms import Product, WeightNorms
 
 
@@ -49,7 +49,7 @@ class LayerShape:
         """Of each projection."""
         return [modules.get(part.name) for part in self.parts]
 
-    def is_of(self, adapter: PeftFolder) -> bool:
+    def adapts(self, adapter: PeftFolder) -> bool:
         """Whether it does something to a projection."""
         return any(part.name in adapter.modules or part.name in adapter.saved for part in self.parts)
 
@@ -71,11 +71,12 @@ class LayerShape:
 
 
 @dataclass(frozen=True, slots=True)
-class AdapterRoom:
+class AdapterCapacity:
     """For adapters, in every layer."""
 
     num_adapters: int  # numbers are below that
-    most_rank: int
+
+    max_rank: int
     takes_whole: bool = False  # weights of layers that can be whole
 
 
@@ -85,8 +86,8 @@ class LinearAdapters:
     def __init__(
         self,
         shape: LayerShape,
-        room: AdapterRoom,
-        step: StepRows,
+        capacity: AdapterCapacity,
+        step: StepAdapterRows,
         ops: Ops,
         product: Product,
         *,
@@ -98,13 +99,13 @@ class LinearAdapters:
         self.shape, self.rows = shape, rows
         self._norms = WeightNorms(product, len(shape.columns), dtype=dtype, device=device)
         self._product = product
-        self._room, self._step, self._ops, self._dtype, self._device = room, step, ops, dtype, device
-        self._first: dict[int, PeftFolder] = {}  # until finish()
+        self._capacity, self._step, self._ops, self._dtype, self._device = capacity, step, ops, dtype, device
+        self._initial_folders: dict[int, PeftFolder] = {}  # until finish()
         self._orders: list[Tensor] | None = None  # of each projection's outputs, the checkpoint's; None: the same
         self._factors = torch.ones(sum(shape.sizes), device=device)  # that outputs are multiplied by
         self.packed: Any = None  # as the ops want it, once loaded
 
-    def take_rows(self, rows: Tensor) -> None:
+    def select_rows(self, rows: Tensor) -> None:
         """Outputs come in another order, but stay in their projection."""
         orders, first = [], 0
         for size in self.shape.sizes:
@@ -124,17 +125,17 @@ class LinearAdapters:
     def finish(self) -> None:
         """Rows and scale are what they will be. Raises InvalidArgument for adapters of another base."""
         self.packed = self._ops.prepare_low_rank(
-            [None] * self._room.num_adapters,
+            [None] * self._capacity.num_adapters,
             len(self.shape.columns),
             self.shape.sizes,
             self._dtype,
-            most_rank=self._room.most_rank,
+            most_rank=self._capacity.max_rank,
             device=self._device,
         )
-        for number, folder in self._first.items():
+        for number, folder in self._initial_folders.items():
             self._check_base(folder)
             self.put(number, folder)
-        self._first.clear()
+        self._initial_folders.clear()
 
     def check(self, folder: PeftFolder) -> None:
         """Raises InvalidArgument for what does not fit."""
@@ -145,7 +146,7 @@ class LinearAdapters:
     def put(self, number: int, folder: PeftFolder) -> None:
         """An adapter that has been checked, before finish() or later, between two steps."""
         if self.packed is None:
-            self._first[number] = folder
+            self._initial_folders[number] = folder
         elif any(pairs := self._pairs(folder)):
             self._ops.put_low_rank(self.packed, number, self._update(pairs))
 
@@ -173,7 +174,7 @@ class LinearAdapters:
 
     def _update(self, pairs: Sequence[LowRank | None]) -> LowRankAddition:
         """As the layer is cut, ordered and scaled."""
-        placed = [None if pair is None else self._of_part(i, pair) for i, pair in enumerate(pairs)]
+        placed = [None if pair is None else self._place_pair(i, pair) for i, pair in enumerate(pairs)]
         if any(pair is not None and pair.replaces for pair in pairs):
             assert len(pairs) == 1, "projections side by side are not replaced"
             return LowRankAddition(placed, torch.zeros(2, sum(self.shape.sizes), device=self._device))
@@ -198,7 +199,7 @@ class LinearAdapters:
         factors: Tensor = self._factors.split(list(self.shape.sizes))[index]
         return factors
 
-    def _of_part(self, index: int, pair: LowRank) -> tuple[Tensor, Tensor]:
+    def _place_pair(self, index: int, pair: LowRank) -> tuple[Tensor, Tensor]:
         down, up = self.shape.cut(index, pair, self._dtype, self._device)
         if self._orders is not None:
             up = up[self._orders[index]]

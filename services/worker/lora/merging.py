@@ -20,28 +20,28 @@ WEIGHT = ".weight"
 HEAD = "lm_head"
 TABLES = ("embed_tokens", "wte", "embed_in")
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-TURNED = ("c_attn", "c_proj", "c_fc")  # of GPT-2, whose weights are [in_features, out_features]
+TRANSPOSED = ("c_attn", "c_proj", "c_fc")  # of GPT-2, whose weights are [in_features, out_features]
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class WeightChange:
     """Of one weight: an addition of low rank, or another weight."""
 
     module: str
     pair: LowRank | None = None
     whole: Tensor | None = None
-    turned: bool = False  # the weight's rows are the addition's columns
+    transposed: bool = False  # the weight's rows are the addition's columns
 
-    def of(self, weight: Tensor) -> Tensor:
+    def apply(self, weight: Tensor) -> Tensor:
         """float32, in the shape of `weight`."""
         if self.whole is not None:
             return self.whole.float()
         assert self.pair is not None, "it is one of the two"
         base = weight.float()
-        merged = (base.t() if self.turned else base) + self.pair.up @ self.pair.down
+        merged = (base.t() if self.transposed else base) + self.pair.up @ self.pair.down
         if self.pair.magnitude is not None:
             merged *= (self.pair.magnitude / torch.linalg.vector_norm(merged, dim=1))[:, None]
-        return merged.t() if self.turned else merged
+        return merged.t() if self.transposed else merged
 
     def shape(self) -> list[int]:
         """That the weight must have."""
@@ -49,26 +49,26 @@ class Change:
             return list(self.whole.shape)
         assert self.pair is not None, "it is one of the two"
         shape = [self.pair.up.size(0), self.pair.down.size(1)]
-        return shape[::-1] if self.turned else shape
+        return shape[::-1] if self.transposed else shape
 
 
-class Merging:
+class AdapterMerge:
     """Of one adapter and one checkpoint."""
 
     def __init__(
-        self, adapter: PeftFolder, shapes: Mapping[str, Sequence[int]], *, tied: bool | None, turned: bool
+        self, adapter: PeftFolder, shapes: Mapping[str, Sequence[int]], *, tied: bool | None, transposed: bool
     ) -> None:
         """`shapes`: of all tensors of the checkpoint, by name; `tied`: whether its config says that the output head is
-        the table of embeddings; None: it does not say; `turned`: weights are those of GPT-2. Raises InvalidArgument for
-        what has no place there."""
+        the table of embeddings; None: it does not say; `transposed`: weights are those of GPT-2. Raises
+        InvalidArgument for an adapter that does not fit the checkpoint."""
         self._adapter, self._shapes = adapter, shapes
         if adapter.stacks:
             text = f"{adapter.stacks[0].name}: what is added to experts that are one parameter is not merged"
             raise refusal(adapter.name, text)
         self._tied = HEAD + WEIGHT not in shapes if tied is None else tied
-        self._changes: dict[str, Change] = {}  # by tensor
-        self._of_head: Change | None = None  # where the head is the table
-        for change in self._all(turned):
+        self._changes: dict[str, WeightChange] = {}  # by tensor
+        self._of_head: WeightChange | None = None  # where the head is the table
+        for change in self._all(transposed):
             self._place(change)
         changed = {change.module for change in self._changes.values()}
         changes_vocabulary = any(_ends(name, (*TABLES, HEAD)) for name in changed) or self._of_head is not None
@@ -80,7 +80,7 @@ class Merging:
         """The output head has a weight of its own from now on."""
         return bool(self._untied)
 
-    def of(self, name: str, weight: Tensor) -> dict[str, Tensor]:
+    def merge_tensor(self, name: str, weight: Tensor) -> dict[str, Tensor]:
         """What stands in the place of a tensor of the checkpoint, in its dtype. Raises InvalidArgument where it is no
         weight of 16 or 32 bits, or another than the adapter was trained for."""
         if self._untied and name == HEAD + WEIGHT:
@@ -90,7 +90,7 @@ class Merging:
             found[HEAD + WEIGHT] = self._changed(name, weight, self._of_head).clone()
         return found
 
-    def _changed(self, name: str, weight: Tensor, change: Change | None) -> Tensor:
+    def _changed(self, name: str, weight: Tensor, change: WeightChange | None) -> Tensor:
         if change is None:
             return weight
         if weight.dtype not in FLOATS:
@@ -102,17 +102,19 @@ class Merging:
             if copy.shape != tuple(weight.shape) or not copy.equals(products, range(weight.size(0))):
                 text = f"{change.module}: the adapter has a copy of another weight than the model's"
                 raise refusal(self._adapter.name, text)
-        return change.of(weight).to(weight.dtype).contiguous()
+        return change.apply(weight).to(weight.dtype).contiguous()
 
-    def _all(self, turned: bool) -> list[Change]:
+    def _all(self, transposed: bool) -> list[WeightChange]:
         adapter = self._adapter
         pairs = [
-            Change(module, pair, turned=module in adapter.embeddings or (turned and _ends(module, TURNED)))
+            WeightChange(
+                module, pair, transposed=module in adapter.embeddings or (transposed and _ends(module, TRANSPOSED))
+            )
             for module, pair in adapter.modules.items()
         ]
-        return pairs + [Change(module, whole=weight) for module, weight in adapter.saved.items()]
+        return pairs + [WeightChange(module, whole=weight) for module, weight in adapter.saved.items()]
 
-    def _place(self, change: Change) -> None:
+    def _place(self, change: WeightChange) -> None:
         is_table = change.module == HEAD and self._tied
         name = self._table() if is_table else self._find(change.module)
         if list(self._shapes[name]) != change.shape():

@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from quire.shared.errors import FailedPrecondition
-from quire.shared.models.adapter_contents import AdapterId
+from quire.shared.models.adapter_ids import AdapterId
 
 if TYPE_CHECKING:  # this module is also read where there is no torch
     from quire.kernels.reference.low_rank import AdaptedRows
-    from quire.services.worker.lora.adapters import Held
+    from quire.services.worker.lora.adapters import LoadedAdapter
     from quire.services.worker.lora.peft.peft_folder import PeftFolder
     from quire.services.worker.step.step_inputs import StepInputs
 
 
 class StepAdapters(Protocol):
-    """See NumberedAdapters."""
+    """See AdapterManager."""
 
     max_adapters: int
 
@@ -27,7 +27,7 @@ class StepAdapters(Protocol):
     @property
     def logit_rows(self) -> tuple[AdaptedRows, ...]: ...
 
-    def held(self) -> Sequence[Held]: ...
+    def loaded(self) -> Sequence[LoadedAdapter]: ...
 
     def add(self, folder: PeftFolder, digest: bytes) -> None: ...
 
@@ -45,7 +45,7 @@ class NoAdapters:
     is_active = False
     logit_rows: tuple[AdaptedRows, ...] = ()
 
-    def held(self) -> Sequence[Held]:
+    def loaded(self) -> Sequence[LoadedAdapter]:
         return ()
 
     def add(self, folder: PeftFolder, digest: bytes) -> None:

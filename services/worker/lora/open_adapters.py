@@ -10,8 +10,8 @@ from quire.kernels import Ops
 from quire.services.worker.device.device import Device
 from quire.services.worker.device.staging import staging_for
 from quire.services.worker.limits.worker_limits import WorkerLimits
-from quire.services.worker.lora.adapters import NumberedAdapters
-from quire.services.worker.lora.linear_adapters import AdapterRoom
+from quire.services.worker.lora.adapters import AdapterManager
+from quire.services.worker.lora.linear_adapters import AdapterCapacity
 from quire.services.worker.lora.no_adapters import StepAdapters
 from quire.services.worker.lora.peft import peft_folder
 from quire.services.worker.lora.peft.folders import AdapterFolders
@@ -28,7 +28,7 @@ log = logger("worker.lora")
 
 def open_adapters(
     settings: WorkerSettings, ops: Ops, dtype: torch.dtype, device: Device, wanted: WorkerLimits
-) -> NumberedAdapters | None:
+) -> AdapterManager | None:
     """For layers that are still to be built; None where there are none and none can come. Raises InvalidArgument."""
     if not (settings.lora or settings.lora_folders or settings.lora_modules_to_save):
         return None
@@ -52,7 +52,7 @@ def open_adapters(
     )
     if reason:
         raise InvalidArgument(f"lora: {reason}", field="lora")
-    most_bytes = peft_folder.most_bytes(Path(settings.model))
+    most_bytes = peft_folder.max_weight_bytes(Path(settings.model))
     folders = _readable(settings, most_bytes)
     if not folders and not settings.lora_folders:
         return None
@@ -62,10 +62,10 @@ def open_adapters(
                 f"use_dora is True: beside tensor_parallel_size {settings.tensor_parallel_size} no rank has whole rows"
             )
             raise refusal(folder.name, text)
-    room = AdapterRoom(settings.max_loras if settings.lora_folders else 0, settings.max_lora_rank)
+    capacity = AdapterCapacity(settings.max_loras if settings.lora_folders else 0, settings.max_lora_rank)
     whole = settings.lora_modules_to_save
-    return NumberedAdapters(
-        folders, ops, dtype, device.torch_device, wanted, staging=staging_for(device), room=room, whole=whole
+    return AdapterManager(
+        folders, ops, dtype, device.torch_device, wanted, staging=staging_for(device), capacity=capacity, whole=whole
     )
 
 
@@ -81,14 +81,14 @@ def _readable(settings: WorkerSettings, most_bytes: int) -> list[PeftFolder]:
     return folders
 
 
-def left_out(settings: WorkerSettings, adapters: StepAdapters) -> list[str]:
+def damaged_adapter_names(settings: WorkerSettings, adapters: StepAdapters) -> list[str]:
     """Returns the names of `lora` that a worker does not serve, ascending: those whose file is damaged."""
-    held = {one.id.name for one in adapters.held()}
+    held = {one.id.name for one in adapters.loaded()}
     return sorted(settings.lora.keys() - held)
 
 
 def adapter_reader(settings: WorkerSettings) -> AdapterReader:
     """Of those that come while it runs."""
-    most_bytes = peft_folder.most_bytes(Path(settings.model)) if settings.lora_folders else 0
+    most_bytes = peft_folder.max_weight_bytes(Path(settings.model)) if settings.lora_folders else 0
     folders = AdapterFolders(settings.lora_folders, settings.max_lora_rank, most_bytes)
     return AdapterReader(folders, settings.max_cpu_loras or settings.max_loras)

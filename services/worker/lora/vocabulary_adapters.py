@@ -34,7 +34,7 @@ class VocabularyAdapters(LinearAdapters):
     @property
     def whole_bytes(self) -> int:
         """On this rank's device, for one adapter that has the layer whole; 0 where none may."""
-        if not self._room.takes_whole:
+        if not self._capacity.takes_whole:
             return 0
         return self.hidden_size(self.shape) * (len(self.shape.columns) + sum(self.shape.sizes)) * self._dtype.itemsize
 
@@ -45,7 +45,7 @@ class VocabularyAdapters(LinearAdapters):
         if weight is None:
             return
         want, have = list(self._weight[0]), list(weight.shape)
-        count = self._room.num_adapters
+        count = self._capacity.num_adapters
         reason = (
             f"has {have[0]} tokens, the model's has {want[0]}: added tokens are not served"
             if have[1:] == want[1:] and have[0] > want[0]
@@ -53,7 +53,7 @@ class VocabularyAdapters(LinearAdapters):
             if have != want
             else f"takes {weight.numel() * self._dtype.itemsize:,} bytes for each of {count} adapters (max_loras), "
             "which are kept free where lora_modules_to_save names it"
-            if not self._room.takes_whole
+            if not self._capacity.takes_whole
             else ""
         )
         if reason:

@@ -14,8 +14,8 @@ from torch import Tensor
 
 Product = Callable[[Tensor], Tensor]  # of a layer, without adapters
 
-AT_A_TIME = 256  # unit vectors
-LEAST = 1e-12  # of a squared norm
+UNIT_VECTORS_AT_ONCE = 256  # unit vectors
+MIN_SQUARED_NORM = 1e-12  # of a squared norm
 
 
 class WeightNorms:
@@ -30,7 +30,7 @@ class WeightNorms:
     ) -> Tensor:
         """float32 [2, out_features]: what the layer's outputs are multiplied by, and what is added then, so that the
         bias stays as it is. `magnitudes` [size] of each projection; None: it is left as it is."""
-        bias, squares = self._of_weight()
+        bias, squares = self._bias_and_squared_norms()
         gain = torch.ones_like(bias)
         parts = zip(
             pairs, magnitudes, gain.split(list(sizes)), bias.split(list(sizes)), squares.split(list(sizes)), strict=True
@@ -43,18 +43,20 @@ class WeightNorms:
                 across = self._product(down)[:, first : first + size].float() - of_bias  # A W^T
                 inner = down.float() @ down.float().t()
                 added = 2 * (up * across.t()).sum(1) + ((up @ inner) * up).sum(1)
-                of_part.copy_(magnitude.to(self._device).float() / (of_squares + added).clamp(min=LEAST).sqrt())
+                of_part.copy_(
+                    magnitude.to(self._device).float() / (of_squares + added).clamp(min=MIN_SQUARED_NORM).sqrt()
+                )
             first += size
         return torch.stack([gain, (1 - gain) * bias])
 
-    def _of_weight(self) -> tuple[Tensor, Tensor]:
+    def _bias_and_squared_norms(self) -> tuple[Tensor, Tensor]:
         """Bias, and the square of each row's norm."""
         if self._known is None:
             nothing = torch.zeros(1, self._in_features, dtype=self._dtype, device=self._device)
             bias = self._product(nothing)[0].float()
             squares = torch.zeros_like(bias)
-            for first in range(0, self._in_features, AT_A_TIME):
-                count = min(AT_A_TIME, self._in_features - first)
+            for first in range(0, self._in_features, UNIT_VECTORS_AT_ONCE):
+                count = min(UNIT_VECTORS_AT_ONCE, self._in_features - first)
                 units = torch.zeros(count, self._in_features, dtype=self._dtype, device=self._device)
                 units.view(-1)[first :: self._in_features + 1][:count] = 1
                 squares += (self._product(units).float() - bias).square_().sum(0)

@@ -132,7 +132,7 @@ class CausalLM(ABC):
     def kv_specs(config: DecoderConfig) -> tuple[LayerSpec, ...]:
         """What each layer keeps of the tokens before."""
         if config.latent is not None:
-            return (Latent(config.latent.kv_rank, config.latent.rotated_dim),) * config.num_layers
+            return (Latent(config.latent.kv_rank, config.latent.rope_dim),) * config.num_layers
         attended: tuple[KVSpec, ...] = tuple(Window(length) if length else FULL for length in config.sliding_windows)
         if config.recurrent is None:
             return attended
@@ -151,7 +151,7 @@ class CausalLM(ABC):
         """Tensors that checkpoints may repeat although the model has them under another name."""
         return (TIED_HEAD,) if self.config.tie_word_embeddings else ()
 
-    def is_elsewhere(self, name: str) -> bool:
+    def is_on_other_stage(self, name: str) -> bool:
         """Whether another stage of the pipeline has this tensor of the checkpoint, if this one does not."""
         if self.stage.is_whole:
             return False
@@ -185,7 +185,7 @@ class CausalLM(ABC):
 
     def embed(self, batch: ForwardBatch) -> Tensor:
         """Where the residual stream begins: [num_tokens, hidden_size], which nothing else holds."""
-        return self.embedding.of_step(batch.token_ids)
+        return self.embedding.embed_step(batch.token_ids)
 
     def keep_states(self, layers: tuple[int, ...]) -> None:
         """From now on forward() gives the inputs of these layers, too, in this order. Raises InvalidArgument where a
@@ -214,11 +214,11 @@ class CausalLM(ABC):
         size = self.config.hidden_size
         logits = self.head(hidden if hidden.size(-1) == size else hidden[..., :size].contiguous(), *adapted)
         cap = self._logit_cap
-        return self.head.padded(logits.div_(cap).tanh_().mul_(cap) if cap else logits)
+        return self.head.pad_vocab(logits.div_(cap).tanh_().mul_(cap) if cap else logits)
 
     def whole_logits(self, hidden: Tensor) -> Tensor:
         """[num_samples, vocab_size], on all ranks, without adapters."""
-        return self.head.of_all_ranks(self.logits(hidden))
+        return self.head.all_gather_vocab(self.logits(hidden))
 
 
 def head_layers(config: DecoderConfig) -> float:

@@ -42,7 +42,7 @@ def defer_all_reduces(
     """Defers the all-reduce at the end of each layer to the norm at the start of the next, and that of the last layer
     to `last_norm` (None: a stage without one), where both can. Inputs of the layers at the places `kept` stay whole,
     because drafters read them, too."""
-    if not collectives.norms_sums:
+    if not collectives.fuses_rms_norm:
         return
     norms = [layer.input_norm if isinstance(layer, DeferringLayer) else None for layer in layers[1:]]
     for place, (layer, norm) in enumerate(zip(layers, [*norms, _completing(last_norm)], strict=True), 1):

@@ -32,14 +32,14 @@ class LayerStack:
         """What the last layer adds to the residual stream, [num_tokens, hidden_size]; updates `residual` in place."""
         x: Tensor | None = None
         for (layer, cos_sin), cache in zip(self._layers, caches, strict=True):
-            x = layer(x, residual, batch.of(cache), cache, cos_sin)
+            x = layer(x, residual, batch.for_cache(cache), cache, cos_sin)
         assert x is not None, "a stage has a layer"
         return x
 
     def normed(self, residual: Tensor, batch: ForwardBatch, caches: Sequence[LayerCache]) -> Tensor:
         """Hidden states of sampled tokens, [num_samples, hidden_size], after the norm."""
         wanted = batch.logit_tokens
-        if wanted is not None and batch.of(caches[-1]).last is not None:
+        if wanted is not None and batch.for_cache(caches[-1]).last is not None:
             return self._normed_of_samples(residual, batch, caches, wanted)
         return self._last_normed(self.through(residual, batch, caches), residual, wanted)
 
@@ -49,9 +49,9 @@ class LayerStack:
         """The last layer computes what lies after its cache for sampled tokens alone: 3 % of what a prompt takes."""
         x: Tensor | None = None
         for (layer, cos_sin), cache in zip(self._layers[:-1], caches[:-1], strict=True):
-            x = layer(x, residual, batch.of(cache), cache, cos_sin)
+            x = layer(x, residual, batch.for_cache(cache), cache, cos_sin)
         (last, cos_sin), cache = self._layers[-1], caches[-1]
-        of_group = batch.of(cache)
+        of_group = batch.for_cache(cache)
         assert of_group.last is not None
         q = last.store(x, residual, of_group, cache, cos_sin)
         q, residual = (t.index_select(0, wanted) for t in (q, residual))
@@ -67,7 +67,7 @@ class LayerStack:
         for index, ((layer, cos_sin), cache) in enumerate(zip(self._layers, caches, strict=True)):
             if index in kept:
                 states[index] = self._state(x, residual, wanted)
-            x = layer(x, residual, batch.of(cache), cache, cos_sin)
+            x = layer(x, residual, batch.for_cache(cache), cache, cos_sin)
         assert x is not None, "there is a layer"
         return self._last_normed(x, residual, wanted), [states[index] for index in kept]
 
@@ -77,7 +77,7 @@ class LayerStack:
         return self._norm(x, residual)
 
     def _state(self, x: Tensor | None, residual: Tensor, wanted: Tensor | None) -> State:
-        """Copies: layers change the residual."""
+        """WeightCopier: layers change the residual."""
         if wanted is None:
             return (residual.clone() if x is None else x + residual,)
         return tuple(self._gather_rows(wanted, t) for t in (x, residual) if t is not None)

@@ -53,7 +53,7 @@ class MixtureLayer(LlamaLayer):
     def _feed(self, attended: Tensor, residual: Tensor) -> Tensor:
         if self.experts is None or not self.experts.dispatches:
             return super()._feed(attended, residual)
-        return self.experts.behind(attended, residual, self.middle_norm)
+        return self.experts.forward_dispatched(attended, residual, self.middle_norm)
 
 
 class MixtureForCausalLM(LlamaForCausalLM):

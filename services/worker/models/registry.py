@@ -12,14 +12,14 @@ from quire.services.worker.models.config.decoder_config import DecoderConfig
 from quire.services.worker.models.config.size_bounds import check_sizes
 from quire.services.worker.models.encoders.encoder import EncoderModel
 from quire.services.worker.models.encoders.encoder_config import EncoderConfig
-from quire.services.worker.models.of_transformers import transformers_config
-from quire.services.worker.models.of_transformers.transformers_model import TransformersCausalLM
+from quire.services.worker.models.transformers_backend import transformers_config
+from quire.services.worker.models.transformers_backend.transformers_model import TransformersCausalLM
 from quire.shared import plugins
 from quire.shared.errors import InvalidArgument
-from quire.shared.models import encoder_names, model_identity
+from quire.shared.models import encoder_families, model_identity
 
 GROUP = "quire.models"
-CLASSIFIES, GOES_ON = "ForSequenceClassification", "ForCausalLM"
+CLASSIFIER_SUFFIX, DECODER_SUFFIX = "ForSequenceClassification", "ForCausalLM"
 Implementation = Literal["auto", "quire", "transformers"]  # auto: our own code, else that of transformers
 
 # Architecture -> its class, a CausalLM; imported when needed.
@@ -56,7 +56,7 @@ ARCHITECTURES = {
     "Starcoder2ForCausalLM": "quire.services.worker.models.families.starcoder2:Starcoder2ForCausalLM",
 }
 
-# The same for encoders, by family (shared/models/encoder_names.py).
+# The same for encoders, by family (shared/models/encoder_families.py).
 ENCODERS = {
     "Bert": "quire.services.worker.models.encoders.bert:Bert",
     "ModernBert": "quire.services.worker.models.encoders.modernbert:ModernBert",
@@ -67,7 +67,7 @@ ENCODERS = {
 
 def find_encoder(values: dict[str, Any]) -> type[EncoderModel] | None:
     """`values`: config.json; None where it is no encoder's."""
-    family = encoder_names.family_of(values)
+    family = encoder_families.family_of(values)
     if family is None:
         return None
     encoder: type[EncoderModel] = plugins.load(ENCODERS[family])
@@ -94,7 +94,7 @@ def check_config(values: dict[str, Any], implementation: Implementation = "auto"
 
 def find_model(values: dict[str, Any], implementation: Implementation = "auto") -> type[CausalLM]:
     """`values`: config.json. Raises InvalidArgument for an architecture that nobody has code for."""
-    names = [name.replace(CLASSIFIES, GOES_ON) for name in ConfigFile(values).get("architectures", [])]
+    names = [name.replace(CLASSIFIER_SUFFIX, DECODER_SUFFIX) for name in ConfigFile(values).get("architectures", [])]
     known = plugins.known(GROUP, ARCHITECTURES)
     name = next((name for name in names if name in known), None)
     if implementation == "transformers" or (implementation == "auto" and name is None):
@@ -104,7 +104,7 @@ def find_model(values: dict[str, Any], implementation: Implementation = "auto") 
             kind = values.get("model_type")
             raise InvalidArgument(f"config.json: model_type is {kind!r}: transformers has no such model", field="model")
     if name is None:
-        encoders = (f"{family}{ending}" for family in ENCODERS for ending in ("Model", CLASSIFIES))
+        encoders = (f"{family}{ending}" for family in ENCODERS for ending in ("Model", CLASSIFIER_SUFFIX))
         there_are = ", ".join((*known, *encoders))
         raise InvalidArgument(f"config.json: architectures is {names!r}; there are {there_are}", field="model")
     model: type[CausalLM] = plugins.load(known[name])
@@ -117,7 +117,7 @@ def read_model_config(values: dict[str, Any], implementation: Implementation = "
     names = ConfigFile(values).get("architectures", [])
     model = find_model(values, implementation)
     config = model.read(ConfigFile(with_defaults(values, model.__name__)))
-    if not any(name.endswith(CLASSIFIES) for name in names):
+    if not any(name.endswith(CLASSIFIER_SUFFIX) for name in names):
         return config
     if (config.scales.logit, config.scales.embedding) != (1, 1):
         raise InvalidArgument(f"config.json: architectures is {names!r}: its hidden states are scaled", field="model")

@@ -41,7 +41,7 @@ def reject_reason(config: DecoderConfig, place: LayerPlacement) -> str | None:
     """Why a chain of attention and gated feed-forward layers cannot run here, or None."""
     if place.batch_invariant:
         return "sums in an order of its own"
-    if not place.shard.collectives.joins_chains:
+    if not place.shard.collectives.fuses_residual_add:
         return "ranks add up with NCCL"
     if place.ops.sources["rms_norm"] != "quire.kernels.triton":
         return "needs quire.kernels.triton"
@@ -51,7 +51,7 @@ def reject_reason(config: DecoderConfig, place: LayerPlacement) -> str | None:
 
 
 def _weights_reject_reason(place: LayerPlacement) -> str | None:
-    if place.checkpoint is None or place.checkpoint.single_rows:
+    if place.checkpoint is None or place.checkpoint.supports_single_row:
         return None
     return f"{place.checkpoint.method} has other weights here than those of 4 bits, and of 8 with a scale for each row"
 
@@ -78,7 +78,7 @@ def experts_reject_reason(experts: ExpertsConfig, shard: Shard) -> str | None:
 
     if not shard.is_whole:
         return "experts' results are added to the residual before ranks could add them up"
-    if experts.biased or experts.choice_bias or experts.router_bias:
+    if experts.biased or experts.score_correction_bias or experts.router_bias:
         return "experts' biases have no place in the chain"
     if experts.shared_intermediate_size:
         return "a shared expert has no place in the chain"
@@ -136,7 +136,7 @@ class RowKernels:
             product = self._linear(x, layer.packed, narrow=narrow, pdl=self._pdl)
             if narrow is not None:
                 product = self._add_low_rank(product, narrow, pdl=self._pdl)
-            self._shard.collectives.add_up_into(residual, product, pdl=self._pdl)
+            self._shard.collectives.all_reduce_add(residual, product, pdl=self._pdl)
         elif narrow is None:
             self._linear(x, layer.packed, residual=residual, pdl=self._pdl)
         else:
@@ -226,7 +226,7 @@ class SingleRowProgram:
     def layers(self, residual: Tensor, batch: ForwardBatch, caches: list[LayerCache]) -> Tensor:
         """The residual stream behind the layers that are here, changed in place."""
         for layer, cache in zip(self._layers, caches, strict=True):
-            layer.attention.run_row(self._kernels, residual, layer.input_norm, batch.of(cache), cache)
+            layer.attention.run_row(self._kernels, residual, layer.input_norm, batch.for_cache(cache), cache)
             layer.mlp.run_row(self._kernels, residual, layer.middle_norm)
         return residual
 
@@ -235,4 +235,4 @@ class SingleRowProgram:
         model = self._model
         residual = self.layers(model.embed(batch), batch, caches)
         assert isinstance(model.norm, RMSNorm), "families with other norms do not offer this"
-        return model.head.padded(self._kernels.linear(residual, model.head, norm=model.norm))
+        return model.head.pad_vocab(self._kernels.linear(residual, model.head, norm=model.norm))

@@ -122,7 +122,7 @@ def _inputs(num_tokens: int, num_seqs: int, num_samples: int, width: int, num_gr
         return torch.zeros(shape, dtype=torch.int32)
 
     attention = AttentionMetadata(
-        zeros(num_seqs, width), zeros(num_seqs + 1), zeros(num_seqs), longest_query=num_tokens, longest_seq=num_tokens
+        zeros(num_seqs, width), zeros(num_seqs + 1), zeros(num_seqs), max_query_len=num_tokens, max_seq_len=num_tokens
     )
     first = ForwardBatch(zeros(num_tokens), zeros(num_tokens), zeros(num_tokens), attention, zeros(num_samples))
     others = [

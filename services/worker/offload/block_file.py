@@ -31,7 +31,7 @@ HEADER_BYTES = _FACTS.size + DIGEST_BYTES
 Content = memoryview | bytearray | bytes
 
 
-class WrongBlock(Exception):
+class BlockMismatch(Exception):
     """The file does not hold that block."""
 
 
@@ -56,21 +56,21 @@ def write(path: Path, head: bytes, content: Content) -> None:
 
 
 def read_into(path: Path, identity: bytes, name: bytes, content: bytearray) -> None:
-    """Raises WrongBlock with what is wrong with the file, or OSError; then `content` means nothing."""
+    """Raises BlockMismatch with what is wrong with the file, or OSError; then `content` means nothing."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise WrongBlock("it is no file")
+            raise BlockMismatch("it is no file")
         head = bytearray(HEADER_BYTES)
         if _read_all(fd, head) < HEADER_BYTES:
-            raise WrongBlock("it is shorter than its header")
+            raise BlockMismatch("it is shorter than its header")
         expected = _check(head, identity, name, len(content))
         if _read_all(fd, content) < len(content) or os.read(fd, 1):
-            raise WrongBlock("it is not as long as its header says")
+            raise BlockMismatch("it is not as long as its header says")
     finally:
         os.close(fd)
     if hashlib.sha256(content).digest() != expected:
-        raise WrongBlock("its content is not what its checksum says")
+        raise BlockMismatch("its content is not what its checksum says")
 
 
 def _check(head: bytearray, identity: bytes, wanted: bytes, num_bytes: int) -> bytes:
@@ -78,13 +78,13 @@ def _check(head: bytearray, identity: bytes, wanted: bytes, num_bytes: int) -> b
     facts, digest = bytes(head[: _FACTS.size]), bytes(head[_FACTS.size :])
     magic, length, whose, block_hash, group, content = _FACTS.unpack(facts)
     if magic != MAGIC or hashlib.sha256(facts).digest() != digest:
-        raise WrongBlock("its header is torn")
+        raise BlockMismatch("its header is torn")
     if whose != identity:
-        raise WrongBlock("it is of other weights, or of another layout")
+        raise BlockMismatch("it is of other weights, or of another layout")
     if (group, block_hash) != page_of(wanted):
-        raise WrongBlock("it holds another block")
+        raise BlockMismatch("it holds another block")
     if length != num_bytes:
-        raise WrongBlock(f"it holds {length} bytes, and a block has {num_bytes}")
+        raise BlockMismatch(f"it holds {length} bytes, and a block has {num_bytes}")
     return bytes(content)
 
 

@@ -40,16 +40,16 @@ class DiskMove:
         return cls(order.to_disk, places.tolist(), on_disk.tolist(), names)
 
 
-Answer = Callable[[list[int], int], None]  # the blocks that could not be moved, counted from 0; microseconds
+OnMoved = Callable[[list[int], int], None]  # the blocks that could not be moved, counted from 0; microseconds
 
 
 @dataclass(slots=True, eq=False)
-class MoveUnderWay:
+class PendingDiskMove:
     """A move, until it is answered: each block of it is a task of its own."""
 
     move: DiskMove
-    answer: Answer
-    life: int  # of the store: what was ordered in an earlier one is of no use
+    answer: OnMoved
+    epoch: int  # of the store: what was ordered in an earlier one is of no use
     begun_ns: int
     remaining: set[int] = field(default_factory=set)  # blocks
     lost: list[int] = field(default_factory=list)

@@ -22,18 +22,18 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.services.worker.offload import block_file
-from quire.services.worker.offload.block_file import WrongBlock
-from quire.services.worker.offload.disk_moves import Answer, DiskMove, MoveUnderWay
+from quire.services.worker.offload.block_file import BlockMismatch
+from quire.services.worker.offload.disk_moves import DiskMove, OnMoved, PendingDiskMove
 from quire.services.worker.offload.folder import BlockFolder, file_of, remove
 from quire.shared.logs import logger
 
 log = logger("worker.offload")
 
-PATIENCE_S = 5.0  # with a move: computing what so many blocks hold rarely takes longer
+MOVE_TIMEOUT_S = 5.0  # with a move: computing what so many blocks hold rarely takes longer
 NUM_THREADS = {"write": 2, "read": 4}
-MOST_QUEUED = 4096  # blocks: far more than a scheduler has under way
-WRITERS_NICE = 10  # below whoever computes
-TOLD_EVERY = 1000  # of failures of one kind, the first one and every so many-th
+MAX_QUEUED = 4096  # blocks: far more than a scheduler has under way
+WRITER_NICENESS = 10  # below whoever computes
+LOG_EVERY = 1000  # of failures of one kind, the first one and every so many-th
 
 Task = Callable[[], None]
 
@@ -63,7 +63,7 @@ class DiskObserver(Protocol):
         """`what`: write or read; `reason`: full, error, wrong, late or busy."""
 
 
-class _Nobody:
+class _NoObserver:
     def wrote(self, num_bytes: int) -> None: ...
 
     def read(self, num_bytes: int) -> None: ...
@@ -71,7 +71,7 @@ class _Nobody:
     def failed(self, what: str, reason: str) -> None: ...
 
 
-NOBODY: DiskObserver = _Nobody()
+NO_OBSERVER: DiskObserver = _NoObserver()
 
 
 class DiskStore:
@@ -86,20 +86,20 @@ class DiskStore:
         num_places: int,
         *,
         observer: DiskObserver,
-        patience_s: float = PATIENCE_S,
+        timeout_s: float = MOVE_TIMEOUT_S,
     ) -> None:
         self.num_places = num_places
         self._folder, self._identity, self._memory, self._observer = folder, identity, memory, observer
-        self._patience_s = patience_s
+        self._timeout_s = timeout_s
         self._lock = threading.Lock()  # held for no longer than it takes to copy a block in memory
-        self._life = 0
-        self._under_way: set[MoveUnderWay] = set()
+        self._epoch = 0
+        self._pending_moves: set[PendingDiskMove] = set()
         found = folder.open(identity, about, num_places, memory.block_bytes)
         self._content = {block.place: block.name for block in found}
-        self._generation = folder.present
+        self._generation = folder.current
         self._names = itertools.count()
         self._failures: dict[tuple[str, str], int] = {}
-        self._at_work: dict[str, list[MoveUnderWay]] = {kind: [] for kind in NUM_THREADS}
+        self._active: dict[str, list[PendingDiskMove]] = {kind: [] for kind in NUM_THREADS}
         self._tasks: dict[str, queue.SimpleQueue[Task | None]] = {kind: queue.SimpleQueue() for kind in NUM_THREADS}
         self._overdue = threading.Condition(self._lock)
         self._closed = False
@@ -114,20 +114,20 @@ class DiskStore:
 
     # What is asked.
 
-    def held(self) -> dict[int, bytes]:
+    def contents(self) -> dict[int, bytes]:
         """Names by place, the least recently written first."""
         with self._lock:
             return dict(self._content)
 
-    def begin(self, move: DiskMove, answer: Answer) -> None:
+    def start_move(self, move: DiskMove, answer: OnMoved) -> None:
         """Moves blocks, and answers: from another thread, or at once if the disk has enough to do."""
         kind = _kind(move)
-        under_way = MoveUnderWay(move, answer, self._life, time.perf_counter_ns())
+        pending = PendingDiskMove(move, answer, self._epoch, time.perf_counter_ns())
         with self._lock:
-            num_stuck = sum(at_work.answered for at_work in self._at_work[kind])
-            busy = self._tasks[kind].qsize() > MOST_QUEUED or num_stuck == NUM_THREADS[kind]
+            num_stuck = sum(at_work.answered for at_work in self._active[kind])
+            busy = self._tasks[kind].qsize() > MAX_QUEUED or num_stuck == NUM_THREADS[kind]
             if not busy:
-                self._under_way.add(under_way)
+                self._pending_moves.add(pending)
                 self._overdue.notify()
         if busy:
             for _ in move.names:
@@ -135,29 +135,29 @@ class DiskStore:
             answer([*range(len(move.names))], 0)
             return
         for number in range(len(move.names)):
-            self._tasks[kind].put(functools.partial(self._move, under_way, number))
+            self._tasks[kind].put(functools.partial(self._move, pending, number))
 
-    def settle(self) -> dict[int, bytes]:
+    def end_epoch(self) -> dict[int, bytes]:
         """An attachment is over: what is under way for it changes nothing any more and is not answered. What is
         held."""
         with self._lock:
-            self._end_life()
+            self._end_moves()
             return dict(self._content)
 
-    def renew(self, identity: bytes) -> None:
+    def reset(self, identity: bytes) -> None:
         """What is stored from here on means something else; all else is forgotten."""
         with self._lock:
-            self._end_life()
+            self._end_moves()
             self._content.clear()
             self._identity = identity
-            old = self._folder.begin(identity)
-            self._generation = self._folder.present
+            old = self._folder.start_generation(identity)
+            self._generation = self._folder.current
         self._tasks["write"].put(functools.partial(remove, old))
 
     def close(self, timeout_s: float) -> None:
         """The threads end, those that the disk lets go in time, and the folder may be another's."""
         with self._lock:
-            self._end_life()
+            self._end_moves()
             self._closed = True
             self._overdue.notify()
         for kind, count in NUM_THREADS.items():
@@ -168,48 +168,48 @@ class DiskStore:
             thread.join(max(0.0, deadline - time.monotonic()))
         self._folder.close()
 
-    def _end_life(self) -> None:
-        self._life += 1
-        for under_way in self._under_way:
-            under_way.answered = True
-        self._under_way.clear()
+    def _end_moves(self) -> None:
+        self._epoch += 1
+        for pending in self._pending_moves:
+            pending.answered = True
+        self._pending_moves.clear()
 
     # On the threads.
 
     def _run(self, kind: str) -> None:
         if kind == "write":
             with contextlib.suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), WRITERS_NICE)
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), WRITER_NICENESS)
         while (task := self._tasks[kind].get()) is not None:
             try:
                 task()
             except Exception:  # of one block: the next one may fare better
                 log.exception("a thread of the disk met what it did not expect")
 
-    def _move(self, under_way: MoveUnderWay, number: int) -> None:
-        if under_way.answered:
+    def _move(self, pending: PendingDiskMove, number: int) -> None:
+        if pending.answered:
             return
-        kind, done = _kind(under_way.move), False
+        kind, done = _kind(pending.move), False
         with self._lock:
-            self._at_work[kind].append(under_way)
+            self._active[kind].append(pending)
         try:
-            done = self._write(under_way, number) if under_way.move.to_disk else self._read(under_way, number)
-        except WrongBlock as wrong:
+            done = self._write(pending, number) if pending.move.to_disk else self._read(pending, number)
+        except BlockMismatch as wrong:
             self._failed(kind, "wrong", str(wrong))
         except OSError as error:
             self._failed(kind, "full" if error.errno in FULL else "error", f"{error.strerror}")
         finally:
             with self._lock:
-                self._at_work[kind].remove(under_way)
-            self._finish(under_way, number, lost=not done)
+                self._active[kind].remove(pending)
+            self._finish(pending, number, lost=not done)
 
-    def _write(self, under_way: MoveUnderWay, number: int) -> bool:
+    def _write(self, pending: PendingDiskMove, number: int) -> bool:
         """False if it is of no use any more."""
-        move = under_way.move
+        move = pending.move
         place, name = move.disk_places[number], move.names[number]
         with self._lock:
             generation, identity = self._generation, self._identity
-            old = None if under_way.answered else self._content.pop(place, None)
+            old = None if pending.answered else self._content.pop(place, None)
         if old is not None:
             file_of(generation, place, old).unlink(missing_ok=True)
         path = file_of(generation, place, name)
@@ -218,13 +218,13 @@ class DiskStore:
         content = self._memory.row(move.places[number]).data
         block_file.write(beside, block_file.header(identity, name, content), content)
         with self._lock:  # the place in host memory was nobody else's as long as it was not answered
-            of_use = not under_way.answered
+            of_use = not pending.answered
         if not of_use:
             beside.unlink(missing_ok=True)
             return False
         beside.replace(path)
         with self._lock:
-            of_use = not under_way.answered
+            of_use = not pending.answered
             if of_use:
                 self._content[place] = name
         if not of_use:
@@ -233,78 +233,78 @@ class DiskStore:
         self._observer.wrote(len(content))
         return True
 
-    def _read(self, under_way: MoveUnderWay, number: int) -> bool:
+    def _read(self, pending: PendingDiskMove, number: int) -> bool:
         """False if it is of no use any more."""
-        move = under_way.move
+        move = pending.move
         place, name = move.disk_places[number], move.names[number]
         with self._lock:
             generation, identity = self._generation, self._identity
         path, content = file_of(generation, place, name), bytearray(self._memory.block_bytes)
         try:
             block_file.read_into(path, identity, name, content)
-        except WrongBlock:
+        except BlockMismatch:
             remove(path)
             raise
         with self._lock:
-            if under_way.answered:
+            if pending.answered:
                 return False
             self._memory.fill(move.places[number], name, content)
         self._observer.read(len(content))
         return True
 
-    def _finish(self, under_way: MoveUnderWay, number: int, *, lost: bool) -> None:
+    def _finish(self, pending: PendingDiskMove, number: int, *, lost: bool) -> None:
         with self._lock:
-            if under_way.answered:
+            if pending.answered:
                 return
-            under_way.remaining.discard(number)
+            pending.remaining.discard(number)
             if lost:
-                under_way.lost.append(number)
-                self._content.pop(under_way.move.disk_places[number], None)
-            if under_way.remaining:
+                pending.lost.append(number)
+                self._content.pop(pending.move.disk_places[number], None)
+            if pending.remaining:
                 return
-            under_way.answered = True
-            self._under_way.discard(under_way)
-        self._answer(under_way)
+            pending.answered = True
+            self._pending_moves.discard(pending)
+        self._answer(pending)
 
-    def _answer(self, under_way: MoveUnderWay) -> None:
-        took_us = (time.perf_counter_ns() - under_way.begun_ns) // 1000
-        under_way.answer(sorted(under_way.lost), took_us)
+    def _answer(self, pending: PendingDiskMove) -> None:
+        took_us = (time.perf_counter_ns() - pending.begun_ns) // 1000
+        pending.answer(sorted(pending.lost), took_us)
 
     # On the thread that watches.
 
     def _watch(self) -> None:
         """Answers what takes too long."""
         while not self._closed:
-            for under_way in self._take_overdue():
-                for _ in under_way.remaining:
-                    self._failed(_kind(under_way.move), "late")
-                self._answer(under_way)
+            for pending in self._take_overdue():
+                for _ in pending.remaining:
+                    self._failed(_kind(pending.move), "late")
+                self._answer(pending)
 
-    def _take_overdue(self) -> list[MoveUnderWay]:
+    def _take_overdue(self) -> list[PendingDiskMove]:
         """Once there are some."""
-        patience_ns = int(self._patience_s * 1e9)
+        patience_ns = int(self._timeout_s * 1e9)
         with self._lock:
             while not self._closed:
                 now = time.perf_counter_ns()
-                overdue = [move for move in self._under_way if now - move.begun_ns >= patience_ns]
+                overdue = [move for move in self._pending_moves if now - move.begun_ns >= patience_ns]
                 if overdue:
                     break
-                first = min((move.begun_ns for move in self._under_way), default=None)
+                first = min((move.begun_ns for move in self._pending_moves), default=None)
                 self._overdue.wait(None if first is None else (first + patience_ns - now) / 1e9)
             else:
                 return []
-            for under_way in overdue:
-                under_way.answered = True
-                under_way.lost += under_way.remaining
-                self._under_way.discard(under_way)
+            for pending in overdue:
+                pending.answered = True
+                pending.lost += pending.remaining
+                self._pending_moves.discard(pending)
             return overdue
 
     def _failed(self, what: str, reason: str, why: str = "") -> None:
         self._observer.failed(what, reason)
         count = self._failures[what, reason] = self._failures.get((what, reason), 0) + 1
-        if count % TOLD_EVERY == 1:
+        if count % LOG_EVERY == 1:
             log.warning(
-                "KV on disk", failed=what, reason=reason, why=why, count=count, folder=str(self._folder.present)
+                "KV on disk", failed=what, reason=reason, why=why, count=count, folder=str(self._folder.current)
             )
 
 

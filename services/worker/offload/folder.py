@@ -32,14 +32,14 @@ SHARE_BITS = 10  # a folder of at most so many places
 LOCK, ABOUT, DIGESTS = "lock", "about.json", "weights.json"
 
 
-class FoundBlock(NamedTuple):
+class StoredBlock(NamedTuple):
     """A file of an earlier life that has the right name and size. What it holds is checked when it is read."""
 
     place: int
     name: bytes
 
 
-class OwnFolder:
+class WorkerFolder:
     """Of one worker, for as long as a process has it."""
 
     def __init__(self, parent: Path, worker: str, field: str) -> None:
@@ -71,15 +71,17 @@ class OwnFolder:
 class BlockFolder:
     """Of blocks, in a worker's own folder."""
 
-    def __init__(self, own: OwnFolder) -> None:
+    def __init__(self, own: WorkerFolder) -> None:
         self._folder, self._own = own, own.path
         self._identity, self._number = "", 0
 
-    def open(self, identity: bytes, about: Mapping[str, object], num_places: int, block_bytes: int) -> list[FoundBlock]:
+    def open(
+        self, identity: bytes, about: Mapping[str, object], num_places: int, block_bytes: int
+    ) -> list[StoredBlock]:
         """What it holds of that identity, the least recently written first. All else is removed."""
         self._identity = identity.hex()
         self._number = max(self._numbers(), default=0)
-        kept = self.present
+        kept = self.current
         for path in self._own.iterdir():
             if path != kept and path.name not in (LOCK, DIGESTS):
                 remove(path)
@@ -87,14 +89,14 @@ class BlockFolder:
         (kept / ABOUT).write_text(json.dumps(about, indent=1, sort_keys=True, default=str) + "\n")
         return _newest(_found(kept, num_places, HEADER_BYTES + block_bytes))
 
-    def begin(self, identity: bytes) -> Path:
+    def start_generation(self, identity: bytes) -> Path:
         """Another folder takes the place of the present one, which is returned."""
-        old = self.present
+        old = self.current
         self._identity, self._number = identity.hex(), self._number + 1
         return old
 
     @property
-    def present(self) -> Path:
+    def current(self) -> Path:
         return self._own / f"{self._identity}-{self._number}"
 
     def close(self) -> None:
@@ -120,7 +122,7 @@ def remove(path: Path) -> None:
             path.unlink()
 
 
-def _found(generation: Path, num_places: int, num_bytes: int) -> Iterator[tuple[int, FoundBlock, Path]]:
+def _found(generation: Path, num_places: int, num_bytes: int) -> Iterator[tuple[int, StoredBlock, Path]]:
     """With the time at which each was written. Files that cannot be blocks of this worker are removed."""
     for share in generation.iterdir():
         if not share.is_dir():
@@ -129,12 +131,12 @@ def _found(generation: Path, num_places: int, num_bytes: int) -> Iterator[tuple[
             match, status = _BLOCK.fullmatch(path.name), path.lstat()
             place = int(match[1], 16) if match else num_places
             if match and place < num_places and stat.S_ISREG(status.st_mode) and status.st_size == num_bytes:
-                yield status.st_mtime_ns, FoundBlock(place, bytes.fromhex(match[2])), path
+                yield status.st_mtime_ns, StoredBlock(place, bytes.fromhex(match[2])), path
             else:
                 remove(path)
 
 
-def _newest(found: Iterator[tuple[int, FoundBlock, Path]]) -> list[FoundBlock]:
+def _newest(found: Iterator[tuple[int, StoredBlock, Path]]) -> list[StoredBlock]:
     """Of several with one place, or of one block, the newest."""
     places: set[int] = set()
     names: set[bytes] = set()

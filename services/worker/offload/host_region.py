@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from quire.services.worker.offload.folder import OwnFolder
+from quire.services.worker.offload.folder import WorkerFolder
 from quire.shared.errors import InvalidArgument
 from quire.shared.kv.block_hash import page_name, page_of
 
@@ -40,7 +40,7 @@ FILE = "host-memory.kv"
 class HostRegion:
     """Owned by one process. Entries may be made and cleared by any thread, a place's by one at a time."""
 
-    def __init__(self, folder: OwnFolder, identity: bytes, num_places: int, block_bytes: int) -> None:
+    def __init__(self, folder: WorkerFolder, identity: bytes, num_places: int, block_bytes: int) -> None:
         """Raises InvalidArgument if there is no room, or where it would be no memory."""
         self._identity, self._num_places, self._block_bytes = identity, num_places, block_bytes
         path = folder.path / FILE
@@ -71,7 +71,7 @@ class HostRegion:
         self._table = whole[PAGE : PAGE + num_places * _ENTRY.size].reshape(num_places, _ENTRY.size)
         self.content: npt.NDArray[np.uint8] = whole[PAGE + table :].reshape(num_places, block_bytes)
         entries = self._read() if found else []
-        self.found = {place: name for _, place, name in entries}  # the one that was written first comes first
+        self.restored = {place: name for _, place, name in entries}  # the one that was written first comes first
         self._numbers = itertools.count(entries[-1][0] + 1 if entries else 1)
         if not found:
             self._map[:PAGE] = self._header()
@@ -80,14 +80,14 @@ class HostRegion:
         """Before it is written."""
         self._table[place] = 0
 
-    def put(self, place: int, name: bytes) -> None:
+    def commit(self, place: int, name: bytes) -> None:
         """All of it is there."""
         number = next(self._numbers)
         group, block_hash = page_of(name)
         entry = _ENTRY.pack(block_hash, group, number, self._checksum(place, block_hash, group, number))
         self._table[place] = np.frombuffer(entry, dtype=np.uint8)
 
-    def renew(self, identity: bytes) -> None:
+    def reset(self, identity: bytes) -> None:
         """Nothing is there any more; what comes is of that identity."""
         self._table[:] = 0
         self._identity = identity
@@ -111,7 +111,7 @@ class HostRegion:
         return (facts + hashlib.sha256(facts).digest()).ljust(PAGE, b"\0")
 
 
-def is_there(folder: OwnFolder) -> int:
+def existing_bytes(folder: WorkerFolder) -> int:
     """Bytes of memory that an earlier life has left there."""
     try:
         return (folder.path / FILE).stat().st_blocks * 512

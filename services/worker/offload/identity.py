@@ -19,10 +19,10 @@ READ_BYTES = 8 << 20
 NUM_READERS = 4
 
 
-def identity_of(layout: bytes, weights: str, **facts: object) -> tuple[bytes, Mapping[str, object]]:
+def cache_identity(layout: bytes, weights: str, **facts: object) -> tuple[bytes, Mapping[str, object]]:
     """In 32 bytes, and for people. `layout`: as workers tell each other; `weights`: their digest."""
-    told = {"format": FORMAT, "layout": layout.hex(), "weights": weights, **facts}
-    return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).digest(), told
+    facts_json = {"format": FORMAT, "layout": layout.hex(), "weights": weights, **facts}
+    return hashlib.sha256(json.dumps(facts_json, sort_keys=True, default=str).encode()).digest(), facts_json
 
 
 def weights_digest(folder: Path, patterns: Sequence[str], memo: Path) -> str:

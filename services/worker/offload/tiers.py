@@ -6,8 +6,8 @@ import secrets
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:  # this module is also read where there is no torch
-    from quire.services.worker.kv.host_memory import BlockMove, HostMemory, Moving
-    from quire.services.worker.offload.disk_moves import Answer, DiskMove
+    from quire.services.worker.kv.host_memory import BlockMove, HostMemory, PendingCopy
+    from quire.services.worker.offload.disk_moves import DiskMove, OnMoved
     from quire.services.worker.offload.disk_store import DiskStore
 
 
@@ -16,13 +16,13 @@ class NoHostMemory:
 
     num_places = 0
 
-    def begin(self, move: BlockMove) -> Moving:
+    def start_move(self, move: BlockMove) -> PendingCopy:
         raise AssertionError("no move names a place")
 
-    def held(self) -> dict[int, bytes]:
+    def contents(self) -> dict[int, bytes]:
         return {}
 
-    def forget(self, identity: bytes) -> None:
+    def reset(self, identity: bytes) -> None:
         """Nothing is held."""
 
 
@@ -31,13 +31,13 @@ class NoDisk:
 
     num_places = 0
 
-    def begin(self, move: DiskMove, answer: Answer) -> None:
+    def start_move(self, move: DiskMove, answer: OnMoved) -> None:
         raise AssertionError("no move names a place")
 
-    def settle(self) -> dict[int, bytes]:
+    def end_epoch(self) -> dict[int, bytes]:
         return {}
 
-    def renew(self, identity: bytes) -> None:
+    def reset(self, identity: bytes) -> None:
         """Nothing is held."""
 
 
@@ -48,8 +48,8 @@ class Tiers(NamedTuple):
     disk: DiskStore | NoDisk = NoDisk()
     identity: bytes = b""  # of what they keep over restarts
 
-    def forget(self, *, changed: bool) -> None:
+    def reset(self, *, changed: bool) -> None:
         """All that they hold. `changed`: what comes is of weights that no later life can have."""
         identity = secrets.token_bytes(32) if changed else self.identity
-        self.host_memory.forget(identity)
-        self.disk.renew(identity)
+        self.host_memory.reset(identity)
+        self.disk.reset(identity)

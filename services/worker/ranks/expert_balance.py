@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from quire.services.worker.layers.feed_forward.expert_places import NOBODY, Held
+from quire.services.worker.layers.feed_forward.expert_placement import NO_EXPERT, PlacementMap
 from quire.shared.logs import logger
 
 if TYPE_CHECKING:  # placements are also computed where there is no torch
@@ -26,11 +26,11 @@ if TYPE_CHECKING:  # placements are also computed where there is no torch
 
 Load = npt.NDArray[np.int64]  # [num_experts]: tokens
 log = logger("worker.ranks")
-WORTH = 0.95  # of the busiest rank's tokens as it is: what is no better is not moved for
+MIN_IMPROVEMENT = 0.95  # of the busiest rank's tokens as it is: what is no better is not moved for
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class ExpertMove:
     """An expert that a rank is to have at a place, and where it is now."""
 
     rank: int
@@ -39,7 +39,7 @@ class Move:
     from_place: int
 
 
-class LayerLook(NamedTuple):
+class LayerBalance(NamedTuple):
     """At a layer: experts that moved, on all ranks, and what the busiest rank has of the mean."""
 
     moved: int
@@ -56,12 +56,12 @@ class ExpertBalance:
         self._seen = np.zeros(counts.shape, dtype=np.int64)
         self.num_moved = 0  # experts, or copies, that came to this rank
 
-    def before(self, step_id: int) -> None:
+    def rebalance_before(self, step_id: int) -> None:
         """A step is about to be launched, behind all before it; on CUDA this waits for those when it looks."""
         if step_id % self._interval:
             return
         counts = self._counts.clone()
-        self._shard.collectives.from_first(counts)
+        self._shard.collectives.broadcast(counts)
         counted = counts.cpu().numpy()
         looks = [self._balance(layer, load) for layer, load in zip(self._layers, counted - self._seen, strict=True)]
         self._seen = counted
@@ -69,17 +69,17 @@ class ExpertBalance:
             before, after = (max(look[i] for look in looks) for i in (1, 2))
             log.info("experts moved", step=step_id, moved=moved, busiest_before=before, busiest_after=after)
 
-    def _balance(self, layer: SparseMLP, load: Load) -> LayerLook:
+    def _balance(self, layer: SparseMLP, load: Load) -> LayerBalance:
         assert layer.places is not None, "experts are whole"
-        held = layer.places.held
-        wanted, mean = balanced(load, held), max(1.0, load.sum() / len(held))
-        ordered = [*moves(held, wanted)]
+        held = layer.places.placement
+        wanted, mean = balanced_placement(load, held), max(1.0, load.sum() / len(held))
+        ordered = [*placement_moves(held, wanted)]
         if ordered:
             self._move(ordered, layer.experts.packed.by_expert)
             layer.places.assign(wanted)
-        return LayerLook(len(ordered), *(round(busiest(load, each) / mean, 2) for each in (held, wanted)))
+        return LayerBalance(len(ordered), *(round(max_rank_load(load, each) / mean, 2) for each in (held, wanted)))
 
-    def _move(self, ordered: Sequence[Move], memory: Sequence[Tensor]) -> None:
+    def _move(self, ordered: Sequence[ExpertMove], memory: Sequence[Tensor]) -> None:
         """memory: each [places, ...], of one layer of this rank."""
         rank = self._shard.rank
         coming = [(move, [each[move.place].clone() for each in memory]) for move in ordered if move.rank == rank]
@@ -98,28 +98,28 @@ class ExpertBalance:
         self.num_moved += len(coming)
 
 
-def moves(held: Held, wanted: Held) -> Iterator[Move]:
+def placement_moves(held: PlacementMap, wanted: PlacementMap) -> Iterator[ExpertMove]:
     """That make `wanted` of `held`, in the order of ranks and places. What a rank has already comes from itself."""
     for rank, place in np.argwhere(wanted != held).tolist():
         expert = wanted[rank, place]
-        if expert == NOBODY:
+        if expert == NO_EXPERT:
             continue
         sources = np.argwhere(held == expert).tolist()
         source = next((source for source in sources if source[0] == rank), sources[0])
-        yield Move(rank, place, *source)
+        yield ExpertMove(rank, place, *source)
 
 
-def balanced(load: Load, held: Held) -> Held:
+def balanced_placement(load: Load, held: PlacementMap) -> PlacementMap:
     """A placement under which the busiest rank has fewer tokens; `held` itself if none is found that is worth it."""
     copies = _copies(load, held.size, len(held))
-    found = _in_place(_by_rank(load / copies, copies, held.shape), held)
-    return found if busiest(load, found) < WORTH * busiest(load, held) else held
+    found = _keep_positions(_by_rank(load / copies, copies, held.shape), held)
+    return found if max_rank_load(load, found) < MIN_IMPROVEMENT * max_rank_load(load, held) else held
 
 
-def busiest(load: Load, held: Held) -> float:
+def max_rank_load(load: Load, held: PlacementMap) -> float:
     """Tokens of the rank that has most, where copies of an expert share its tokens."""
-    each = load / np.maximum(np.bincount(held[held != NOBODY], minlength=len(load)), 1)
-    return max(float(each[row[row != NOBODY]].sum()) for row in held)
+    each = load / np.maximum(np.bincount(held[held != NO_EXPERT], minlength=len(load)), 1)
+    return max(float(each[row[row != NO_EXPERT]].sum()) for row in held)
 
 
 def _copies(load: Load, places: int, ranks: int) -> npt.NDArray[np.int64]:
@@ -153,9 +153,9 @@ def _by_rank(each: npt.NDArray[np.float64], copies: npt.NDArray[np.int64], shape
     return held
 
 
-def _in_place(by_rank: list[list[int]], held: Held) -> Held:
+def _keep_positions(by_rank: list[list[int]], held: PlacementMap) -> PlacementMap:
     """What a rank has already stays where it is."""
-    found = np.full(held.shape, NOBODY)
+    found = np.full(held.shape, NO_EXPERT)
     for row, before, experts in zip(found, held, by_rank, strict=True):
         stay = np.isin(before, experts)
         row[stay] = before[stay]

@@ -15,10 +15,10 @@ from typing import Any, Protocol
 import torch
 
 from quire.services.worker.codec.step_codec import decode_plan
-from quire.services.worker.kv.host_memory import Moving
-from quire.services.worker.ranks.grammars import FollowedGrammars
+from quire.services.worker.kv.host_memory import PendingCopy
+from quire.services.worker.ranks.grammars import FollowerGrammars
+from quire.services.worker.ranks.placement import RankPlacement
 from quire.services.worker.ranks.ring import RingReader
-from quire.services.worker.ranks.seat import Seat
 from quire.services.worker.ranks.wire import Command, CommandKind, RankReply, fingerprint
 from quire.services.worker.step.plan import StepPlan
 from quire.shared import logs
@@ -28,58 +28,58 @@ from quire.shared.process.lifecycle import EXIT_FAILED
 
 log = logs.logger("worker.ranks")
 
-BEAT_S = 0.1
+HEARTBEAT_INTERVAL_S = 0.1
 # Steps on the device that have not been waited for: as many as schedulers have in flight, so that none is late.
-MOST_IN_FLIGHT = 2
+MAX_IN_FLIGHT = 2
 EXIT_ORPHANED = 4
 
 
-class FollowedSpeculation(Protocol):
+class FollowerSpeculation(Protocol):
     """See spec_decode/speculation.py."""
 
     def waits_before(self, plan: StepPlan) -> bool: ...
 
 
-class FollowedTransfers(Protocol):
+class FollowerTransfers(Protocol):
     """See replica/block_transfers.py."""
 
-    def move(self, order: pb.Transfer) -> Moving: ...
+    def move(self, order: pb.Transfer) -> PendingCopy: ...
 
 
-class FollowedReplica(Protocol):
+class FollowerReplica(Protocol):
     """A rank's part of the replica (replica/replica.py). Steps are whatever its launch() gives and record() takes."""
 
     @property
-    def speculation(self) -> FollowedSpeculation: ...
+    def speculation(self) -> FollowerSpeculation: ...
 
     @property
-    def transfers(self) -> FollowedTransfers: ...
+    def transfers(self) -> FollowerTransfers: ...
 
     def launch(self, plan: StepPlan) -> Any: ...
 
-    def settle(self) -> None: ...
+    def launch_pending_heads(self) -> None: ...
 
     def record(self, flight: Any, output: Any) -> None: ...
 
-    def rest(self) -> object: ...
+    def end_epoch(self) -> object: ...
 
-    def obey(self, order: pb.DeviceOrder) -> None: ...
+    def execute_order(self, order: pb.DeviceOrder) -> None: ...
 
-    def forget_cache(self) -> None: ...
+    def reset_cache(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class RankReplica:
     """What a rank is made of."""
 
-    replica: FollowedReplica
-    grammars: FollowedGrammars
+    replica: FollowerReplica
+    grammars: FollowerGrammars
     synchronous: bool = True  # launches return when they are done
     in_first_stage: bool = True
 
 
 @dataclass(frozen=True, slots=True)
-class Lines:
+class RankConnection:
     """Between a rank and rank 0; travels to the rank's process."""
 
     commands: RingReader
@@ -89,27 +89,27 @@ class Lines:
         self.replies.send_bytes(reply.encode())
 
 
-def run(lines: Lines, seat: Seat, build: Callable[[Seat], RankReplica]) -> None:
+def run(connection: RankConnection, placement: RankPlacement, build: Callable[[RankPlacement], RankReplica]) -> None:
     """A rank's process, from its start to its end: when rank 0 says so, or is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; rank 0 decides
-    threading.Thread(target=_leave_with_rank_0, args=(lines.replies, seat.rank), daemon=True).start()
-    threading.Thread(target=_beat, args=(lines.commands,), daemon=True).start()
+    threading.Thread(target=_exit_with_rank_0, args=(connection.replies, placement.rank), daemon=True).start()
+    threading.Thread(target=_send_heartbeats, args=(connection.commands,), daemon=True).start()
     try:
         with torch.inference_mode():
-            part = build(seat)
-            lines.reply(RankReply(0, done=True))
-            Follower(lines, part).follow()
+            part = build(placement)
+            connection.reply(RankReply(0, done=True))
+            Follower(connection, part).follow()
         status = 0
     except Exception as error:
-        log.exception("the rank failed", rank=seat.rank)
+        log.exception("the rank failed", rank=placement.rank)
         status = EXIT_FAILED
         with contextlib.suppress(OSError):  # rank 0 is gone
-            lines.reply(RankReply(0, done=False, text=_told(error)))
+            connection.reply(RankReply(0, done=False, text=_error_text(error)))
     logs.flush()
     os._exit(status)  # torch would wait for CUDA graphs with collectives in them
 
 
-def _leave_with_rank_0(replies: Connection, rank: int) -> None:
+def _exit_with_rank_0(replies: Connection, rank: int) -> None:
     """Rank 0 never writes: what comes is its end. Then a collective that waits for it would last for minutes."""
     with contextlib.suppress(EOFError, OSError):
         replies.poll(None)
@@ -118,70 +118,70 @@ def _leave_with_rank_0(replies: Connection, rank: int) -> None:
     os._exit(EXIT_ORPHANED)
 
 
-def _beat(commands: RingReader) -> None:
+def _send_heartbeats(commands: RingReader) -> None:
     while True:
-        commands.beat()
-        threading.Event().wait(BEAT_S)
+        commands.send_heartbeat()
+        threading.Event().wait(HEARTBEAT_INTERVAL_S)
 
 
 class Follower:
     """Launches what rank 0 launches. A command that fails is answered with its error, and rank 0 decides."""
 
-    def __init__(self, lines: Lines, part: RankReplica) -> None:
-        self._lines, self._replica, self._grammars = lines, part.replica, part.grammars
+    def __init__(self, connection: RankConnection, part: RankReplica) -> None:
+        self._connection, self._replica, self._grammars = connection, part.replica, part.grammars
         self._in_first_stage = part.in_first_stage
-        self._most_in_flight = 0 if part.synchronous else MOST_IN_FLIGHT
+        self._max_in_flight = 0 if part.synchronous else MAX_IN_FLIGHT
         self._flights: deque[Any] = deque()  # as the replica launched them
-        self._moves: dict[int, Moving] = {}  # of blocks, by transfer, that rank 0 has not done yet
+        self._moves: dict[int, PendingCopy] = {}  # of blocks, by transfer, that rank 0 has not done yet
 
     def follow(self) -> None:
         """Until it is told to stop."""
-        while (command := Command.decode(self._lines.commands.read())).kind != CommandKind.STOP:
+        while (command := Command.decode(self._connection.commands.read())).kind != CommandKind.STOP:
             try:
-                self._obey(command)
+                self._process(command)
             except Exception as error:
-                self._lines.reply(RankReply(command.number, done=False, text=_told(error)))
+                self._connection.reply(RankReply(command.number, done=False, text=_error_text(error)))
 
-    def _obey(self, command: Command) -> None:
+    def _process(self, command: Command) -> None:
         match command.kind:
             case CommandKind.PLAN:
                 self._launch(command)
             case CommandKind.SETTLE:
                 if self._in_first_stage:
-                    self._replica.settle()
-                    self._record(down_to=self._most_in_flight)
-            case CommandKind.REST:
+                    self._replica.launch_pending_heads()
+                    self._record(down_to=self._max_in_flight)
+            case CommandKind.END_EPOCH:
                 self._record(down_to=0)
                 self._end_moves()
                 self._grammars.release_all()
-                self._replica.rest()
-                self._lines.reply(RankReply(command.number, done=True))
+                self._replica.end_epoch()
+                self._connection.reply(RankReply(command.number, done=True))
             case CommandKind.ORDER:
                 self._record(down_to=0)
-                self._lines.reply(RankReply(command.number, done=True, text=self._carry_out(command.body)))
-            case CommandKind.MOVE:
+                self._connection.reply(RankReply(command.number, done=True, text=self._execute_order(command.body)))
+            case CommandKind.MOVE_BLOCKS:
                 order = pb.Transfer.FromString(command.body)
                 self._moves[order.transfer_id] = self._replica.transfers.move(order)
-            case CommandKind.MOVED:
-                moving = self._moves.pop(int.from_bytes(command.body, "little"), None)
-                if moving is not None:  # else it was of an epoch that has ended
-                    moving.wait()
-            case CommandKind.FORGET_CACHE:
-                self._replica.forget_cache()
+            case CommandKind.BLOCKS_MOVED:
+                pending = self._moves.pop(int.from_bytes(command.body, "little"), None)
+                if pending is not None:  # else it was of an epoch that has ended
+                    pending.wait()
+            case CommandKind.RESET_CACHE:
+                self._replica.reset_cache()
             case CommandKind.PREPARE_GRAMMAR:
                 self._grammars.prepare(pb.PrepareGrammar.FromString(command.body))
             case CommandKind.RELEASE_GRAMMAR:
                 self._grammars.release(command.body)
 
     def _end_moves(self) -> None:
-        for moving in self._moves.values():
-            moving.wait()
+        for pending in self._moves.values():
+            pending.wait()
         self._moves.clear()
 
-    def _carry_out(self, order: bytes) -> bytes:
+    def _execute_order(self, order: bytes) -> bytes:
         """Returns why it cannot be."""
         try:
-            self._replica.obey(pb.DeviceOrder.FromString(order))
+            self._replica.execute_order(pb.DeviceOrder.FromString(order))
         except QuireError as error:
             return error.message.encode() or b"refused"
         return b""
@@ -189,20 +189,20 @@ class Follower:
     def _launch(self, command: Command) -> None:
         """Answered before the device is done with it: what ranks compute together, none ends without the others."""
         plan = decode_plan(pb.StepPlan.FromString(command.body))
-        self._grammars.await_those_of(plan)
+        self._grammars.await_grammars_of(plan)
         if self._replica.speculation.waits_before(plan):
             self._record(down_to=0)
         flight = self._replica.launch(plan)
         self._flights.append(flight)
-        self._lines.reply(RankReply(command.number, done=True, text=fingerprint(flight.inputs)))
-        self._record(down_to=self._most_in_flight)
+        self._connection.reply(RankReply(command.number, done=True, text=fingerprint(flight.inputs)))
+        self._record(down_to=self._max_in_flight)
 
     def _record(self, down_to: int) -> None:
         """Steps that are not settled are left."""
-        while len(self._flights) > down_to and self._flights[0].launch.settled:
+        while len(self._flights) > down_to and self._flights[0].launch.heads_launched:
             flight = self._flights.popleft()
             self._replica.record(flight, flight.launch.wait())
 
 
-def _told(error: Exception) -> bytes:
+def _error_text(error: Exception) -> bytes:
     return f"{type(error).__name__}: {error}".encode()

@@ -5,54 +5,56 @@ from __future__ import annotations
 import threading
 
 from quire.services.worker.step.plan import StepPlan
-from quire.services.worker.structured.compile_pool import CompilePool, Prepared
+from quire.services.worker.structured.compile_pool import CompilePool, CompileResult
 from quire.shared.errors import DeadlineExceeded
 from quire.shared.pb.common.v1 import sampling_pb2
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
-PATIENCE_S = 30.0  # rank 0 has compiled it by then, and all began at the same time
+COMPILE_TIMEOUT_S = 30.0  # rank 0 has compiled it by then, and all began at the same time
 
 
-class _Order:
+class _Compilation:
     """A grammar that is being prepared, or has been."""
 
     def __init__(self) -> None:
-        self.over = threading.Event()
-        self.prepared: Prepared | None = None
+        self.finished = threading.Event()
+        self.prepared: CompileResult | None = None
 
-    def done(self, prepared: Prepared) -> None:
+    def done(self, prepared: CompileResult) -> None:
         self.prepared = prepared
-        self.over.set()
+        self.finished.set()
 
 
-class FollowedGrammars:
+class FollowerGrammars:
     """Compiled at the same time as rank 0's; a plan that names one waits for it."""
 
     def __init__(self, pool: CompilePool) -> None:
         self._pool = pool
-        self._orders: dict[bytes, _Order] = {}
+        self._compilations: dict[bytes, _Compilation] = {}
 
     def prepare(self, order: pb.PrepareGrammar) -> None:
-        mine = self._orders[order.grammar_id] = _Order()
+        mine = self._compilations[order.grammar_id] = _Compilation()
         self._pool.prepare(order.grammar_id, sampling_pb2.StructuredOutput.FromString(order.grammar), mine.done)
 
     def release(self, grammar_id: bytes) -> None:
-        order = self._orders.get(grammar_id)
-        if order is not None and order.over.is_set():
-            del self._orders[grammar_id]  # nobody has to wait for it any more
+        order = self._compilations.get(grammar_id)
+        if order is not None and order.finished.is_set():
+            del self._compilations[grammar_id]  # nobody has to wait for it any more
         self._pool.release(grammar_id)
 
     def release_all(self) -> None:
-        self._orders.clear()
+        self._compilations.clear()
         self._pool.release_all()
 
-    def await_those_of(self, plan: StepPlan) -> None:
+    def await_grammars_of(self, plan: StepPlan) -> None:
         """Raises what made one impossible: rank 0 has it, so that this rank cannot go on."""
         for admission in plan.changes.admitted:
-            order = self._orders.get(admission.grammar_id) if admission.grammar_id else None
+            order = self._compilations.get(admission.grammar_id) if admission.grammar_id else None
             if order is None:
                 continue
-            if not order.over.wait(PATIENCE_S):
-                raise DeadlineExceeded(f"grammar {admission.grammar_id.hex()} is not ready after {PATIENCE_S:g} s")
+            if not order.finished.wait(COMPILE_TIMEOUT_S):
+                raise DeadlineExceeded(
+                    f"grammar {admission.grammar_id.hex()} is not ready after {COMPILE_TIMEOUT_S:g} s"
+                )
             if order.prepared is not None and order.prepared.error is not None:
                 raise order.prepared.error

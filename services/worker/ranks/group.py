@@ -38,19 +38,19 @@ class RankGroup(Protocol):
         their order; those of plans that rank 0 could not launch are left out. Raises RankFailure."""
 
     def settle_step(self) -> None:
-        """The ranks of the first stage settle their oldest step, as rank 0 does (Replica.settle)."""
+        """The ranks of the first stage settle their oldest step, as rank 0 does (Replica.launch_pending_heads)."""
 
-    def rest(self) -> None:
+    def end_epoch(self) -> None:
         """Every rank forgets all slots: an epoch has ended."""
 
-    def forget_cache(self) -> None:
+    def reset_cache(self) -> None:
         """Every rank forgets what its blocks hold."""
 
-    def move(self, order: pb.Transfer) -> None:
+    def move_blocks(self, order: pb.Transfer) -> None:
         """Every rank begins to move its part of the same blocks, behind the plans and the moves before. A rank that
         cannot is found by the next collect() or rest()."""
 
-    def moved(self, transfer_id: int) -> None:
+    def blocks_moved(self, transfer_id: int) -> None:
         """Rank 0 has moved its part: no rank does anything that is ordered from here on before it has moved its own.
         Any thread may say it."""
 
@@ -60,11 +60,11 @@ class RankGroup(Protocol):
     def release_grammar(self, grammar_id: bytes) -> None:
         """No later plan names it."""
 
-    def order(self, order: pb.DeviceOrder) -> int:
+    def broadcast_order(self, order: pb.DeviceOrder) -> int:
         """Every rank begins to carry it out; returns a ticket for settle(). No step is left to collect. Raises
         RankFailure."""
 
-    def settle(self, ticket: int) -> list[str]:
+    def collect_order(self, ticket: int) -> list[str]:
         """Waits until every other rank has obeyed, or could not: why, of each that could not. Raises RankFailure."""
 
     def check(self) -> None:
@@ -92,16 +92,16 @@ class OneRank:
     def settle_step(self) -> None:
         """There is no other rank."""
 
-    def rest(self) -> None:
+    def end_epoch(self) -> None:
         """There is no other rank."""
 
-    def forget_cache(self) -> None:
+    def reset_cache(self) -> None:
         """There is no other rank."""
 
-    def move(self, order: pb.Transfer) -> None:
+    def move_blocks(self, order: pb.Transfer) -> None:
         """There is no other rank."""
 
-    def moved(self, transfer_id: int) -> None:
+    def blocks_moved(self, transfer_id: int) -> None:
         """There is no other rank."""
 
     def prepare_grammar(self, order: pb.PrepareGrammar) -> None:
@@ -110,10 +110,10 @@ class OneRank:
     def release_grammar(self, grammar_id: bytes) -> None:
         """There is no other rank."""
 
-    def order(self, order: pb.DeviceOrder) -> int:
+    def broadcast_order(self, order: pb.DeviceOrder) -> int:
         return 0
 
-    def settle(self, ticket: int) -> list[str]:
+    def collect_order(self, ticket: int) -> list[str]:
         return []
 
     def check(self) -> None:

@@ -42,12 +42,12 @@ class PeerLink:
     def expect(self, num_rows: int, hidden_size: int, dtype: torch.dtype) -> ReturningStates:
         x = torch.empty((num_rows, hidden_size), dtype=dtype, device=self._device)
         work = distributed.irecv(x, group=self._back, group_src=1)
-        return _OnHost(work, x) if self._side is None else _OnDevice(work, x, self._side)
+        return _HostReceive(work, x) if self._side is None else _DeviceReceive(work, x, self._side)
 
-    def least(self, value: int) -> int:
+    def min_over_ranks(self, value: int) -> int:
         return self._reduced(value, distributed.ReduceOp.MIN)
 
-    def total(self, value: int) -> int:
+    def sum_over_ranks(self, value: int) -> int:
         return self._reduced(value, distributed.ReduceOp.SUM)
 
     def _put(self, x: Tensor, group: Any, to: int) -> None:
@@ -63,7 +63,7 @@ class PeerLink:
         return int(shared.item())
 
 
-class _OnHost:
+class _HostReceive:
     """gloo's."""
 
     def __init__(self, work: Any, x: Tensor) -> None:
@@ -88,23 +88,23 @@ class _OnHost:
         return self._x
 
 
-class _OnDevice:
+class _DeviceReceive:
     """NCCL's, on a stream of its own: what is launched in the meantime does not wait for it."""
 
     def __init__(self, work: Any, x: Tensor, side: torch.cuda.Stream) -> None:
         self._work, self._x = work, x
-        self._there = torch.cuda.Event(blocking=True)
+        self._received = torch.cuda.Event(blocking=True)
         with torch.cuda.stream(side):
             work.wait()
-            self._there.record(side)
+            self._received.record(side)
         x.record_stream(side)
 
     def wait(self) -> None:
-        self._there.synchronize()
+        self._received.synchronize()
 
     def take(self) -> Tensor:
         current = torch.cuda.current_stream()
-        current.wait_event(self._there)
+        current.wait_event(self._received)
         self._x.record_stream(current)
         return self._x
 

@@ -16,7 +16,7 @@ class PeerRank(ABC):
     # Checks between two signs of life, and not a time: where the whole group has been stopped and continues, no rank is
     # taken for dead.
     max_silent_checks: ClassVar[int]
-    last_pulse = 0  # of the last check
+    last_heartbeat = 0  # of the last check
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -24,13 +24,13 @@ class PeerRank(ABC):
         self.stopping = False
         self._num_silent_checks = 0
 
-    def reply_to(self, number: int, patience_s: float) -> RankReply:
+    def await_reply(self, number: int, timeout_s: float) -> RankReply:
         """Passes over answers to commands that rank 0 gave up. Raises RankFailure."""
-        deadline = time.monotonic() + patience_s
+        deadline = time.monotonic() + timeout_s
         while True:
             reply = self._receive(max(0.0, deadline - time.monotonic()))
             if reply is None:
-                raise self.failure(f"has not answered within {patience_s:.0f} s")
+                raise self.failure(f"has not answered within {timeout_s:.0f} s")
             if not reply.done:
                 raise self.failure(f"failed: {reply.text.decode(errors='replace')}")
             if reply.number == number:
@@ -41,14 +41,14 @@ class PeerRank(ABC):
         if self.stopping:
             return
         self._check_link()
-        pulse = self._pulse()
-        self._num_silent_checks = self._num_silent_checks + 1 if self.ready and pulse == self.last_pulse else 0
-        self.last_pulse = pulse
+        heartbeat = self._heartbeat()
+        self._num_silent_checks = self._num_silent_checks + 1 if self.ready and heartbeat == self.last_heartbeat else 0
+        self.last_heartbeat = heartbeat
         if self._num_silent_checks > self.max_silent_checks:
             raise self.failure("gives no sign of life")
 
     @abstractmethod
-    def end(self, deadline: float) -> None:
+    def terminate(self, deadline: float) -> None:
         """Ends it by force, if it has not ended by then."""
 
     @abstractmethod
@@ -63,5 +63,5 @@ class PeerRank(ABC):
         """Raises RankFailure if it is gone."""
 
     @abstractmethod
-    def _pulse(self) -> int:
+    def _heartbeat(self) -> int:
         """A number that changes while it lives."""

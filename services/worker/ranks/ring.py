@@ -20,12 +20,12 @@ from typing import Protocol
 CAPACITY = 1 << 22  # bytes; a longer command is read while it is written
 WORDS = 8  # a cache line
 HEAD = struct.Struct("=I")  # bytes of the command that follows
-LOOK_S = 0.05  # a wake-up that is lost costs so long
+POLL_INTERVAL_S = 0.05  # a wake-up that is lost costs so long
 FULL_PAUSE_S = 1e-4
 STORES_IN_ORDER = platform.machine() == "x86_64"
 
 # Words of a line.
-COUNT, ASLEEP, PULSE = 0, 1, 2
+COUNT, ASLEEP, HEARTBEAT = 0, 1, 2
 
 
 class _Memory:
@@ -67,16 +67,16 @@ class Ring:
         self._num_readers, self._capacity = num_readers, capacity
         self._descriptor = os.memfd_create("quire-ranks", os.MFD_CLOEXEC)
         os.ftruncate(self._descriptor, _Memory.size(num_readers, capacity))
-        self._bells = [os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for _ in range(num_readers)]
+        self._eventfds = [os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for _ in range(num_readers)]
         self._memory = _Memory(self._descriptor, num_readers, capacity)
         self._written = 0
 
     def reader(self, number: int) -> RingReader:
         """To be given to a process as it is started."""
-        return RingReader(self._descriptor, self._bells[number], number, self._num_readers, self._capacity)
+        return RingReader(self._descriptor, self._eventfds[number], number, self._num_readers, self._capacity)
 
-    def write(self, data: bytes, patience_s: float) -> int | None:
-        """Returns when all of it is there; if readers are so far behind that there is no room for `patience_s`, the
+    def write(self, data: bytes, timeout_s: float) -> int | None:
+        """Returns when all of it is there; if readers are so far behind that there is no room for `timeout_s`, the
         number of one of them: the ring is then of no use any more."""
         words = self._memory.words
         left = memoryview(HEAD.pack(len(data)) + data)
@@ -85,7 +85,7 @@ class Ring:
             behind = min(range(self._num_readers), key=lambda number: words[(1 + number) * WORDS + COUNT])
             room = self._capacity - (self._written - words[(1 + behind) * WORDS + COUNT])
             if not room:
-                deadline = deadline or time.monotonic() + patience_s
+                deadline = deadline or time.monotonic() + timeout_s
                 if time.monotonic() > deadline:
                     return behind
                 time.sleep(FULL_PAUSE_S)
@@ -97,44 +97,44 @@ class Ring:
             self._wake()
         return None
 
-    def pulse(self, number: int) -> int:
-        """Grows as long as the reader lives: see RingReader.beat()."""
-        return self._memory.words[(1 + number) * WORDS + PULSE]
+    def heartbeat(self, number: int) -> int:
+        """Grows as long as the reader lives: see RingReader.send_heartbeat()."""
+        return self._memory.words[(1 + number) * WORDS + HEARTBEAT]
 
     def close(self) -> None:
         """Readers keep what they have."""
-        for descriptor in (self._descriptor, *self._bells):
+        for descriptor in (self._descriptor, *self._eventfds):
             os.close(descriptor)
-        self._bells = []
+        self._eventfds = []
         self._memory.close()
 
     def _wake(self) -> None:
-        for number, bell in enumerate(self._bells):
+        for number, eventfd in enumerate(self._eventfds):
             if not STORES_IN_ORDER or self._memory.words[(1 + number) * WORDS + ASLEEP]:
-                os.eventfd_write(bell, 1)
+                os.eventfd_write(eventfd, 1)
 
 
 class RingReader:
     """A rank's end. Pickled for the process that is to use it; there, one thread reads."""
 
-    def __init__(self, descriptor: int, bell: int, number: int, num_readers: int, capacity: int) -> None:
-        self._descriptor, self._bell = descriptor, bell
+    def __init__(self, descriptor: int, eventfd: int, number: int, num_readers: int, capacity: int) -> None:
+        self._descriptor, self._eventfd = descriptor, eventfd
         self._number, self._num_readers, self._capacity = number, num_readers, capacity
         self._memory: _Memory | None = None
         self._count = 0
 
     def __reduce__(self) -> tuple[Callable[..., RingReader], tuple[object, ...]]:
         sizes = (self._number, self._num_readers, self._capacity)
-        return _opened, (DupFd(self._descriptor), DupFd(self._bell), *sizes)
+        return _rebuild_reader, (DupFd(self._descriptor), DupFd(self._eventfd), *sizes)
 
     def read(self) -> bytes:
         """The next command, once it is there."""
-        (size,) = HEAD.unpack(self._take(HEAD.size))
-        return self._take(size)
+        (size,) = HEAD.unpack(self._read_exactly(HEAD.size))
+        return self._read_exactly(size)
 
-    def beat(self) -> None:
+    def send_heartbeat(self) -> None:
         """A sign of life."""
-        self._words[self._line + PULSE] += 1
+        self._words[self._line + HEARTBEAT] += 1
 
     @property
     def _line(self) -> int:
@@ -149,7 +149,7 @@ class RingReader:
             self._memory = _Memory(self._descriptor, self._num_readers, self._capacity)
         return self._memory
 
-    def _take(self, size: int) -> bytes:
+    def _read_exactly(self, size: int) -> bytes:
         memory, parts = self._open(), []
         while size:
             ready = min(size, memory.words[COUNT] - self._count)
@@ -163,18 +163,20 @@ class RingReader:
         return b"".join(parts)
 
     def _sleep(self, memory: _Memory) -> None:
-        """Until the bell rings, unless something came before it was known that one sleeps."""
+        """Until the eventfd rings, unless something came before it was known that one sleeps."""
         memory.words[self._line + ASLEEP] = 1
-        if memory.words[COUNT] == self._count and select.select([self._bell], [], [], LOOK_S)[0]:
-            os.eventfd_read(self._bell)
+        if memory.words[COUNT] == self._count and select.select([self._eventfd], [], [], POLL_INTERVAL_S)[0]:
+            os.eventfd_read(self._eventfd)
         memory.words[self._line + ASLEEP] = 0
 
 
-class _Given(Protocol):
+class _InheritedFd(Protocol):
     """A descriptor that came with a process."""
 
     def detach(self) -> int: ...
 
 
-def _opened(descriptor: _Given, bell: _Given, number: int, num_readers: int, capacity: int) -> RingReader:
-    return RingReader(descriptor.detach(), bell.detach(), number, num_readers, capacity)
+def _rebuild_reader(
+    descriptor: _InheritedFd, eventfd: _InheritedFd, number: int, num_readers: int, capacity: int
+) -> RingReader:
+    return RingReader(descriptor.detach(), eventfd.detach(), number, num_readers, capacity)

@@ -23,18 +23,18 @@ class CommandKind(enum.IntEnum):
     """Of a command."""
 
     PLAN = 1
-    REST = 2
-    FORGET_CACHE = 3
+    END_EPOCH = 2
+    RESET_CACHE = 3
     STOP = 4
     PREPARE_GRAMMAR = 5
     RELEASE_GRAMMAR = 6
     ORDER = 7
     SETTLE = 8
-    MOVE = 9
-    MOVED = 10
+    MOVE_BLOCKS = 9
+    BLOCKS_MOVED = 10
 
 
-ANSWERED = frozenset({CommandKind.PLAN, CommandKind.REST, CommandKind.ORDER})
+ANSWERED = frozenset({CommandKind.PLAN, CommandKind.END_EPOCH, CommandKind.ORDER})
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ def fingerprint(inputs: StepInputs) -> bytes:
         inputs.sampling_slots,
         inputs.sampling_tokens,
         inputs.sample_positions,
-        inputs.ended_slots,
+        inputs.completed_slots,
     )
     for array in arrays:
         digest.update(len(array).to_bytes(8, "little"))

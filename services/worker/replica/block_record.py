@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from quire.services.worker.kv.held_blocks import NO_PARENT, HeldBlocks
+from quire.services.worker.kv.block_contents import NO_PARENT, BlockContents
 from quire.services.worker.limits.worker_limits import WorkerLimits
-from quire.services.worker.replica.flight import UNCHANGED, Changes
-from quire.services.worker.replica.held_report import HeldReport
+from quire.services.worker.replica.flight import NO_STEP_CHANGES, StepChanges
+from quire.services.worker.replica.retained_state import RetainedState
 from quire.services.worker.runner.output import RunnerOutput
 from quire.services.worker.step.block_copies import BlockCopies
 from quire.services.worker.step.slots import NewBlocks, SlotTable
@@ -21,7 +21,7 @@ class BlockRecord:
         self.table = table
         self._block_size, self._num_groups = limits.block_size, limits.num_groups
         self._windows = [group for group, _ in limits.layout.windows]  # KV groups that have one
-        self.held = HeldBlocks(limits.num_blocks, limits.block_size, windows=bool(self._windows))
+        self.contents = BlockContents(limits.num_blocks, limits.block_size, windows=bool(self._windows))
         self._roots: dict[int, bytes] = {}  # by slot: the hash of what comes before the sequence's first block
         self._last_tokens = np.zeros(limits.max_num_seqs, dtype=np.int32)
 
@@ -31,7 +31,7 @@ class BlockRecord:
     def release(self, slot: int) -> None:
         self._roots.pop(slot, None)
 
-    def hand_out(self, new: NewBlocks, copies: BlockCopies | None) -> None:
+    def record_allocations(self, new: NewBlocks, copies: BlockCopies | None) -> None:
         """Notes the blocks that start anew: all but those an admission brought along as cached, unless they are only
         now filled with that."""
         table, several = self.table, self.table.num_groups > 1
@@ -49,34 +49,34 @@ class BlockRecord:
         groups = new.columns[fresh] // table.width if several else 0
         if copies is not None and self._windows:  # of what they are behind, the window may have slid over
             parents[np.isin(ids, copies.targets) & np.isin(groups, self._windows)] = NO_PARENT
-        self.held.hand_out(ids, parents, roots, groups)
+        self.contents.allocate(ids, parents, roots, groups)
 
-    def record(self, inputs: StepInputs, changes: Changes, output: RunnerOutput) -> None:
+    def record(self, inputs: StepInputs, changes: StepChanges, output: RunnerOutput) -> None:
         """Notes the tokens of a step that has been executed, where its KV lies."""
-        if changes is not UNCHANGED:
-            changes.note(self.held, self._last_tokens)
+        if changes is not NO_STEP_CHANGES:
+            changes.apply_to_host(self.contents, self._last_tokens)
         token_ids = inputs.token_ids.copy()  # the device may still be reading the original
         token_ids[inputs.prev_sampled_tokens] = self._last_tokens[inputs.prev_sampled_slots]
         places = inputs.slot_mapping
-        if output.moved is not None:
-            sources, targets = output.moved.among(inputs.sampling_tokens)
+        if output.token_moves is not None:
+            sources, targets = output.token_moves.of_tokens(inputs.sampling_tokens)
             token_ids[targets] = token_ids[sources]
         if self._num_groups > 1:
             token_ids = np.tile(token_ids, self._num_groups)
-        if output.refused_tokens is not None:
+        if output.rejected_tokens is not None:
             right = np.ones(inputs.num_tokens, dtype=np.bool_)
-            right[inputs.sampling_tokens[output.refused_tokens]] = False  # a row is refused with the draft before it
+            right[inputs.sampling_tokens[output.rejected_tokens]] = False  # a row is refused with the draft before it
             right = np.tile(right, self._num_groups)
             places, token_ids = places[right], token_ids[right]
-        self.held.write(places, token_ids)
+        self.contents.record_tokens(places, token_ids)
         self._last_tokens[inputs.sampled_slots] = output.last_tokens
 
-    def report(self) -> HeldReport:
-        known = self.held.report()
-        return HeldReport(known.block_ids, known.hashes, known.groups)
+    def report(self) -> RetainedState:
+        known = self.contents.report()
+        return RetainedState(known.block_ids, known.hashes, known.groups)
 
     def count_blocks(self) -> tuple[int, int]:
         """Returns how many blocks live slots own, and how many others hold known content."""
         owned = self.table.owned_blocks()
-        cached = self.held.complete() & ~owned
+        cached = self.contents.full_blocks() & ~owned
         return int(np.count_nonzero(owned)), int(np.count_nonzero(cached))

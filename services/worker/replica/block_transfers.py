@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from quire.services.worker.kv.held_blocks import HeldBlocks
-from quire.services.worker.kv.host_memory import BlockMove, Moving
-from quire.services.worker.kv_transfer.pages import WRITTEN, NoPages, Pages, ReadPages
+from quire.services.worker.kv.block_contents import BlockContents
+from quire.services.worker.kv.host_memory import BlockMove, PendingCopy
+from quire.services.worker.kv_transfer.pages import COMPLETED, NoPages, Pages, ReadPages
 from quire.services.worker.kv_transfer.peer_pages import PeerBlocks
 from quire.services.worker.limits.worker_limits import WorkerLimits
-from quire.services.worker.offload.disk_moves import Answer, DiskMove
+from quire.services.worker.offload.disk_moves import DiskMove, OnMoved
 from quire.services.worker.offload.tiers import Tiers
 from quire.services.worker.replica.component import ReplicaComponent
-from quire.services.worker.replica.held_report import HeldReport
-from quire.services.worker.replica.orders import NoOrders, Orders
+from quire.services.worker.replica.device_orders import DeviceOrderHandler, NoDeviceOrders
+from quire.services.worker.replica.retained_state import RetainedState
 from quire.shared.columns import U32
 from quire.shared.errors import FailedPrecondition
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
@@ -27,13 +27,18 @@ class BlockTransfers(ReplicaComponent):
     """Moves blocks between the device, what lies below it and other workers; the record of blocks follows."""
 
     def __init__(
-        self, limits: WorkerLimits, held: HeldBlocks, tiers: Tiers, pages: Pages | NoPages, orders: Orders | NoOrders
+        self,
+        limits: WorkerLimits,
+        held: BlockContents,
+        tiers: Tiers,
+        pages: Pages | NoPages,
+        orders: DeviceOrderHandler | NoDeviceOrders,
     ) -> None:
         """`tiers`: for blocks that the device has no room for; `pages`: where other workers read and write them;
         `orders`: knows with which weights blocks are filled."""
-        self._limits, self._held, self.tiers, self.pages, self._orders = limits, held, tiers, pages, orders
+        self._limits, self._contents, self.tiers, self.pages, self._orders = limits, held, tiers, pages, orders
         self._first_weights = orders.weights_name
-        pages.versioned_by(lambda: orders.pages_version)
+        pages.set_weight_version(lambda: orders.pages_version)
 
     @property
     def num_host_blocks(self) -> int:
@@ -45,45 +50,45 @@ class BlockTransfers(ReplicaComponent):
         """Capacity of the disk, in blocks."""
         return self.tiers.disk.num_places
 
-    def move(self, order: pb.Transfer) -> Moving:
+    def move(self, order: pb.Transfer) -> PendingCopy:
         """Begins to move blocks, behind the steps that have been launched. Raises PlanViolation, or what the device
         raises: then nothing is known of what was to be written."""
         move = BlockMove.of(order, self._limits.num_blocks, self.num_host_blocks, self._limits.num_groups)
         if move.to_host:
-            return self.tiers.host_memory.begin(move)
-        self._held.lose(move.blocks)
-        moving = self.tiers.host_memory.begin(move)
-        self._held.fill(move.blocks, move.names)
-        return moving
+            return self.tiers.host_memory.start_move(move)
+        self._contents.invalidate(move.blocks)
+        pending = self.tiers.host_memory.start_move(move)
+        self._contents.commit(move.blocks, move.names)
+        return pending
 
-    def move_on_disk(self, order: pb.DiskTransfer, answer: Answer) -> None:
+    def move_on_disk(self, order: pb.DiskTransfer, answer: OnMoved) -> None:
         """Begins to move blocks, from any thread: see DiskStore. Raises PlanViolation."""
         move = DiskMove.of(order, self.num_host_blocks, self.num_disk_blocks, self._limits.num_groups)
-        self.tiers.disk.begin(move, answer)
+        self.tiers.disk.start_move(move, answer)
 
     def read_pages(self, blocks: U32, *, copied: bool = True) -> ReadPages:
         """Begins to read blocks, or to wait for what they hold, behind the steps that have been launched. Raises
         FailedPrecondition for what has been forgotten, or what the device raises."""
-        if not self._held.knows(blocks):
+        if not self._contents.are_known(blocks):
             raise FailedPrecondition("block_ids: some hold nothing that is known here", field="block_ids")
-        return self.pages.read(blocks) if copied else self.pages.filled()
+        return self.pages.read(blocks) if copied else self.pages.wait_filled()
 
-    def write_pages(self, blocks: U32, pages: Tensor | PeerBlocks) -> Moving:
+    def write_pages(self, blocks: U32, pages: Tensor | PeerBlocks) -> PendingCopy:
         """Begins to write what came from another worker into blocks that no sequence owns."""
-        self._held.lose(blocks)
+        self._contents.invalidate(blocks)
         return self.pages.write(blocks, pages)
 
-    def believe_pages(self, blocks: U32, hashes: list[bytes]) -> Moving:
+    def commit_pages(self, blocks: U32, hashes: list[bytes]) -> PendingCopy:
         """Records what has been written into these blocks, now that it is known to be what it should be: a GPU's memory
         may have changed under the copy, and no report may name it before."""
-        self._held.fill(blocks, hashes)
-        return WRITTEN
+        self._contents.commit(blocks, hashes)
+        return COMPLETED
 
-    def end_epoch(self, report: HeldReport) -> HeldReport:
-        self.pages.settle()
-        on_disk = self.tiers.disk.settle()  # before host memory: what is on its way there does not come any more
-        return replace(report, on_disk=on_disk, in_host_memory=self.tiers.host_memory.held())
+    def end_epoch(self, report: RetainedState) -> RetainedState:
+        self.pages.synchronize()
+        on_disk = self.tiers.disk.end_epoch()  # before host memory: what is on its way there does not come any more
+        return replace(report, on_disk=on_disk, in_host_memory=self.tiers.host_memory.contents())
 
-    def forget_cache(self) -> None:
+    def reset_cache(self) -> None:
         # Weights that were changed are in no folder: no later life of the worker finds their blocks again.
-        self.tiers.forget(changed=self._orders.weights_name != self._first_weights)
+        self.tiers.reset(changed=self._orders.weights_name != self._first_weights)

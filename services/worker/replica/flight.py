@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from quire.services.worker.kv.held_blocks import HeldBlocks
+from quire.services.worker.kv.block_contents import BlockContents
 from quire.services.worker.lora.no_adapters import StepAdapters
 from quire.services.worker.runner.output import RunnerOutput
 from quire.services.worker.sampling.features.component import SlotState
@@ -25,11 +25,11 @@ class Launch(Protocol):
     """A step under way."""
 
     @property
-    def settled(self) -> bool:
+    def heads_launched(self) -> bool:
         """Whether all of it is launched. A step whose layers are shared out among stages is so only when they are done:
-        Replica.settle()."""
+        Replica.launch_pending_heads()."""
 
-    def await_arrival(self) -> None:
+    def await_remote_stages(self) -> None:
         """Until it can be settled without waiting. On a thread that has nothing else to do."""
 
     def wait(self) -> RunnerOutput: ...
@@ -45,7 +45,7 @@ class RunnerHeads(SlotState, Protocol):
     def drop_queries(self, names: bytes) -> None:
         """Before the next launch."""
 
-    def forget_queries(self) -> None: ...
+    def clear_queries(self) -> None: ...
 
 
 class Runner(Protocol):
@@ -69,36 +69,36 @@ class Runner(Protocol):
 
     def launch(self, inputs: StepInputs, new_blocks: NewBlocks) -> Launch: ...
 
-    def settle(self, slots: Rows | None = None) -> None:
+    def launch_pending_heads(self, slots: Rows | None = None) -> None:
         """Launches are settled: those that name one of `slots`, and all before them; None: the oldest."""
 
 
 @step_value
-class Changes:
+class StepChanges:
     """What a plan says besides who computes what."""
 
-    idle: Rows  # slots that would have sampled if they had had room
+    stalled: Rows  # slots that would have sampled if they had had room
     copies: BlockCopies | None
     moves: BeamMoves | None
 
-    def begin(self, runner: Runner) -> None:
+    def apply_to_device(self, runner: Runner) -> None:
         """On the device, before the step is launched."""
         if self.copies is not None:
             runner.copy_blocks(self.copies)
         if self.moves is not None:
-            runner.settle(self.moves.slots)
+            runner.launch_pending_heads(self.moves.slots)
             runner.move_beams(self.moves)
 
-    def note(self, held: HeldBlocks, last_tokens: I32) -> None:
+    def apply_to_host(self, contents: BlockContents, last_tokens: I32) -> None:
         """On the host, once the step has been executed; `last_tokens`: by slot."""
         if self.copies is not None:
-            held.copy(self.copies.sources, self.copies.targets)
+            contents.record_copies(self.copies.sources, self.copies.targets)
         if self.moves is not None:
             last_tokens[self.moves.slots] = self.moves.token_ids
 
 
-UNCHANGED = Changes(NO_SLOTS, None, None)
-NONE_REFUSED: dict[int, QuireError] = {}
+NO_STEP_CHANGES = StepChanges(NO_SLOTS, None, None)
+NO_REFUSALS: dict[int, QuireError] = {}
 
 
 class StepInFlight(NamedTuple):
@@ -110,12 +110,12 @@ class StepInFlight(NamedTuple):
     launch: Launch
     refused: dict[int, QuireError]  # sampling or ending slots that were admitted with something that cannot be done
     bans: Mapping[int, tuple[str, ...]]  # of slots now: see SlotAdmission
-    changes: Changes
+    changes: StepChanges
     num_begun: int  # sequences by then, for speculation
 
     def result(self, output: RunnerOutput, wait_us: int) -> StepResult:
         drafts = self.inputs.drafts
-        has_counts = len(self.changes.idle) or output.drafted
+        has_counts = len(self.changes.stalled) or output.drafted
         is_whole = not (output.faults or self.refused) and output.token_ids.min(initial=0) >= 0
         result = StepResult(
             self.epoch,
@@ -129,13 +129,13 @@ class StepInFlight(NamedTuple):
             output.logprobs,
         )
         for answer in output.answers:
-            result = answer.added_to(result)
+            result = answer.merge_into(result)
         return result
 
     def _column(self, counts: I32) -> U32:
         """Of the slots that sampled, with those that sat out among them: 0."""
         slots = self.inputs.sampled_slots
-        expected = np.sort(np.concatenate([slots, self.changes.idle]))
+        expected = np.sort(np.concatenate([slots, self.changes.stalled]))
         column = np.zeros(len(expected), dtype=np.uint32)
         column[np.searchsorted(expected, slots)] = counts
         return column

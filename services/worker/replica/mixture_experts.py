@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from quire.services.worker.replica.component import Gate, ReplicaComponent
+from quire.services.worker.replica.component import PlanHook, ReplicaComponent
 from quire.services.worker.step.plan import StepPlan
 
 if TYPE_CHECKING:  # this module is also read where there is no torch
@@ -26,7 +26,7 @@ class BalancedExperts(MixtureExperts):
     def __init__(self, read_load: Callable[[], LoadByLayer], balance: ExpertBalance) -> None:
         super().__init__(read_load)
         self.balance = balance
-        self.gates: tuple[Gate, ...] = (self._before,)
+        self.plan_hooks: tuple[PlanHook, ...] = (self._rebalance,)
 
-    def _before(self, plan: StepPlan) -> None:
-        self.balance.before(plan.step_id)
+    def _rebalance(self, plan: StepPlan) -> None:
+        self.balance.rebalance_before(plan.step_id)

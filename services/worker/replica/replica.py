@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 from quire.services.worker.limits.worker_limits import WorkerLimits
 from quire.services.worker.replica.block_record import BlockRecord
 from quire.services.worker.replica.block_transfers import BlockTransfers
-from quire.services.worker.replica.component import Gate, ReplicaComponent
-from quire.services.worker.replica.flight import NONE_REFUSED, UNCHANGED, Runner, StepInFlight
-from quire.services.worker.replica.held_report import HeldReport
+from quire.services.worker.replica.component import PlanHook, ReplicaComponent
+from quire.services.worker.replica.device_orders import DeviceOrderHandler, NoDeviceOrders
+from quire.services.worker.replica.flight import NO_REFUSALS, NO_STEP_CHANGES, Runner, StepInFlight
 from quire.services.worker.replica.mixture_experts import MixtureExperts
-from quire.services.worker.replica.orders import NoOrders, Orders
+from quire.services.worker.replica.retained_state import RetainedState
 from quire.services.worker.replica.slot_states import SlotStates
 from quire.services.worker.runner.output import RunnerOutput
 from quire.services.worker.runner.step_cost import NO_COST_MODEL, CostModel, NoCostModel
@@ -58,7 +58,7 @@ class Replica:
         record: BlockRecord,
         *,
         speculation: Speculation | NoSpeculation,
-        orders: Orders | NoOrders,
+        orders: DeviceOrderHandler | NoDeviceOrders,
         transfers: BlockTransfers,
         experts: MixtureExperts,
     ) -> None:
@@ -71,7 +71,7 @@ class Replica:
         self._slots = SlotStates(record, runner, speculation, facts.vocab_size, facts.limits.num_blocks)
         self._steady = self._slots.steady
         self._components: tuple[ReplicaComponent, ...] = (orders, experts, transfers)
-        self._gates: list[Gate] = [gate for component in self._components for gate in component.gates]
+        self._plan_hooks: list[PlanHook] = [hook for component in self._components for hook in component.plan_hooks]
         self.adapters = runner.adapters
         self.pages = transfers.pages
         self.table = record.table
@@ -84,17 +84,17 @@ class Replica:
         known until rest(). What a single sequence asks wrongly fails that alone, with the step in which it would
         have sampled or ended.
         """
-        for gate in self._gates:
-            gate(plan)
+        for hook in self._plan_hooks:
+            hook(plan)
         if plan.changes.dropped_queries:
             self._runner.heads.drop_queries(plan.changes.dropped_queries)
         slots = self._slots
         followed = self.speculation.follow(plan, self._steady)
-        inputs, new_blocks, changes = (*followed, UNCHANGED) if followed else slots.apply(plan)
+        inputs, new_blocks, changes = (*followed, NO_STEP_CHANGES) if followed else slots.apply(plan)
         if len(new_blocks.ids):
-            self._record.hand_out(new_blocks, changes.copies)
+            self._record.record_allocations(new_blocks, changes.copies)
         launch = self._runner.launch(inputs, new_blocks)
-        refused = slots.refused_in(inputs) if slots.refused else NONE_REFUSED
+        refused = slots.due_refusals(inputs) if slots.refused else NO_REFUSALS
         num_begun = self.speculation.num_begun
         return StepInFlight(plan.epoch, plan.step_id, inputs, launch, refused, slots.bans, changes, num_begun)
 
@@ -102,40 +102,40 @@ class Replica:
         """The step has been executed: its tokens are known and their KV is where it belongs."""
         inputs = flight.inputs
         self._record.record(inputs, flight.changes, output)
-        if output.moved is not None:
-            self._runner.move_tokens(*output.moved.among(inputs.slot_mapping[inputs.sampling_tokens]))
+        if output.token_moves is not None:
+            self._runner.move_tokens(*output.token_moves.of_tokens(inputs.slot_mapping[inputs.sampling_tokens]))
         self.speculation.record(inputs, output, flight.num_begun)
 
-    def settle(self) -> None:
+    def launch_pending_heads(self) -> None:
         """Settles the oldest launch that is not settled: waits for the stages after this one."""
-        self._runner.settle()
+        self._runner.launch_pending_heads()
 
-    def rest(self) -> HeldReport:
+    def end_epoch(self) -> RetainedState:
         """Ends an epoch: forgets all slots, and reports the blocks whose content is known."""
         self._slots.clear()
-        self._runner.heads.forget_queries()
-        held = [(adapter.id, adapter.path) for adapter in self.adapters.held()]
+        self._runner.heads.clear_queries()
+        held = [(adapter.id, adapter.path) for adapter in self.adapters.loaded()]
         report = replace(self._record.report(), adapters=held)
         for component in self._components:
             report = component.end_epoch(report)
         return report
 
-    def forget_cache(self) -> None:
-        self._record.held.forget()
-        self._runner.heads.forget_queries()
+    def reset_cache(self) -> None:
+        self._record.contents.reset()
+        self._runner.heads.clear_queries()
         for component in self._components:
-            component.forget_cache()
-        self.speculation.forget()
+            component.reset_cache()
+        self.speculation.clear_history()
 
-    def obey(self, order: pb.DeviceOrder) -> None:
+    def execute_order(self, order: pb.DeviceOrder) -> None:
         """While no step is in flight. Raises QuireError, and then nothing has changed."""
-        if self.orders.obey(order):
-            self.forget_cache()
+        if self.orders.execute_order(order):
+            self.reset_cache()
 
     def update_weights(self, new: NewWeights) -> None:
         """Between two steps; no block holds anything afterwards. Raises QuireError, and then nothing has changed."""
         self.orders.update(new)
-        self.forget_cache()
+        self.reset_cache()
 
     def occupancy(self) -> Occupancy:
         return Occupancy(self.table.num_live, *self._record.count_blocks())

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from quire.services.worker.replica.block_record import BlockRecord
-from quire.services.worker.replica.flight import Changes, Runner
+from quire.services.worker.replica.flight import Runner, StepChanges
 from quire.services.worker.sampling.features.component import check_token_ids
 from quire.services.worker.spec_decode.no_speculation import NoSpeculation
 from quire.services.worker.spec_decode.speculation import Speculation
 from quire.services.worker.step.admission import SlotAdmission
 from quire.services.worker.step.plan import Admission, StepPlan
 from quire.services.worker.step.slots import NewBlocks
-from quire.services.worker.step.steady import Steady
+from quire.services.worker.step.steady_decode import SteadyDecode
 from quire.services.worker.step.step_inputs import StepInputs, assemble
 from quire.shared.columns import U32
 from quire.shared.errors import QuireError
@@ -32,33 +32,33 @@ class SlotStates:
         self._record, self._runner, self._speculation = record, runner, speculation
         self._vocab_size, self._num_blocks = vocab_size, num_blocks
         self._table = record.table
-        self.steady = Steady(record.table)
+        self.steady = SteadyDecode(record.table)
         self.refused: dict[int, QuireError] = {}  # by slot: what its admission asks and cannot have
         self.bans: dict[int, tuple[str, ...]] = {}  # by slot: see SlotAdmission
 
-    def apply(self, plan: StepPlan) -> tuple[StepInputs, NewBlocks, Changes]:
+    def apply(self, plan: StepPlan) -> tuple[StepInputs, NewBlocks, StepChanges]:
         """Brings slots and the device's state of them to before the step; returns the step. Raises PlanViolation."""
         copies = plan.changes.copies
         if copies is not None:
             copies.check(self._num_blocks)
             self._speculation.copy_blocks(copies)
-        order = self._table.order(plan)
+        order = self._table.resolve(plan)
         self._release_all(order.released)
         for admission in order.admitted:
             self._admit(admission)
         step, drafts = self._speculation.advance(order)
         inputs = assemble(step, self._table, drafts)
-        if drafts is None and not len(order.idle):
-            self.steady.take(plan, inputs)
+        if drafts is None and not len(order.stalled):
+            self.steady.record(plan, inputs)
         else:
             self.steady.forget()
-        changes = Changes(order.idle, copies, plan.changes.beams)
-        changes.begin(self._runner)
+        changes = StepChanges(order.stalled, copies, plan.changes.beams)
+        changes.apply_to_device(self._runner)
         return inputs, order.new_blocks, changes
 
-    def refused_in(self, inputs: StepInputs) -> dict[int, QuireError]:
+    def due_refusals(self, inputs: StepInputs) -> dict[int, QuireError]:
         """Returns the refusals that are due: of slots that sample or end in the step."""
-        due = {*inputs.sampling_slots.tolist(), *inputs.ended_slots.tolist()}
+        due = {*inputs.sampling_slots.tolist(), *inputs.completed_slots.tolist()}
         return {slot: error for slot, error in self.refused.items() if slot in due}
 
     def clear(self) -> None:
@@ -69,7 +69,7 @@ class SlotStates:
         self.steady.forget()
 
     def _admit(self, admission: Admission) -> None:
-        slot, tokens = admission.slot, self._table.given_tokens[admission.slot]
+        slot, tokens = admission.slot, self._table.admitted_tokens[admission.slot]
         self._record.admit(slot, admission.root_hash)
         try:
             check_token_ids(tokens, self._vocab_size, "token_ids")
@@ -80,12 +80,14 @@ class SlotStates:
         except QuireError as error:
             self.refused[slot] = error
             # It is computed all the same, and the scheduler counts on what its blocks then hold.
-            self._table.given_tokens[slot] = np.where((tokens >= 0) & (tokens < self._vocab_size), tokens, 0)
-        self._speculation.begin(slot, self._table.given_tokens[slot])
+            self._table.admitted_tokens[slot] = np.where((tokens >= 0) & (tokens < self._vocab_size), tokens, 0)
+        self._speculation.start_sequence(slot, self._table.admitted_tokens[slot])
 
     def _release_all(self, released: U32) -> None:
         if len(released):
-            self._runner.settle(released.astype(np.intp))  # what they sample means nothing, but is still to come
+            self._runner.launch_pending_heads(
+                released.astype(np.intp)
+            )  # what they sample means nothing, but is still to come
         for slot in released.tolist():
             self._release(slot)
 
@@ -93,5 +95,5 @@ class SlotStates:
         self._record.release(slot)
         self.refused.pop(slot, None)
         self.bans.pop(slot, None)
-        self._speculation.end(slot)
+        self._speculation.end_sequence(slot)
         self._runner.heads.release(slot)

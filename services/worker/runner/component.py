@@ -11,11 +11,11 @@ from quire.services.worker.step.step_inputs import StepInputs
 class RunnerComponent(Protocol):
     """A part of the work of a step beside its layers and heads."""
 
-    def begin(self, inputs: StepInputs) -> None:
+    def prepare_step(self, inputs: StepInputs) -> None:
         """Before anything of the step is launched."""
 
-    def choose_way(self, inputs: StepInputs, *, one_row_each: bool) -> None:
-        """It is known how the step is launched; `one_row_each`: by a recording whose output head reads every row."""
+    def prepare_launch(self, inputs: StepInputs, *, one_token_per_row: bool) -> None:
+        """The launch mode is known. `one_token_per_row`: by a recording whose output head reads every row."""
 
 
 class AdapterRows:
@@ -24,8 +24,8 @@ class AdapterRows:
     def __init__(self, adapters: StepAdapters) -> None:
         self._adapters = adapters
 
-    def begin(self, inputs: StepInputs) -> None:
+    def prepare_step(self, inputs: StepInputs) -> None:
         self._adapters.write_rows(inputs)
 
-    def choose_way(self, inputs: StepInputs, *, one_row_each: bool) -> None:
-        self._adapters.write_logit_rows(inputs, all_rows=one_row_each)
+    def prepare_launch(self, inputs: StepInputs, *, one_token_per_row: bool) -> None:
+        self._adapters.write_logit_rows(inputs, all_rows=one_token_per_row)

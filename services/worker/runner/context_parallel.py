@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from quire.services.worker.layers.forward_batch import ForwardBatch
     from quire.services.worker.lora.no_adapters import StepAdapters
     from quire.services.worker.runner.step_batches import StepBatches
-    from quire.services.worker.sampling.sampler import Sampled
+    from quire.services.worker.sampling.sampler import SampledTokens
     from quire.services.worker.step.slot_memory import SlotMemory
     from quire.services.worker.step.slots import NewBlocks
     from quire.services.worker.step.step_inputs import StepInputs
@@ -49,7 +49,7 @@ class PageExchange:
         sent = rows[0].new_empty((len(rows), len(self.own), rows[0].size(1)))
         for part, place in zip(rows, sent, strict=True):
             torch.index_select(part, 0, self.own, out=place)
-        found = self.peers.gather(sent)
+        found = self.peers.all_gather(sent)
         for number, part in enumerate(rows):
             part[self.everybody] = found[:, number]
 
@@ -90,15 +90,15 @@ class ContextParallel:
         up = batches.upload(own, new_blocks)
         batch = batches.batch(own, up, up.sampling_tokens, only_last=only_samples)
         hidden = forward(self._with_exchanges(batch, shares, batches), batches.caches)
-        found = self._context.peers.gather(hidden.contiguous()).flatten(0, 1)
+        found = self._context.peers.all_gather(hidden.contiguous()).flatten(0, 1)
         (order,) = batches.staging.upload([wanted.order])
         self._adapters.write_rows(shares.inputs)
         return found.index_select(0, order)
 
-    def agree(self, sampled: Sampled, memory: SlotMemory) -> None:
+    def agree(self, sampled: SampledTokens, memory: SlotMemory) -> None:
         """Behind every step that samples: what was chosen is what rank 0 chose."""
-        self._context.peers.from_first(sampled.token_ids)
-        self._context.peers.from_first(memory.last_tokens)
+        self._context.peers.broadcast(sampled.token_ids)
+        self._context.peers.broadcast(memory.last_tokens)
 
     def _with_exchanges(self, batch: ForwardBatch, shares: TokenShares, batches: StepBatches) -> ForwardBatch:
         num_groups = 1 + len(batch.other_groups)

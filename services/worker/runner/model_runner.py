@@ -25,15 +25,15 @@ from quire.services.worker.graphs.stage_graphs import SampleGraphs
 from quire.services.worker.heads.heads import Heads, StepHeads
 from quire.services.worker.kv import kv_cache
 from quire.services.worker.kv.kv_cache import LayerCache
-from quire.services.worker.kv.pages_ahead import PagesAhead
+from quire.services.worker.kv.page_prefaulter import PagePrefaulter
 from quire.services.worker.layers.forward_batch import ForwardBatch
 from quire.services.worker.lora.no_adapters import NO_ADAPTERS, StepAdapters
 from quire.services.worker.runner.component import RunnerComponent
 from quire.services.worker.runner.context_parallel import ContextParallel
+from quire.services.worker.runner.local_steps import LocalLayers, LocalSteps, StepContext, StepLayers
 from quire.services.worker.runner.pipeline import RunnerStage
 from quire.services.worker.runner.step_batches import StepBatches, Uploaded
 from quire.services.worker.runner.step_ending import StageLaunch, StepEnding
-from quire.services.worker.runner.whole_steps import StepContext, StepLayers, WholeLayers, WholeSteps
 from quire.services.worker.sampling.sampler import Sampler
 from quire.services.worker.step.beam_moves import BeamMoves
 from quire.services.worker.step.block_copies import BlockCopies
@@ -74,17 +74,17 @@ class ModelRunner:
         marks: TextMarks | None = None,
     ) -> None:
         self.heads, self.adapters = heads, adapters
-        self._whole_model = model  # what steps go through that nothing recorded takes
+        self._eager_model = model  # what steps go through that nothing recorded takes
         self._model = model
         self._device = device
         self._staging: Staging = staging_for(device)
         self._marks = marks
-        self._context: StepContext = WholeSteps()
-        self._layers: StepLayers = WholeLayers()
+        self._context: StepContext = LocalSteps()
+        self._layers: StepLayers = LocalLayers()
         self._components: list[RunnerComponent] = []
         self._timer = StepTimer(device)
         self.caches: list[LayerCache] = []
-        self._pages: list[PagesAhead] = []
+        self._pages: list[PagePrefaulter] = []
         self.recordings = Recordings()
 
     @property
@@ -97,12 +97,12 @@ class ModelRunner:
 
         The CPU reads the table where it is; another device has a copy that every step brings up to date.
         """
-        self.caches, self._model, self.recordings = caches, self._whole_model, Recordings()
+        self.caches, self._model, self.recordings = caches, self._eager_model, Recordings()
         num_slots, width = block_table.shape
         device = self._device.torch_device
         tables = torch.from_numpy(block_table)
         if self._device.is_synchronous:
-            self._pages = [PagesAhead(caches)]
+            self._pages = [PagePrefaulter(caches)]
         else:
             tables = torch.zeros((num_slots + 1, width), dtype=torch.int32, device=device)
         last_tokens = torch.zeros(num_slots + 1, dtype=torch.int32, device=device)
@@ -135,12 +135,12 @@ class ModelRunner:
     def add_component(self, component: RunnerComponent) -> None:
         self._components.append(component)
 
-    def settle(self, slots: Rows | None = None) -> None:
+    def launch_pending_heads(self, slots: Rows | None = None) -> None:
         """Steps whose layers are elsewhere: those that name one of `slots`, and all before them; None: the oldest."""
         if slots is None:
-            self._layers.settle_next()
+            self._layers.launch_oldest_heads()
         else:
-            self._layers.settle_of(slots)
+            self._layers.launch_heads_of(slots)
 
     def use_graphs(self, graphs: StepGraphs) -> None:
         """Decode steps go through `graphs`, recorded over `caches` and `slot_memory`, until the next prepare()."""
@@ -184,15 +184,15 @@ class ModelRunner:
         """
         if len(new_blocks.ids):
             for pages in self._pages:
-                pages.reach(int(new_blocks.ids.max()))
+                pages.prefault_for(int(new_blocks.ids.max()))
         for component in self._components:
-            component.begin(inputs)
+            component.prepare_step(inputs)
         heads = self.heads
-        heads.begin()
-        others = heads.of(inputs)
+        heads.prepare_step()
+        others = heads.for_step(inputs)
         graphs = self.recordings.find(inputs, new_blocks, samples_alone=not others.rows)
         for component in self._components:
-            component.choose_way(inputs, one_row_each=graphs is not None and graphs.one_row_each)
+            component.prepare_launch(inputs, one_token_per_row=graphs is not None and graphs.one_token_per_row)
         if graphs is not None:
             return self._launch_graph(graphs, inputs, new_blocks, others)
         return self._launch_kernels(inputs, new_blocks, others, self._model)
@@ -210,7 +210,7 @@ class ModelRunner:
             self._timer.mark(marks)
             return end(self._shared(shares, new_blocks, others))
         wanted = self._wanted(inputs, up, others)
-        is_recorded = model is not self._whole_model  # as a tape, which takes all tokens through all layers
+        is_recorded = model is not self._eager_model  # as a tape, which takes all tokens through all layers
         only_last = wanted is up.sampling_tokens and not is_recorded
         batch = batches.batch(inputs, up, wanted, only_last=only_last)
         self._timer.mark(marks)
@@ -228,9 +228,9 @@ class ModelRunner:
         """int32 [num_wanted] tokens whose hidden states the heads read; None for all of them in their order."""
         if not others.rows:
             return None if inputs.num_samples == inputs.num_tokens else up.sampling_tokens
-        if others.read_all:
+        if others.reads_all_tokens:
             return None
-        (tokens,) = self._staging.upload([others.wanted(inputs.sampling_tokens)])
+        (tokens,) = self._staging.upload([others.required_tokens(inputs.sampling_tokens)])
         return tokens
 
     def _shared(self, shares: TokenShares, new_blocks: NewBlocks, others: StepHeads) -> Tensor:
@@ -238,7 +238,7 @@ class ModelRunner:
         inputs, tokens = shares.inputs, shares.inputs.sampling_tokens
         if others.rows:
             all_tokens = np.arange(inputs.num_tokens, dtype=np.int32)
-            tokens = all_tokens if others.read_all else others.wanted(tokens)
-        forward = self._whole_model.forward
+            tokens = all_tokens if others.reads_all_tokens else others.required_tokens(tokens)
+        forward = self._eager_model.forward
         only = not others.rows
         return self._context.hidden(forward, shares, self._batches, new_blocks, tokens=tokens, only_samples=only)

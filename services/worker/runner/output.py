@@ -12,10 +12,10 @@ from torch import Tensor
 from quire.services.worker.device.staging import Array, Staging
 from quire.services.worker.device.step_timer import StepTimer, Timings
 from quire.services.worker.heads.features import Features
-from quire.services.worker.heads.port import HeadAnswer, HeadLaunch
-from quire.services.worker.sampling.sampler import Sampled
-from quire.services.worker.step.drafts.drafts import REFUSED, DraftRows
-from quire.services.worker.step.drafts.tree_rows import Moved
+from quire.services.worker.heads.port import HeadLaunch, HeadResult
+from quire.services.worker.sampling.sampler import SampledTokens
+from quire.services.worker.step.drafts.drafts import REJECTED, DraftRows
+from quire.services.worker.step.drafts.tree_rows import TokenMoves
 from quire.services.worker.step.result import LogprobEntries
 from quire.services.worker.step.slots import Rows
 from quire.shared.columns import I32
@@ -33,13 +33,13 @@ class RunnerOutput(NamedTuple):
     timings: Timings
     faults: Mapping[int, QuireError] = NO_FAULTS  # sequences that cannot go on, by slot
     # Samples behind wrong drafts, as indices into all samples, once what is `moved` is in its place; None: no drafts.
-    refused_tokens: Rows | None = None
-    answers: tuple[HeadAnswer, ...] = ()  # of the heads beside sampling
-    moved: Moved | None = None  # samples of right drafts in trees; None: all are in their place
+    rejected_tokens: Rows | None = None
+    answers: tuple[HeadResult, ...] = ()  # of the heads beside sampling
+    token_moves: TokenMoves | None = None  # samples of right drafts in trees; None: all are in their place
 
     @property
     def drafted(self) -> bool:
-        return self.refused_tokens is not None
+        return self.rejected_tokens is not None
 
     @property
     def last_tokens(self) -> I32:
@@ -48,12 +48,12 @@ class RunnerOutput(NamedTuple):
 
     def in_place(self, tokens: I32, sampling_tokens: I32) -> I32:
         """`tokens` of the step, or what is to move to their places; `sampling_tokens`: behind which samples stand."""
-        if self.moved is None:
+        if self.token_moves is None:
             return tokens
         found, sources, targets = (
             tokens.copy(),
-            sampling_tokens[self.moved.sources],
-            sampling_tokens[self.moved.targets],
+            sampling_tokens[self.token_moves.sources],
+            sampling_tokens[self.token_moves.targets],
         )
         at = np.minimum(np.searchsorted(targets, tokens), len(targets) - 1)
         has_moved = targets[at] == tokens
@@ -69,14 +69,14 @@ class RunnerOutput(NamedTuple):
 class Launch:
     """A step under way."""
 
-    settled = True  # all of it is launched
+    heads_launched = True  # all of it is launched
 
     def __init__(
         self,
         timer: StepTimer,
         marks: list[Any] | None,
         staging: Staging,
-        sampled: Sampled,
+        sampled: SampledTokens,
         *,
         drafts: DraftRows | None,
         endings: list[HeadLaunch],
@@ -92,7 +92,7 @@ class Launch:
         self._downloads = staging.download(tensors)
         self._marks = timer.end(marks)
 
-    def await_arrival(self) -> None:
+    def await_remote_stages(self) -> None:
         """It is settled."""
 
     def wait(self) -> RunnerOutput:
@@ -112,23 +112,23 @@ class Launch:
         )
         return output if self._drafts is None else _verified(self._drafts, output)
 
-    def _answers(self, arrays: list[Array]) -> tuple[HeadAnswer, ...]:
+    def _answers(self, arrays: list[Array]) -> tuple[HeadResult, ...]:
         return tuple(
-            ending.answer(arrays[begin:end])
+            ending.finish(arrays[begin:end])
             for ending, (begin, end) in zip(self._endings, pairwise(self._bounds), strict=True)
         )
 
 
 def _verified(drafts: DraftRows, output: RunnerOutput) -> RunnerOutput:
     """With the tokens behind wrong drafts left out."""
-    kept, counts = output.token_ids != REFUSED, drafts.counted(output.token_ids)
+    kept, counts = output.token_ids != REJECTED, drafts.counted(output.token_ids)
     refused, moved = ~kept, None
     if drafts.tree is not None:
         refused = np.arange(len(kept)) - drafts.first_of_row >= np.repeat(counts, drafts.counts + 1)
-        moved = Moved.of(np.flatnonzero(kept), drafts.firsts, counts)
+        moved = TokenMoves.of(np.flatnonzero(kept), drafts.first_rows, counts)
     return output._replace(
         token_ids=output.token_ids[kept],
         token_counts=counts,
-        refused_tokens=np.flatnonzero(refused),
-        moved=moved,
+        rejected_tokens=np.flatnonzero(refused),
+        token_moves=moved,
     )

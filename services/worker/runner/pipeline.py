@@ -16,10 +16,10 @@ import numpy as np
 import torch
 
 from quire.services.worker.device.step_timer import StepTimer
+from quire.services.worker.runner.local_steps import Forward
 from quire.services.worker.runner.output import Launch, RunnerOutput
-from quire.services.worker.runner.stage_parts import LaunchedPart, RecordedPart, StagePart
-from quire.services.worker.runner.step_ending import End, StageLaunch, StepEnding
-from quire.services.worker.runner.whole_steps import Forward
+from quire.services.worker.runner.stage_parts import EagerStagePart, RecordedStagePart, StagePart
+from quire.services.worker.runner.step_ending import EndStep, StageLaunch, StepEnding
 
 if TYPE_CHECKING:
     from typing import Any
@@ -38,22 +38,22 @@ if TYPE_CHECKING:
 class PendingStep:
     """A step of the first stage: it waits for what the others make of it."""
 
-    def __init__(self, inputs: StepInputs, arrival: ReturningStates | None, num_wanted: int, end: End) -> None:
+    def __init__(self, inputs: StepInputs, arrival: ReturningStates | None, num_wanted: int, end: EndStep) -> None:
         self.inputs = inputs
         self._arrival, self._num_wanted, self._end = arrival, num_wanted, end
         self._launch: Launch | None = None
         self._error: Exception | None = None
 
     @property
-    def settled(self) -> bool:
+    def heads_launched(self) -> bool:
         return self._launch is not None or self._error is not None
 
-    def await_arrival(self) -> None:
+    def await_remote_stages(self) -> None:
         """Until it can be settled without waiting. On a thread that has nothing else to do."""
         if self._arrival is not None:
             self._arrival.wait()
 
-    def settle(self) -> None:
+    def launch_heads(self) -> None:
         """What goes wrong is raised by wait()."""
         try:
             hidden = None if self._arrival is None else self._arrival.take()[: self._num_wanted]
@@ -68,15 +68,15 @@ class PendingStep:
         return self._launch.wait()
 
 
-class PassedOn:
+class NonSamplingStep:
     """A step of a stage that samples nothing."""
 
-    settled = True
+    heads_launched = True
 
     def __init__(self, timer: StepTimer, marks: list[Any], num_slots: int) -> None:
         self._timer, self._marks, self._num_slots = timer, marks, num_slots
 
-    def await_arrival(self) -> None:
+    def await_remote_stages(self) -> None:
         """It is settled."""
 
     def wait(self) -> RunnerOutput:
@@ -87,19 +87,19 @@ class PassedOn:
         )
 
 
-class StageOfSteps(Protocol):
+class PipelineStage(Protocol):
     """What a runner makes of a step where it has a part of the layers."""
 
-    def launch(self, part: StagePart | None, inputs: StepInputs, end: End, marks: list[Any] | None) -> StageLaunch:
+    def launch(self, part: StagePart | None, inputs: StepInputs, end: EndStep, marks: list[Any] | None) -> StageLaunch:
         """`part`: None for a step without tokens."""
 
-    def settle_for(self, inputs: StepInputs) -> None:
+    def launch_heads_before(self, inputs: StepInputs) -> None:
         """Steps whose tokens this one is fed with."""
 
-    def settle_of(self, slots: Rows) -> None:
+    def launch_heads_of(self, slots: Rows) -> None:
         """Steps that name one of `slots`, and those before them."""
 
-    def settle_next(self) -> None:
+    def launch_oldest_heads(self) -> None:
         """The oldest one."""
 
 
@@ -112,7 +112,7 @@ class FirstStage:
         self._num_sampling = np.zeros(num_slots, dtype=np.int32)  # of the pending steps, by slot
         self._num_naming = np.zeros(num_slots, dtype=np.int32)
 
-    def launch(self, part: StagePart | None, inputs: StepInputs, end: End, marks: list[Any] | None) -> PendingStep:
+    def launch(self, part: StagePart | None, inputs: StepInputs, end: EndStep, marks: list[Any] | None) -> PendingStep:
         arrival, num_wanted = None, 0
         if part is not None:
             self._link.send(part.compute(None))
@@ -124,19 +124,19 @@ class FirstStage:
         self._num_naming[inputs.slots] += 1
         return step
 
-    def settle_for(self, inputs: StepInputs) -> None:
+    def launch_heads_before(self, inputs: StepInputs) -> None:
         while self._pending and self._num_sampling[inputs.prev_sampled_slots].any():
-            self.settle_next()
+            self.launch_oldest_heads()
 
-    def settle_of(self, slots: Rows) -> None:
+    def launch_heads_of(self, slots: Rows) -> None:
         while self._pending and self._num_naming[slots].any():
-            self.settle_next()
+            self.launch_oldest_heads()
 
-    def settle_next(self) -> None:
+    def launch_oldest_heads(self) -> None:
         step = self._pending.popleft()
         self._num_sampling[step.inputs.sampling_slots] -= 1
         self._num_naming[step.inputs.slots] -= 1
-        step.settle()
+        step.launch_heads()
 
 
 class LaterStage:
@@ -145,9 +145,11 @@ class LaterStage:
     def __init__(self, stage: Stage, timer: StepTimer) -> None:
         self._stage, self._timer = stage, timer
 
-    def launch(self, part: StagePart | None, inputs: StepInputs, end: End, marks: list[Any] | None) -> PassedOn:
+    def launch(
+        self, part: StagePart | None, inputs: StepInputs, end: EndStep, marks: list[Any] | None
+    ) -> NonSamplingStep:
         if part is not None:
-            link, arrived = self._stage.link, part.arriving()
+            link, arrived = self._stage.link, part.stage_input()
             link.receive(arrived)
             rows = part.compute(arrived)
             if self._stage.is_last:
@@ -156,15 +158,15 @@ class LaterStage:
             else:
                 link.send(rows)
         self._timer.mark(marks)
-        return PassedOn(self._timer, self._timer.end(marks), len(inputs.sampled_slots))
+        return NonSamplingStep(self._timer, self._timer.end(marks), len(inputs.sampled_slots))
 
-    def settle_for(self, inputs: StepInputs) -> None:
+    def launch_heads_before(self, inputs: StepInputs) -> None:
         """The first stage does."""
 
-    def settle_of(self, slots: Rows) -> None:
+    def launch_heads_of(self, slots: Rows) -> None:
         """The first stage does."""
 
-    def settle_next(self) -> None:
+    def launch_oldest_heads(self) -> None:
         """The first stage does."""
 
 
@@ -176,14 +178,14 @@ class RunnerStage:
     ) -> None:
         self._model, self._dtype, self._staging = model, dtype, staging
         stage, hidden_size = model.stage, model.config.hidden_size
-        self._steps: StageOfSteps = (
+        self._steps: PipelineStage = (
             FirstStage(stage, hidden_size, dtype, num_slots) if stage.is_first else LaterStage(stage, timer)
         )
 
-    def begin(self, inputs: StepInputs) -> None:
-        self._steps.settle_for(inputs)
+    def prepare_step(self, inputs: StepInputs) -> None:
+        self._steps.launch_heads_before(inputs)
 
-    def choose_way(self, inputs: StepInputs, *, one_row_each: bool) -> None:
+    def prepare_launch(self, inputs: StepInputs, *, one_token_per_row: bool) -> None:
         """Both ways hand on the same."""
 
     def launch(
@@ -193,20 +195,20 @@ class RunnerStage:
         caches: list[LayerCache],
         inputs: StepInputs,
         *,
-        end: End,
+        end: EndStep,
         marks: list[Any] | None,
     ) -> StageLaunch:
-        part = LaunchedPart(self._model, self._dtype, batch, caches) if inputs.num_tokens else None
+        part = EagerStagePart(self._model, self._dtype, batch, caches) if inputs.num_tokens else None
         return self._steps.launch(part, inputs, end, marks)
 
     def replay(
         self, step: ReadyStep, inputs: StepInputs, ending: StepEnding, others: StepHeads, marks: list[Any] | None
     ) -> StageLaunch:
-        part = RecordedPart(step, inputs, self._staging, is_last=self._model.stage.is_last)
+        part = RecordedStagePart(step, inputs, self._staging, is_last=self._model.stage.is_last)
         return self._steps.launch(part, inputs, partial(ending.end, inputs, None, others, marks=marks), marks)
 
-    def settle_next(self) -> None:
-        self._steps.settle_next()
+    def launch_oldest_heads(self) -> None:
+        self._steps.launch_oldest_heads()
 
-    def settle_of(self, slots: Rows) -> None:
-        self._steps.settle_of(slots)
+    def launch_heads_of(self, slots: Rows) -> None:
+        self._steps.launch_heads_of(slots)

@@ -10,12 +10,12 @@ from quire.services.worker.limits.worker_limits import WorkerLimits
 from quire.services.worker.runner.model_runner import ModelRunner
 from quire.services.worker.sampling.vocabulary.columns import COSTLY
 from quire.services.worker.step.admission import SlotAdmission
-from quire.services.worker.step.drafts.drafted_states import Lags
+from quire.services.worker.step.drafts.drafted_states import StateLags
 from quire.services.worker.step.slots import NO_BLOCKS
 from quire.services.worker.step.step_inputs import StepInputs
 from quire.shared.errors import InvalidArgument, QuireError
 
-REHEARSED_TOKENS = 8
+TRIAL_TOKENS = 8
 
 
 def run_largest_steps(runner: ModelRunner, limits: WorkerLimits, kept_drafts: int = 0) -> None:
@@ -26,10 +26,10 @@ def run_largest_steps(runner: ModelRunner, limits: WorkerLimits, kept_drafts: in
     for num_rows, count in ((1, min(limits.max_num_batched_tokens, limits.max_model_len)), (limits.max_num_seqs, 1)):
         inputs = _inputs(num_rows, count, limits)
         if kept_drafts:
-            none_lag = Lags(np.zeros(num_rows, dtype=np.int32), kept_drafts, limits.block_size)
+            none_lag = StateLags(np.zeros(num_rows, dtype=np.int32), kept_drafts, limits.block_size)
             inputs = replace(inputs, lags=none_lag)
         launch = runner.launch(inputs, NO_BLOCKS)
-        runner.settle(np.arange(num_rows))
+        runner.launch_pending_heads(np.arange(num_rows))
         launch.wait()
     for slot in range(limits.max_num_seqs):
         runner.heads.release(slot)
@@ -57,10 +57,10 @@ def _inputs(num_rows: int, count: int, limits: WorkerLimits) -> StepInputs:
     )
 
 
-def rehearse_steps(runner: ModelRunner, limits: WorkerLimits) -> None:
+def run_trial_steps(runner: ModelRunner, limits: WorkerLimits) -> None:
     """Runs a short prompt and a decode, for a model whose code nobody here has read. Raises InvalidArgument with what
     that code cannot do: every worker would otherwise fail at its first request."""
-    short = replace(limits, max_num_batched_tokens=min(REHEARSED_TOKENS, limits.block_size), max_num_seqs=1)
+    short = replace(limits, max_num_batched_tokens=min(TRIAL_TOKENS, limits.block_size), max_num_seqs=1)
     try:
         run_largest_steps(runner, short)
     except QuireError:

@@ -23,7 +23,7 @@ class StagePart(Protocol):
     def num_wanted(self) -> int:
         """Hidden states that come back to the first stage."""
 
-    def arriving(self) -> Tensor:
+    def stage_input(self) -> Tensor:
         """[num_tokens, hidden_size] memory for the rows of the stage before; not of the first stage."""
 
     def compute(self, arrived: Tensor | None) -> Tensor:
@@ -31,7 +31,7 @@ class StagePart(Protocol):
         hidden_size], of the last stage [num_wanted, hidden_size]. In memory that nothing else writes to."""
 
 
-class LaunchedPart:
+class EagerStagePart:
     """Kernel by kernel."""
 
     def __init__(self, model: CausalLM, dtype: torch.dtype, batch: ForwardBatch, caches: list[LayerCache]) -> None:
@@ -42,7 +42,7 @@ class LaunchedPart:
         wanted = self._batch.token_ids if self._batch.logit_tokens is None else self._batch.logit_tokens
         return int(wanted.size(0))
 
-    def arriving(self) -> Tensor:
+    def stage_input(self) -> Tensor:
         tokens, size = self._batch.token_ids, self._model.config.hidden_size
         return torch.empty((tokens.size(0), size), dtype=self._dtype, device=tokens.device)
 
@@ -52,7 +52,7 @@ class LaunchedPart:
         return (model.last_layers if model.stage.is_last else model.first_layers)(residual, batch, self._caches)
 
 
-class RecordedPart:
+class RecordedStagePart:
     """A recording, of a step that ends in samples alone."""
 
     def __init__(self, step: ReadyStep, inputs: StepInputs, staging: Staging, *, is_last: bool) -> None:
@@ -61,9 +61,9 @@ class RecordedPart:
         if is_last and step.of_rows and inputs.num_samples < inputs.num_rows:
             (self._wanted,) = staging.upload([inputs.sampling_tokens])
 
-    def arriving(self) -> Tensor:
-        assert self._step.arriving is not None, "there is a stage before"
-        return self._step.arriving
+    def stage_input(self) -> Tensor:
+        assert self._step.stage_input is not None, "there is a stage before"
+        return self._step.stage_input
 
     def compute(self, arrived: Tensor | None) -> Tensor:
         rows = self._step.forward()

@@ -96,8 +96,8 @@ class StepBatches:
                 first,
                 up.query_start,
                 up.seq_lens,
-                longest_query=inputs.longest_query,
-                longest_seq=int(inputs.seq_lens.max(initial=0)),
+                max_query_len=inputs.max_query_len,
+                max_seq_len=int(inputs.seq_lens.max(initial=0)),
                 tree_mask=None if inputs.tree_mask is None else upload(inputs.tree_mask, up.positions.device),
             ),
             logit_tokens=wanted,
@@ -124,8 +124,8 @@ class StepBatches:
             of_last_layer.index_select(0, up.sampling_rows),
             torch.arange(inputs.num_samples + 1, dtype=torch.int32, device=of_last_layer.device),
             up.sample_positions,
-            longest_query=1,
-            longest_seq=int(inputs.seq_lens.max(initial=0)),
+            max_query_len=1,
+            max_seq_len=int(inputs.seq_lens.max(initial=0)),
         )
 
     def _feed(self, inputs: StepInputs, up: Uploaded) -> Tensor:

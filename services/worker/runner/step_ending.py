@@ -15,23 +15,25 @@ from quire.services.worker.graphs.recordings import Recordings
 from quire.services.worker.heads.heads import Heads, StepHeads
 from quire.services.worker.heads.port import HeadLaunch
 from quire.services.worker.lora.no_adapters import StepAdapters
+from quire.services.worker.runner.local_steps import StepContext
 from quire.services.worker.runner.output import Launch, RunnerOutput
 from quire.services.worker.runner.step_batches import Uploaded
-from quire.services.worker.runner.whole_steps import StepContext
-from quire.services.worker.sampling.sampler import Sampled
+from quire.services.worker.sampling.sampler import SampledTokens
 from quire.services.worker.step.slot_memory import SlotMemory
 from quire.services.worker.step.step_inputs import StepInputs
 
-End = Callable[[Tensor | None], Launch]  # launches what a step ends in, from its hidden states; None: it has no tokens
+EndStep = Callable[
+    [Tensor | None], Launch
+]  # launches what a step ends in, from its hidden states; None: it has no tokens
 
 
 class StageLaunch(Protocol):
     """A step under way on a stage."""
 
     @property
-    def settled(self) -> bool: ...
+    def heads_launched(self) -> bool: ...
 
-    def await_arrival(self) -> None: ...
+    def await_remote_stages(self) -> None: ...
 
     def wait(self) -> RunnerOutput: ...
 
@@ -60,7 +62,7 @@ class StepEnding:
         self.model = model
         self._heads, self._memory, self._staging, self._timer = heads, memory, staging, timer
         self._adapters, self._context, self._recordings = adapters, context, recordings
-        self._none_sampled = Sampled(memory.last_tokens[:0], None)
+        self._none_sampled = SampledTokens(memory.last_tokens[:0], None)
 
     def end(
         self, inputs: StepInputs, up: Uploaded | None, others: StepHeads, hidden: Tensor | None, marks: list[Any] | None
@@ -86,21 +88,23 @@ class StepEnding:
             endings = others.launch_all(step.hidden, self._staging)
         return Launch(self._timer, marks, self._staging, sampled, drafts=inputs.drafts, endings=endings)
 
-    def _sampled(self, inputs: StepInputs, up: Uploaded | None, others: StepHeads, hidden: Tensor) -> Sampled:
+    def _sampled(self, inputs: StepInputs, up: Uploaded | None, others: StepHeads, hidden: Tensor) -> SampledTokens:
         """See end()."""
         if not others.rows and self._recordings.samples is not None:
             step = self._recordings.samples.prepare(inputs, hidden)
             return self._chosen(step, step.forward(), inputs)
         assert up is not None, "recordings take steps whose samples others take"
         if others.rows:
-            hidden = hidden.index_select(0, up.sampling_tokens) if others.read_all else hidden[: inputs.num_samples]
+            hidden = (
+                hidden.index_select(0, up.sampling_tokens) if others.reads_all_tokens else hidden[: inputs.num_samples]
+            )
         logits = self.model.logits(hidden, *self._adapters.logit_rows)
         slots, positions = up.sampling_slots, up.sample_positions
         sampled = self._heads.sampling.launch(logits, inputs, self._memory, slots=slots, positions=positions)
         self._context.agree(sampled, self._memory)
         return sampled
 
-    def _chosen(self, step: ReadyStep, logits: Tensor, inputs: StepInputs) -> Sampled:
+    def _chosen(self, step: ReadyStep, logits: Tensor, inputs: StepInputs) -> SampledTokens:
         """Behind what is recorded of `step`: in its recording, too, if that can be."""
         if not inputs.num_samples:
             return self._none_sampled
@@ -109,7 +113,7 @@ class StepEnding:
         plain = sampling.plain(inputs.sampling_slots) if one_each else None
         if plain is not None:
             plain.mask(logits)
-            sampled = plain.settle(step.choose(plain.choice))
+            sampled = plain.finish(step.choose(plain.choice))
         else:
             slots, positions, rows = self._staging.upload(
                 [inputs.sampling_slots, inputs.sample_positions, inputs.sampling_tokens]

@@ -8,33 +8,33 @@ import torch
 from torch import Tensor
 
 from quire.services.worker.device.staging import upload
-from quire.services.worker.sampling.rejection import keep_or_draw
-from quire.services.worker.sampling.sampler import Ready
-from quire.services.worker.step.drafts.drafts import REFUSED, DraftRows
+from quire.services.worker.sampling.rejection import accept_or_resample
+from quire.services.worker.sampling.sampler import ProcessedRows
+from quire.services.worker.step.drafts.drafts import REJECTED, DraftRows
 from quire.services.worker.step.drafts.tree_rows import NO_TOKEN, TreeRows
 
-Choose = Callable[[Ready, DraftRows], Tensor]
+ChooseTokens = Callable[[ProcessedRows, DraftRows], Tensor]
 
 
-def choose_coupled(ready: Ready, rows: DraftRows) -> Tensor:
+def choose_coupled(ready: ProcessedRows, rows: DraftRows) -> Tensor:
     """What each row says by itself, whatever the drafts are."""
     return ready.choose()
 
 
-def choose_by_rejection(ready: Ready, rows: DraftRows) -> Tensor:
+def choose_by_rejection(ready: ProcessedRows, rows: DraftRows) -> Tensor:
     """The draft that the row is to confirm, if the rejection rule keeps it; by themselves choose greedy rows and those
     without one."""
     if ready.choice.temperature is None:
         return ready.choose()
     target = ready.choice.filtered(ready.logits, slice(None))  # before a choice, which may overwrite the logits
     chosen = ready.choose()
-    following = upload(rows.following, chosen.device).long()
+    following = upload(rows.expected_ids, chosen.device).long()
     drafts = following.clamp(min=0)
     proposed = None
     if rows.proposed is not None:
         proposed = target.clone()
-        proposed[following >= 0] = ready.vocabulary.taken(rows.proposed)
-    ruled = keep_or_draw(
+        proposed[following >= 0] = ready.vocabulary.local_logits(rows.proposed)
+    ruled = accept_or_resample(
         target,
         proposed,
         drafts,
@@ -46,25 +46,25 @@ def choose_by_rejection(ready: Ready, rows: DraftRows) -> Tensor:
     return torch.where(by_rule, ruled.int(), chosen)
 
 
-CHOICES: dict[str, Choose] = {"coupled": choose_coupled, "standard": choose_by_rejection}
+REJECTION_METHODS: dict[str, ChooseTokens] = {"coupled": choose_coupled, "standard": choose_by_rejection}
 
 
-def accept(chosen: Tensor, rows: DraftRows, last_tokens: Tensor, scratch_slot: int) -> Tensor:
-    """int32 [num_rows]: `chosen` as far as each slot's drafts agree with it and one token more, REFUSED behind that.
+def accept_drafts(chosen: Tensor, rows: DraftRows, last_tokens: Tensor, scratch_slot: int) -> Tensor:
+    """int32 [num_rows]: `chosen` as far as each slot's drafts agree with it and one token more, REJECTED behind that.
 
     Keeps each slot's last token in `last_tokens`.
     """
     if rows.tree is not None:
         return _accept_path(chosen, rows, rows.tree, last_tokens, scratch_slot)
     device = chosen.device
-    following = upload(rows.following, device)
+    following = upload(rows.expected_ids, device)
     differs = (chosen != following).int()
     before = differs.cumsum(0) - differs
     earlier = before - before.index_select(0, upload(rows.first_of_row, device))
     kept = earlier == 0
     slots = upload(rows.slots.repeat(rows.counts + 1), device)
     last_tokens.index_copy_(0, slots.where(kept & (differs > 0), scratch_slot), chosen)
-    return chosen.masked_fill(~kept, REFUSED)
+    return chosen.masked_fill(~kept, REJECTED)
 
 
 def _accept_path(chosen: Tensor, rows: DraftRows, tree: TreeRows, last_tokens: Tensor, scratch_slot: int) -> Tensor:
@@ -78,4 +78,4 @@ def _accept_path(chosen: Tensor, rows: DraftRows, tree: TreeRows, last_tokens: T
     is_last = kept & (torch.zeros_like(follows).index_add_(0, parents, follows) == 0)
     slots = upload(rows.slots.repeat(rows.counts + 1), device)
     last_tokens.index_copy_(0, slots.where(is_last, scratch_slot), chosen)
-    return chosen.masked_fill(~kept, REFUSED)
+    return chosen.masked_fill(~kept, REJECTED)

@@ -17,13 +17,13 @@ from quire.services.worker.step.admission import SlotAdmission
 from quire.services.worker.step.slots import Rows
 from quire.shared.greedy import is_greedy
 
-FEW = 256  # tokens: as many numbers as a round of a search among all sends (vocabulary/floors.py)
+FEW_TOKENS = 256  # tokens: as many numbers as a round of a search among all sends (vocabulary/filter_thresholds.py)
 
 
 class SlotChoice:
     """Columns by slot, [max_num_seqs], on the host: a step takes the rows it needs when they change."""
 
-    def __init__(self, num_slots: int, vocab_size: int, device: torch.device, few: int = FEW) -> None:
+    def __init__(self, num_slots: int, vocab_size: int, device: torch.device, few: int = FEW_TOKENS) -> None:
         """`few`: 0 where what becomes of a row must not depend, to the bit, on what others ask for."""
         self._vocab_size, self._few = vocab_size, few
         self.device = device
@@ -37,12 +37,12 @@ class SlotChoice:
         greedy = is_greedy(temperature)
         self.temperature[slot] = 0.0 if greedy else temperature
         for one, values in self.filters.items():
-            values[slot] = one.unused if greedy else one.asked(sampling)
+            values[slot] = one.unused if greedy else one.requested(sampling)
         if not 0 < self.filters[TOP_K][slot] < self._vocab_size:
             self.filters[TOP_K][slot] = TOP_K.unused
         self.seed[slot] = sampling.seed
 
-    def most_kept(self, slots: Rows) -> int:
+    def max_kept(self, slots: Rows) -> int:
         """As ChoiceColumns has it."""
         counts = self.filters[TOP_K][slots]
         have_many = (counts > self._few) | ((counts == 0) & (self.filters[TOP_P][slots] < 1))
@@ -62,7 +62,7 @@ class BoundChoice:
         self._columns = ChoiceColumns(
             self._column(choice.temperature[slots], unused=0),
             *(self._column(values[slots], one.unused) for one, values in choice.filters.items()),
-            most_kept=choice.most_kept(slots),
+            max_kept=choice.max_kept(slots),
         )
         self.seeds = upload(choice.seed[slots], self._device)
 
@@ -81,7 +81,7 @@ class BoundChoice:
 
     def filtered(self, logits: Tensor, rows: Tensor | slice) -> Tensor:
         """What `rows` are drawn from: their `logits` by temperature, -inf where a filter dropped a token."""
-        return self._vocabulary.filtered(logits[rows], self._columns.of(rows))
+        return self._vocabulary.filtered(logits[rows], self._columns.select(rows))
 
     @property
     def is_plain(self) -> bool:

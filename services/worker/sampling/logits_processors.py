@@ -17,7 +17,7 @@ from quire.services.worker.sampling.features.component import Bound, Positions
 from quire.services.worker.sampling.vocabulary.port import Vocabulary
 from quire.services.worker.step.admission import SlotAdmission
 from quire.services.worker.step.slots import Rows
-from quire.shared import inner_json, plugins
+from quire.shared import plugins, strict_json
 from quire.shared.errors import InvalidArgument, QuireError
 
 GROUP = "quire.logits_processors"
@@ -39,10 +39,10 @@ class LogitsProcessor(Protocol):
         """For a step that samples `slots` [num_rows], ascending, one for each row; None if none of them uses it."""
 
 
-Make = Callable[[int, int, torch.device], LogitsProcessor]  # of max_num_seqs, vocab_size, device
+MakeProcessor = Callable[[int, int, torch.device], LogitsProcessor]  # of max_num_seqs, vocab_size, device
 
 
-def installed() -> dict[str, Make]:
+def installed_processors() -> dict[str, MakeProcessor]:
     """All that there are, imported, by name."""
     return {name: plugins.load(reference) for name, reference in plugins.known(GROUP, {}).items()}
 
@@ -66,7 +66,7 @@ class LogitsProcessors:
                     f"{FIELD}: {name!r} does not exist on this worker; there are {there}", field=FIELD
                 )
             try:
-                processor.admit(slot, inner_json.read(written or "{}"), admission)
+                processor.admit(slot, strict_json.read(written or "{}"), admission)
             except QuireError:
                 raise
             except Exception as error:
@@ -77,15 +77,15 @@ class LogitsProcessors:
         for processor in self._processors.values():
             processor.release(slot)
 
-    def bind(self, slots: Rows) -> BoundProcessors | BoundToWholeRows | None:
-        if self._vocabulary.part.is_whole:
+    def bind(self, slots: Rows) -> BoundProcessors | BoundToGatheredRows | None:
+        if self._vocabulary.shard.is_whole:
             bound = self._bound(slots)
             return BoundProcessors(bound) if bound else None
         if self._slots.isdisjoint(slots.tolist()):
             return None
         rows = np.flatnonzero([slot in self._slots for slot in slots.tolist()])
         bound = self._bound(slots[rows])
-        return BoundToWholeRows(BoundProcessors(bound), self._vocabulary, rows, self._device) if bound else None
+        return BoundToGatheredRows(BoundProcessors(bound), self._vocabulary, rows, self._device) if bound else None
 
     def _bound(self, slots: Rows) -> list[Bound]:
         return [one for processor in self._processors.values() if (one := processor.bind(slots)) is not None]
@@ -106,7 +106,7 @@ class BoundProcessors:
             one.sampled(token_ids)
 
 
-class BoundToWholeRows:
+class BoundToGatheredRows:
     """What they do to the logits of all tokens, of the rows that ask for them."""
 
     def __init__(self, bound: BoundProcessors, vocabulary: Vocabulary, rows: Rows, device: torch.device) -> None:
@@ -114,9 +114,9 @@ class BoundToWholeRows:
         self._host_rows, self._rows = rows, upload(rows, device)
 
     def apply(self, logits: Tensor, positions: Positions) -> None:
-        whole = self._vocabulary.whole(logits[self._rows])
-        self._bound.apply(whole, positions.of(self._host_rows, self._rows))
-        logits[self._rows] = self._vocabulary.taken(whole)
+        whole = self._vocabulary.all_gather(logits[self._rows])
+        self._bound.apply(whole, positions.select(self._host_rows, self._rows))
+        logits[self._rows] = self._vocabulary.local_logits(whole)
 
     def sampled(self, token_ids: Tensor) -> None:
         self._bound.sampled(token_ids[self._rows])

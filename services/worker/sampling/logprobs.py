@@ -20,8 +20,8 @@ from quire.shared.columns import F32, I32, U32
 from quire.shared.errors import InvalidArgument
 
 WHOLE_VOCABULARY = -1
-UNASKED = -1
-UNNAMED = -1
+NOT_REQUESTED = -1
+NO_TOKEN_ID = -1
 
 
 class SlotLogprobs:
@@ -29,10 +29,10 @@ class SlotLogprobs:
 
     def __init__(self, num_slots: int, max_logprobs: int, device: torch.device, mode: LogprobsMode) -> None:
         self.mode = mode
-        self._vocab_size = vocab_size = mode.vocabulary.part.vocab_size
+        self._vocab_size = vocab_size = mode.vocabulary.shard.vocab_size
         self._max_logprobs = vocab_size if max_logprobs == WHOLE_VOCABULARY else max_logprobs
         self._device = device
-        self._wanted = np.full(num_slots, UNASKED, dtype=np.int32)
+        self._wanted = np.full(num_slots, NOT_REQUESTED, dtype=np.int32)
         self._named: dict[int, I32] = {}  # by slot
         self._beams: set[int] = set()
 
@@ -59,13 +59,13 @@ class SlotLogprobs:
         return min(wanted, self._vocab_size)
 
     def release(self, slot: int) -> None:
-        self._wanted[slot] = UNASKED
+        self._wanted[slot] = NOT_REQUESTED
         self._named.pop(slot, None)
         self._beams.discard(slot)
 
     def bind(self, slots: Rows) -> BoundLogprobs | None:
         wanted = self._wanted[slots]
-        rows = np.flatnonzero(wanted != UNASKED)
+        rows = np.flatnonzero(wanted != NOT_REQUESTED)
         if not len(rows):
             return None
         beams = [row for row, slot in enumerate(slots[rows].tolist()) if slot in self._beams] if self._beams else []
@@ -73,10 +73,10 @@ class SlotLogprobs:
         return BoundLogprobs(self.mode, rows, wanted[rows], names, beams, device=self._device)
 
     def _names(self, slots: Rows, wanted: I32) -> I32 | None:
-        """[num_asked, most wanted], UNNAMED where the most likely are wanted; None if no slot named any."""
+        """[num_asked, most wanted], NO_TOKEN_ID where the most likely are wanted; None if no slot named any."""
         if not self._named:
             return None
-        names = np.full((len(slots), int(wanted.max())), UNNAMED, dtype=np.int32)
+        names = np.full((len(slots), int(wanted.max())), NO_TOKEN_ID, dtype=np.int32)
         for row, slot in enumerate(slots.tolist()):
             if slot in self._named:
                 names[row, : wanted[row]] = self._named[slot]
@@ -126,13 +126,13 @@ class BoundLogprobs:
         self._names = None if names is None else upload(names, device, np.int64)
         self._most = int(num_wanted.max())
 
-    def put_beams(self, values: Tensor, logits: Tensor) -> None:
-        """Puts theirs in place, of the `logits` [num_rows, part.size] that their candidates come from."""
+    def replace_beam_rows(self, values: Tensor, logits: Tensor) -> None:
+        """Puts theirs in place, of the `logits` [num_rows, shard.size] that their candidates come from."""
         if self._beams is not None:
             values[self._beams] = self.mode.vocabulary.log_softmax(logits[self.rows[self._beams]])
 
     def collect(self, values: Tensor, sampled: Tensor) -> RowLogprobs:
-        """`values` [num_asked, part.size]: by mode; `sampled` [num_rows]: the tokens chosen, -1 for none."""
+        """`values` [num_asked, shard.size]: by mode; `sampled` [num_rows]: the tokens chosen, -1 for none."""
         chosen = sampled[self.rows].long().unsqueeze(1)  # [num_asked, 1]
         return entries(self.mode.vocabulary, values, chosen, self._others(values), self._num_wanted)
 
@@ -143,19 +143,19 @@ class BoundLogprobs:
 
 
 def named_or_best(names: Tensor, best: Tensor) -> Tensor:
-    """`names` int64 [n, most], UNNAMED where `best`, of which there may be fewer, is to stand."""
+    """`names` int64 [n, most], NO_TOKEN_ID where `best`, of which there may be fewer, is to stand."""
     padded = torch.zeros_like(names)
     padded[:, : best.size(1)] = best
-    return torch.where(names == UNNAMED, padded, names)
+    return torch.where(names == NO_TOKEN_ID, padded, names)
 
 
 def entries(vocabulary: Vocabulary, values: Tensor, chosen: Tensor, others: Tensor, num_wanted: I32) -> RowLogprobs:
-    """`values` [n, part.size], `chosen` int64 [n, 1], -1 where there is none, `others` int64 [n, most wanted]."""
+    """`values` [n, shard.size], `chosen` int64 [n, 1], -1 where there is none, `others` int64 [n, most wanted]."""
     token_ids = torch.cat((chosen, others), dim=1)
-    found = vocabulary.at(values, token_ids.clamp(min=0))
+    found = vocabulary.gather(values, token_ids.clamp(min=0))
     return RowLogprobs(
         num_wanted=num_wanted,
         token_ids=token_ids.int(),
         logprobs=found,
-        ranks=vocabulary.num_at_least(values, found[:, :1]),
+        ranks=vocabulary.count_at_least(values, found[:, :1]),
     )

@@ -19,15 +19,15 @@ class LogprobsMode:
     ties_by_id: bool  # of equally likely tokens the lowest ids come first
 
     @classmethod
-    def of(cls, name: str, vocabulary: Vocabulary, *, ties_by_id: bool) -> LogprobsMode:
+    def from_name(cls, name: str, vocabulary: Vocabulary, *, ties_by_id: bool) -> LogprobsMode:
         """raw_logprobs, processed_logprobs, raw_logits or processed_logits"""
         stage, kind = name.split("_")
         return cls(vocabulary, stage == "processed", kind == "logprobs", ties_by_id)
 
     def values(self, logits: Tensor) -> Tensor:
-        """`logits` float32 [n, part.size]; a copy."""
+        """`logits` float32 [n, shard.size]; a copy."""
         return self.vocabulary.log_softmax(logits) if self.is_normalised else logits.clone()
 
     def most_likely(self, values: Tensor, count: int) -> Tensor:
-        """int64 [n, count or as many as there are], of `values` [n, part.size], best first."""
-        return self.vocabulary.most_likely(values, min(count, self.vocabulary.part.vocab_size), by_id=self.ties_by_id)
+        """int64 [n, count or as many as there are], of `values` [n, shard.size], best first."""
+        return self.vocabulary.most_likely(values, min(count, self.vocabulary.shard.vocab_size), by_id=self.ties_by_id)

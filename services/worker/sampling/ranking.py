@@ -15,11 +15,11 @@ LARGEST_ID = (1 << 32) - 1
 def largest_by_id(values: Tensor, count: int) -> Tensor:
     """int64 [n, count] of float32 `values` [n, vocab_size], best first."""
     if values.is_cuda:
-        return by_ranks(values, count)
-    return by_candidates(values, count)
+        return largest_by_packed_keys(values, count)
+    return largest_with_ties(values, count)
 
 
-def by_ranks(values: Tensor, count: int) -> Tensor:
+def largest_by_packed_keys(values: Tensor, count: int) -> Tensor:
     """Looks at nothing on the host."""
     bits = values.view(torch.int32).long()
     ordered = torch.where(bits >= 0, bits, bits ^ 0x7FFFFFFF)
@@ -27,7 +27,7 @@ def by_ranks(values: Tensor, count: int) -> Tensor:
     return ranks.topk(count, dim=1).indices
 
 
-def by_candidates(values: Tensor, count: int) -> Tensor:
+def largest_with_ties(values: Tensor, count: int) -> Tensor:
     """A pass over the vocabulary more than topk's, for rows in which the token behind the last is as likely as it."""
     best, ids = values.topk(min(count + 1, values.size(1)), dim=1)
     best, ids, behind = best[:, :count], ids[:, :count], best[:, count:]

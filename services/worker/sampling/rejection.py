@@ -17,7 +17,7 @@ from quire.services.worker.sampling.vocabulary.port import Vocabulary
 KEEP, REST, DRAFT = 0x2545F4914F6CDD1D, 0x5851F42D4C957F2D, 0x1405_7B7E_F767_814F
 
 
-def keep_or_draw(
+def accept_or_resample(
     target: Tensor,
     proposed: Tensor | None,
     drafts: Tensor,
@@ -28,20 +28,20 @@ def keep_or_draw(
 ) -> Tensor:
     """int64 [num_rows]: each row's draft if it is kept, else another token.
 
-    target: float32 [num_rows, part.size], logarithms of what p is proportional to, of the vocabulary's part
+    target: float32 [num_rows, shard.size], logarithms of what p is proportional to, of the vocabulary's shard
     proposed: the same of q; None: each draft was certain
     drafts: int64 [num_rows]
     seeds: int64 [num_rows]; positions: int32 [num_rows]
     """
     p, drafted = vocabulary.softmax(target), drafts.unsqueeze(1)
     if proposed is None:
-        places, here = vocabulary.part.places(drafted)
+        places, here = vocabulary.shard.local_columns(drafted)
         q = torch.zeros_like(p).scatter_(1, places, here.float())
     else:
         q = vocabulary.softmax(proposed)
-    chances = [vocabulary.at(probability, drafted).squeeze(1) for probability in (p, q)]
+    chances = [vocabulary.gather(probability, drafted).squeeze(1) for probability in (p, q)]
     kept = uniform(seeds + KEEP, positions) * chances[1] <= chances[0]
-    others = vocabulary.drawn((p - q).clamp_(min=0).log_(), seeds + REST, positions)
+    others = vocabulary.draw((p - q).clamp_(min=0).log_(), seeds + REST, positions)
     return drafts.where(kept, others)
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from quire.kernels import Ops
-from quire.services.worker.sampling.choice import FEW, BoundChoice, SlotChoice
+from quire.services.worker.sampling.choice import FEW_TOKENS, BoundChoice, SlotChoice
 from quire.services.worker.sampling.features.allowed_token_ids import AllowedTokenIds
 from quire.services.worker.sampling.features.bad_words import BadWords
 from quire.services.worker.sampling.features.component import Bound, Component, Positions, SlotState
@@ -21,28 +21,28 @@ from quire.services.worker.sampling.features.min_tokens import MinTokens
 from quire.services.worker.sampling.features.penalties import Penalties
 from quire.services.worker.sampling.features.thinking_budget import ThinkingBudget
 from quire.services.worker.sampling.features.top_n_sigma import TopNSigma
-from quire.services.worker.sampling.logits_processors import LogitsProcessors, Make
+from quire.services.worker.sampling.logits_processors import LogitsProcessors, MakeProcessor
 from quire.services.worker.sampling.logprobs import BoundLogprobs, RowLogprobs, SlotLogprobs
 from quire.services.worker.sampling.logprobs_mode import LogprobsMode
 from quire.services.worker.sampling.vocabulary.port import Vocabulary
-from quire.services.worker.sampling.vocabulary.undivided import UndividedVocabulary
+from quire.services.worker.sampling.vocabulary.whole_vocabulary import WholeVocabulary
 from quire.services.worker.step.admission import SlotAdmission
 from quire.services.worker.step.slots import NO_SLOTS, Rows
 from quire.services.worker.structured.compile_pool import CompilePool
-from quire.services.worker.structured.mask_maker import MaskedStep
+from quire.services.worker.structured.mask_builder import StepMasks
 from quire.shared.errors import QuireError
 from quire.shared.step_value import step_value
 
-NO_PROCESSORS: Mapping[str, Make] = MappingProxyType({})
+NO_PROCESSORS: Mapping[str, MakeProcessor] = MappingProxyType({})
 
 
 @step_value
-class Sampled:
+class SampledTokens:
     """What the rows of a step got, on the device."""
 
     token_ids: Tensor  # int32 [num_rows], -1 where nothing could be chosen
     logprobs: RowLogprobs | None
-    masked: MaskedStep | None = None  # where rows have a grammar
+    masked: StepMasks | None = None  # where rows have a grammar
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -50,7 +50,7 @@ class Sampled:
         found = self.logprobs
         return [self.token_ids, found.token_ids, found.logprobs, found.ranks] if found else [self.token_ids]
 
-    def with_tokens(self, token_ids: Tensor) -> Sampled:
+    def with_tokens(self, token_ids: Tensor) -> SampledTokens:
         return replace(self, token_ids=token_ids)
 
     def faults(self) -> dict[int, QuireError]:
@@ -73,12 +73,12 @@ class _Bindings:
         return self.masks is not None and len(self.features) == 1
 
     @property
-    def masked(self) -> MaskedStep | None:
+    def masked(self) -> StepMasks | None:
         return None if self.masks is None else self.masks.step
 
 
 @step_value
-class Plain:
+class PlainRows:
     """Rows whose choice is recorded: what a grammar bans is banned before it, in logits as they come."""
 
     choice: BoundChoice
@@ -88,19 +88,19 @@ class Plain:
         if self._masks is not None:
             self._masks.apply_alone(logits)
 
-    def settle(self, token_ids: Tensor) -> Sampled:
+    def finish(self, token_ids: Tensor) -> SampledTokens:
         """These are the rows' tokens."""
         if self._masks is None:
-            return Sampled(token_ids, None)
+            return SampledTokens(token_ids, None)
         self._masks.sampled(token_ids)
-        return Sampled(token_ids, None, masked=self._masks.step)
+        return SampledTokens(token_ids, None, masked=self._masks.step)
 
 
 @step_value
-class Ready:
+class ProcessedRows:
     """Rows before their choice."""
 
-    logits: Tensor  # [num_rows, part.size], temperature and filters still to come; a choice may overwrite them
+    logits: Tensor  # [num_rows, shard.size], temperature and filters still to come; a choice may overwrite them
     positions: Positions
     vocabulary: Vocabulary  # that they are of
     _bindings: _Bindings
@@ -115,14 +115,14 @@ class Ready:
         """Temperature, filters and seeds of the rows."""
         return self._bindings.choice
 
-    def settle(self, token_ids: Tensor) -> Sampled:
+    def finish(self, token_ids: Tensor) -> SampledTokens:
         """These are the rows' tokens, -1 where a row gave none."""
         for feature in self._bindings.features:
             feature.sampled(token_ids)
         asked = self._bindings.logprobs
         source = self._logprob_source
         logprobs = asked.collect(source, token_ids) if asked and source is not None else None
-        return Sampled(token_ids, logprobs, masked=self._bindings.masked)
+        return SampledTokens(token_ids, logprobs, masked=self._bindings.masked)
 
 
 class Sampler:
@@ -139,31 +139,31 @@ class Sampler:
         logprobs_mode: str = "raw_logprobs",
         grammars: CompilePool | None = None,
         batch_invariant: bool = False,
-        processors: Mapping[str, Make] = NO_PROCESSORS,
+        processors: Mapping[str, MakeProcessor] = NO_PROCESSORS,
         vocabulary: Vocabulary | None = None,
     ) -> None:
         """`grammars`: None where no output is constrained; `processors`: of other packages, by name; `vocabulary`: what
         the logits are of that it will see, None for all tokens."""
-        self._all_tokens = UndividedVocabulary(vocab_size, ops)
+        self._all_tokens = WholeVocabulary(vocab_size, ops)
         self.vocabulary: Vocabulary = vocabulary or self._all_tokens
-        part = self.vocabulary.part
-        mode = LogprobsMode.of(logprobs_mode, self.vocabulary, ties_by_id=batch_invariant)
+        shard = self.vocabulary.shard
+        mode = LogprobsMode.from_name(logprobs_mode, self.vocabulary, ties_by_id=batch_invariant)
         self.logprobs = SlotLogprobs(num_slots, max_logprobs, device, mode)
-        self.grammar_masks = GrammarMasks(num_slots, part, grammars, ops, device)
+        self.grammar_masks = GrammarMasks(num_slots, shard, grammars, ops, device)
         made = {name: make(num_slots, vocab_size, device) for name, make in processors.items()}
         self._features: list[Component] = [
-            AllowedTokenIds(part, device),
-            BadWords(num_slots, part, device),
-            MinTokens(part, device),
-            LogitBias(part, device),
+            AllowedTokenIds(shard, device),
+            BadWords(num_slots, shard, device),
+            MinTokens(shard, device),
+            LogitBias(shard, device),
             LogitsProcessors(made, self.vocabulary, device),
-            Penalties(part, device),
-            ThinkingBudget(num_slots, part, device),
+            Penalties(shard, device),
+            ThinkingBudget(num_slots, shard, device),
             self.grammar_masks,  # what a grammar leaves may have to be allowed again
             TopNSigma(self.vocabulary, device),  # of what can be chosen at all
         ]
-        self._parts: list[SlotState] = [self.logprobs, *self._features]
-        self._choice = SlotChoice(num_slots, vocab_size, device, few=0 if batch_invariant else FEW)
+        self._slot_states: list[SlotState] = [self.logprobs, *self._features]
+        self._choice = SlotChoice(num_slots, vocab_size, device, few=0 if batch_invariant else FEW_TOKENS)
         self._bindings: _Bindings | None = None
         self._bound_slots: Rows = NO_SLOTS  # the array that the last step named their slots by
 
@@ -172,30 +172,30 @@ class Sampler:
         self._bindings = None
         self._choice.admit(slot, admission)
         try:
-            for part in self._parts:
-                part.admit(slot, admission)
+            for state in self._slot_states:
+                state.admit(slot, admission)
         except QuireError:
             self.release(slot)
             raise
 
-    def begin(self) -> None:
+    def prepare_step(self) -> None:
         """All sequences of the step that comes have been admitted."""
-        self.grammar_masks.begin()
+        self.grammar_masks.build_first_masks()
 
     def release(self, slot: int) -> None:
         self._bindings = None
-        for part in self._parts:
-            part.release(slot)
+        for state in self._slot_states:
+            state.release(slot)
 
-    def sample(self, logits: Tensor, slots: Rows, positions: Positions) -> Sampled:
-        """`logits` [num_rows, part.size] of `slots` [num_rows]; may overwrite them."""
+    def sample(self, logits: Tensor, slots: Rows, positions: Positions) -> SampledTokens:
+        """`logits` [num_rows, shard.size] of `slots` [num_rows]; may overwrite them."""
         ready = self.process(logits, slots, positions)
-        return ready.settle(ready.choose())
+        return ready.finish(ready.choose())
 
-    def process(self, logits: Tensor, slots: Rows, positions: Positions) -> Ready:
+    def process(self, logits: Tensor, slots: Rows, positions: Positions) -> ProcessedRows:
         """The rows with every feature applied, before their choice; a slot may have several (see Positions)."""
         bindings = self._bind(slots)
-        if bindings.features or bindings.logprobs or not self.vocabulary.takes_16_bit:
+        if bindings.features or bindings.logprobs or not self.vocabulary.accepts_16_bit:
             logits = logits.float()
         asked = bindings.logprobs
         source = None
@@ -209,8 +209,8 @@ class Sampler:
         if asked and asked.mode.is_processed:
             source = asked.mode.values(bindings.choice.filtered(logits, asked.rows))
         if asked and source is not None:
-            asked.put_beams(source, logits)
-        return Ready(logits, positions, self.vocabulary, bindings, source)
+            asked.replace_beam_rows(source, logits)
+        return ProcessedRows(logits, positions, self.vocabulary, bindings, source)
 
     @property
     def device(self) -> torch.device:
@@ -220,12 +220,12 @@ class Sampler:
         """Temperature, filters and seeds of `slots` alone, for logits of all tokens."""
         return self._choice.bind(slots, self._all_tokens)
 
-    def plain(self, slots: Rows) -> Plain | None:
+    def plain(self, slots: Rows) -> PlainRows | None:
         """What `slots` [num_rows] ask for, if that is nothing but temperature, seed and a grammar."""
         bindings = self._bind(slots)
         if bindings.logprobs or not bindings.choice.is_plain:
             return None
-        return Plain(bindings.choice, bindings.masks) if not bindings.features or bindings.masks_alone else None
+        return PlainRows(bindings.choice, bindings.masks) if not bindings.features or bindings.masks_alone else None
 
     def _bind(self, slots: Rows) -> _Bindings:
         """As for the step before, when the same sequences sample again."""

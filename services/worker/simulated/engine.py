@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from quire.services.worker.attach.attachment import Attachment
 from quire.services.worker.limits.worker_limits import WorkerLimits
-from quire.services.worker.replica.held_report import HeldReport
+from quire.services.worker.replica.retained_state import RetainedState
 from quire.services.worker.simulated.timing import Timing
 from quire.services.worker.step.admission import SlotAdmission
 from quire.services.worker.step.plan import StepPlan
@@ -38,17 +38,17 @@ class SimulatedEngine:
         self._seeds = np.zeros(limits.max_num_seqs, dtype=np.uint64)
         self._free_at = 0.0  # when the device is done with what it has, time.monotonic()
 
-    async def rest(self, receiver: Attachment) -> HeldReport:
+    async def start_epoch(self, receiver: Attachment) -> RetainedState:
         """Begins afresh for `receiver`. There is no KV memory that could hold anything."""
         self._receiver = receiver
         self._plans = asyncio.Queue()
         self._table.clear()
-        return HeldReport([], b"")
+        return RetainedState([], b"")
 
     def submit(self, receiver: Attachment, plan: StepPlan) -> None:
         self._plans.put_nowait((receiver, plan))
 
-    def forget_cache(self) -> None:
+    def reset_cache(self) -> None:
         pass
 
     def prepare_grammar(self, receiver: Attachment, order: pb.PrepareGrammar) -> None:
@@ -59,13 +59,13 @@ class SimulatedEngine:
         pass
 
     def transfer(self, receiver: Attachment, order: pb.Transfer) -> None:
-        receiver.break_off("a simulation has no host memory for blocks, and said so")
+        receiver.abort_session("a simulation has no host memory for blocks, and said so")
 
     def disk_transfer(self, receiver: Attachment, order: pb.DiskTransfer) -> None:
-        receiver.break_off("a simulation has no disk for blocks, and said so")
+        receiver.abort_session("a simulation has no disk for blocks, and said so")
 
     def fetch_blocks(self, receiver: Attachment, order: pb.FetchBlocks) -> None:
-        receiver.break_off("a simulation has no blocks that others could read, and said so")
+        receiver.abort_session("a simulation has no blocks that others could read, and said so")
 
     def load_adapter(self, receiver: Attachment, order: pb.LoadAdapter) -> None:
         error = to_proto(Unimplemented("a simulated worker has no weights to adapt"))
@@ -94,18 +94,18 @@ class SimulatedEngine:
         try:
             step = self._table.apply(plan)
         except PlanViolation as violation:
-            receiver.break_off(f"step {plan.step_id} breaks the session: {violation}")
+            receiver.abort_session(f"step {plan.step_id} breaks the session: {violation}")
             return
         for admission in step.admitted:
             self._seeds[admission.slot] = SlotAdmission.of(admission).sampling.seed % 2**64
         inputs = assemble(step, self._table)
-        await self._take_time(step, inputs)
+        await self._sleep_for_step(step, inputs)
         if receiver is self._receiver:
-            failures = [_no_vector(slot) for slot in inputs.ended_slots.tolist()]
+            failures = [_no_vector(slot) for slot in inputs.completed_slots.tolist()]
             tokens = self._tokens(inputs)
             receiver.deliver(StepResult(plan.epoch, plan.step_id, tokens, None, None, failures, wait_us=0))
 
-    async def _take_time(self, step: Step, inputs: StepInputs) -> None:
+    async def _sleep_for_step(self, step: Step, inputs: StepInputs) -> None:
         """Steps follow each other without a gap, as on a device, whatever the timer's grain."""
         num_decoding = int(np.count_nonzero(step.counts == 1))
         duration = self._timing.seconds(inputs.num_tokens, num_decoding)

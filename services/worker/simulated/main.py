@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from quire.services.worker.attach import hello
-from quire.services.worker.attach.session import Attachments
+from quire.services.worker.attach.session import AttachmentLoop
 from quire.services.worker.limits import worker_limits
 from quire.services.worker.simulated.engine import SimulatedEngine
 from quire.services.worker.simulated.timing import Timing
@@ -46,7 +46,7 @@ async def _announce(settings: WorkerSettings, server: Server, workers: list[Simu
     for worker in workers:
         await worker.is_attached.wait()
     await server.set_serving(True)
-    lifecycle.announce("worker", settings.name, grpc=address)
+    lifecycle.announce_ready("worker", settings.name, grpc=address)
 
 
 class SimulatedWorker:
@@ -63,12 +63,12 @@ class SimulatedWorker:
         )
         self.is_attached = asyncio.Event()
         self._engine = SimulatedEngine(limits, config["vocab_size"], timing)
-        said = hello.of_limits(settings, name, address, limits)
+        said = hello.base_hello(settings, name, address, limits)
         said.device = "simulated"
-        self._session = Attachments(settings, self._engine, said, self, shutdown)
+        self._session = AttachmentLoop(settings, self._engine, said, self, shutdown)
 
     async def run(self) -> None:
-        await lifecycle.first(self._session.run(), self._engine.run())
+        await lifecycle.run_until_first(self._session.run(), self._engine.run())
 
     async def attached(self, _welcome: pb.SchedulerWelcome) -> None:
         self.is_attached.set()

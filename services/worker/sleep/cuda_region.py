@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.services.worker.device.bytes_at import bytes_at
+from quire.services.worker.device.device_bytes_view import device_bytes_view
 from quire.services.worker.kv.kv_memory import GIB
 from quire.shared.errors import FailedPrecondition, ResourceExhausted
 
@@ -74,17 +74,17 @@ class VirtualMemory:
         location = _Location(DEVICE, device)
         self._properties = _Properties(PINNED, 0, location)
         self._access = _Access(location, READ_WRITE)
-        self.grain = self._granularity()
+        self.granularity = self._granularity()
 
     def _granularity(self) -> int:
-        grain = ctypes.c_size_t()
+        granularity = ctypes.c_size_t()
         self._call(
             "cuMemGetAllocationGranularity",
-            ctypes.byref(grain),
+            ctypes.byref(granularity),
             ctypes.byref(self._properties),
             ctypes.c_int(MINIMUM),
         )
-        return grain.value
+        return granularity.value
 
     def reserve(self, num_bytes: int) -> int:
         address = ctypes.c_uint64()
@@ -92,7 +92,7 @@ class VirtualMemory:
         self._call("cuMemAddressReserve", ctypes.byref(address), ctypes.c_size_t(num_bytes), *nothing)
         return address.value
 
-    def make(self, address: int, num_bytes: int) -> int:
+    def map_pages(self, address: int, num_bytes: int) -> int:
         """Pages at a reserved address; returns their handle. Raises DriverError, and then there are none."""
         handle, where, size = ctypes.c_uint64(), ctypes.c_uint64(address), ctypes.c_size_t(num_bytes)
         self._call("cuMemCreate", ctypes.byref(handle), size, ctypes.byref(self._properties), ctypes.c_uint64(0))
@@ -106,7 +106,7 @@ class VirtualMemory:
             raise
         return handle.value
 
-    def unmake(self, address: int, num_bytes: int, handle: int) -> None:
+    def unmap_pages(self, address: int, num_bytes: int, handle: int) -> None:
         self._call("cuMemUnmap", ctypes.c_uint64(address), ctypes.c_size_t(num_bytes))
         self._call("cuMemRelease", ctypes.c_uint64(handle))
 
@@ -122,37 +122,37 @@ class CudaRegion:
     def __init__(self, num_bytes: int, memory: VirtualMemory) -> None:
         """None of it is taken."""
         self._memory = memory
-        piece = -(-PIECE_BYTES // memory.grain) * memory.grain
-        self.num_bytes = max(memory.grain, -(-num_bytes // memory.grain) * memory.grain)
+        piece = -(-PIECE_BYTES // memory.granularity) * memory.granularity
+        self.num_bytes = max(memory.granularity, -(-num_bytes // memory.granularity) * memory.granularity)
         self._address = memory.reserve(self.num_bytes)
         starts = range(0, self.num_bytes, piece)
         self._pieces = [(self._address + at, min(piece, self.num_bytes - at)) for at in starts]
         self._handles: list[int] = []  # of the first so many pieces
 
-    def take(self, num_bytes: int | None = None) -> None:
+    def acquire(self, num_bytes: int | None = None) -> None:
         """As much as has `num_bytes` in it; all of it if that is not said."""
         wanted, before = self.num_bytes if num_bytes is None else num_bytes, len(self._handles)
         try:
             for address, size in self._pieces[before:]:
                 if address - self._address >= wanted:
                     break
-                self._handles.append(self._memory.make(address, size))
+                self._handles.append(self._memory.map_pages(address, size))
         except DriverError as error:
-            self._give_back_from(before)
+            self._release_from(before)
             if error.status != OUT_OF_MEMORY:
                 raise
             text = f"the device has no {self.num_bytes / GIB:.2f} GiB free, which are to be taken again"
             raise ResourceExhausted(text, retry_after_ms=1000) from None
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         torch.cuda.synchronize()
-        self._give_back_from(0)
+        self._release_from(0)
 
-    def _give_back_from(self, first: int) -> None:
+    def _release_from(self, first: int) -> None:
         while len(self._handles) > first:
             handle = self._handles.pop()
-            self._memory.unmake(*self._pieces[len(self._handles)], handle)
+            self._memory.unmap_pages(*self._pieces[len(self._handles)], handle)
 
     def tensor(self, device: torch.device) -> Tensor:
         """uint8, of all of it; what is not taken must not be touched. Some is taken: torch looks where it is."""
-        return bytes_at(self._address, self.num_bytes, device)
+        return device_bytes_view(self._address, self.num_bytes, device)

@@ -22,10 +22,10 @@ class SleepRegion(Protocol):
     @property
     def num_bytes(self) -> int: ...
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """To whoever wants it. Nobody may read or write it until it is taken again."""
 
-    def take(self) -> None:
+    def acquire(self) -> None:
         """Zeros. Raises ResourceExhausted if others have it; then it is not taken."""
 
 
@@ -42,12 +42,12 @@ class CpuRegion:
     def num_bytes(self) -> int:
         return sum(end - begin for begin, end in self._ranges)
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         for begin, end in self._ranges:
             if self._library.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), DONT_NEED):
                 raise OSError(ctypes.get_errno(), "madvise")
 
-    def take(self) -> None:
+    def acquire(self) -> None:
         """The system hands pages out when they are first used: here it is seen that there are enough."""
         free = free_host_bytes()
         if free < self.num_bytes:

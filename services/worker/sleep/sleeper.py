@@ -52,12 +52,12 @@ class HostWeights:
     def discard(self) -> None:
         self._check()
         region = CpuRegion(self._tensors())
-        region.give_back()
+        region.release()
         self._lost = region
 
     def restore(self, read: Callable[[], None]) -> None:
         if self._lost is not None:
-            self._lost.take()
+            self._lost.acquire()
             read()
             self._lost = None
 
@@ -68,7 +68,7 @@ class CudaWeights:
     def __init__(self, region: CudaRegion, device: torch.device) -> None:
         self._region, self._device = region, device
         self._on_host: Tensor | None = None
-        self._sleeps = False
+        self._is_asleep = False
 
     def offload(self) -> None:
         content = self._region.tensor(self._device)
@@ -80,13 +80,13 @@ class CudaWeights:
         self.discard()
 
     def discard(self) -> None:
-        self._region.give_back()
-        self._sleeps = True
+        self._region.release()
+        self._is_asleep = True
 
     def restore(self, read: Callable[[], None]) -> None:
-        if not self._sleeps:
+        if not self._is_asleep:
             return
-        self._region.take()
+        self._region.acquire()
         try:
             if self._on_host is None:
                 read()
@@ -94,13 +94,13 @@ class CudaWeights:
                 self._region.tensor(self._device).copy_(self._on_host)
                 torch.cuda.synchronize()
         except Exception:
-            self._region.give_back()
+            self._region.release()
             raise
-        self._on_host, self._sleeps = None, False
+        self._on_host, self._is_asleep = None, False
 
 
 @dataclass(frozen=True, slots=True)
-class SleepingPlaces:
+class SleepableMemory:
     """What a worker can give back."""
 
     kv: SleepRegion
@@ -110,18 +110,20 @@ class SleepingPlaces:
 class Sleeper:
     """Told while no step is under way."""
 
-    def __init__(self, places: SleepingPlaces | None, read: Callable[[], None], let_go: Callable[[], None]) -> None:
-        """`places`: None where memory is not such that it could be given back; `read`: reads the weights again;
-        `let_go`: of memory that nobody uses."""
-        self._places, self._read, self._let_go = places, read, let_go
+    def __init__(
+        self, memory: SleepableMemory | None, read: Callable[[], None], release_cached: Callable[[], None]
+    ) -> None:
+        """`memory`: None where memory is not such that it could be given back; `read`: reads the weights again;
+        `release_cached`: of memory that nobody uses."""
+        self._memory, self._read, self._release_cached = memory, read, release_cached
         self._asleep: set[str] = set()
-        self._is_lent = False
+        self._kv_released = False
         self.level = 0
 
     @property
     def is_awake(self) -> bool:
         """Steps can be run."""
-        return not self._asleep and not self._is_lent
+        return not self._asleep and not self._kv_released
 
     @property
     def asleep(self) -> tuple[str, ...]:
@@ -131,7 +133,7 @@ class Sleeper:
         """Raises QuireError, and then nothing sleeps that did not before."""
         if level not in LEVELS:
             raise InvalidArgument(f"level: 1 or 2, not {level}", field="level")
-        if self._places is None:
+        if self._memory is None:
             text = "enable_sleep_mode: this worker was started without it, so its memory cannot be given back"
             raise FailedPrecondition(text, field="enable_sleep_mode")
         if WEIGHTS in self._asleep and level != self.level:
@@ -139,13 +141,13 @@ class Sleeper:
                 f"level: the weights sleep at level {self.level}: wake them up first", field="level"
             )
         if WEIGHTS not in self._asleep:
-            (self._places.weights.offload if level == 1 else self._places.weights.discard)()
+            (self._memory.weights.offload if level == 1 else self._memory.weights.discard)()
             self._asleep.add(WEIGHTS)
         if KV_CACHE not in self._asleep:
-            self._places.kv.give_back()
+            self._memory.kv.release()
             self._asleep.add(KV_CACHE)
         self.level = level
-        self._let_go()
+        self._release_cached()
         log.info("asleep", level=level)
 
     def wake_up(self, tags: Iterable[str]) -> None:
@@ -154,14 +156,14 @@ class Sleeper:
         unknown = sorted(wanted - {*TAGS})
         if unknown:
             raise InvalidArgument(f"tags: {', '.join(TAGS)}, not {unknown[0]!r:.40}", field="tags")
-        if self._places is None:
+        if self._memory is None:
             return
         for tag in TAGS:
             if tag in wanted & self._asleep:
                 if tag == WEIGHTS:
-                    self._places.weights.restore(self._read)
+                    self._memory.weights.restore(self._read)
                 else:
-                    self._places.kv.take()
+                    self._memory.kv.acquire()
                 self._asleep.discard(tag)
         if not self._asleep:
             self.level = 0
@@ -172,14 +174,14 @@ class Sleeper:
         if WEIGHTS in self._asleep:
             raise FailedPrecondition('the weights are asleep: wake them up first (tags ["weights"])')
 
-    def lend_kv(self) -> None:
+    def release_kv_for_staging(self) -> None:
         """Its memory is free for a while for weights that are staged, if that can be."""
-        if self._places is not None and KV_CACHE not in self._asleep and not self._is_lent:
-            self._places.kv.give_back()
-            self._is_lent = True
+        if self._memory is not None and KV_CACHE not in self._asleep and not self._kv_released:
+            self._memory.kv.release()
+            self._kv_released = True
 
-    def end_loan(self) -> None:
-        if self._is_lent and self._places is not None:
-            self._let_go()
-            self._places.kv.take()
-            self._is_lent = False
+    def restore_kv(self) -> None:
+        if self._kv_released and self._memory is not None:
+            self._release_cached()
+            self._memory.kv.acquire()
+            self._kv_released = False

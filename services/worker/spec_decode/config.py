@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from quire.services.worker.models.config.decoder_config import DecoderConfig
-from quire.services.worker.spec_decode.trees.token_tree import MOST_NODES, TokenTree
+from quire.services.worker.spec_decode.trees.token_tree import MAX_NODES, TokenTree
 from quire.shared import plugins
 from quire.shared.errors import InvalidArgument
 from quire.shared.models.model_identity import read_config
@@ -30,8 +30,8 @@ METHODS = {
 }
 WITH_TREES = ("eagle", "eagle3", "medusa")
 WITH_WEIGHTS = ("draft_model", "eagle", "eagle3", "medusa")
-OTHER_NAMES = {"deepseek_mtp": "mtp"}
-MOST_TOKENS = 128
+METHOD_ALIASES = {"deepseek_mtp": "mtp"}
+MAX_DRAFT_TOKENS = 128
 SETTING = "speculative_config"
 
 
@@ -41,7 +41,7 @@ class SpeculativeConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     method: str = Field(description="who drafts; told from the folder where it is left out")
-    num_speculative_tokens: int = Field(ge=1, le=MOST_TOKENS, description="most drafts per sequence and step")
+    num_speculative_tokens: int = Field(ge=1, le=MAX_DRAFT_TOKENS, description="most drafts per sequence and step")
     adaptive_length: bool = Field(
         True, description="fewer drafts where they do not pay, by load and by sequence; otherwise always as many"
     )
@@ -69,7 +69,7 @@ class SpeculativeConfig(BaseModel):
     )
 
     @model_validator(mode="after")
-    def _fits_together(self) -> SpeculativeConfig:
+    def _check_consistency(self) -> SpeculativeConfig:
         known = plugins.known(GROUP, METHODS)
         if self.method not in known:
             raise ValueError(f"method: {self.method!r}; there are {', '.join(known)}")
@@ -92,7 +92,7 @@ class SpeculativeConfig(BaseModel):
             tree = TokenTree.parse(self.speculative_token_tree)
         except ValueError as error:
             raise ValueError(f"speculative_token_tree: {error}") from None
-        most = min(tree.num_nodes, MOST_NODES)
+        most = min(tree.num_nodes, MAX_NODES)
         if self.num_speculative_tokens > most:
             raise ValueError(
                 f"num_speculative_tokens: {self.num_speculative_tokens} drafts of a speculative_token_tree of "
@@ -132,7 +132,7 @@ def tree_of(drafting: SpeculativeConfig | None) -> TokenTree | None:
     return None if drafting is None else drafting.tree
 
 
-def method_of(values: dict[str, Any]) -> str:
+def detect_method(values: dict[str, Any]) -> str:
     """Who drafts with the checkpoint whose config.json this is. Raises InvalidArgument where it does not say."""
     names = values.get("architectures")
     named = " ".join(map(str, names if isinstance(names, list) else [])).lower()
@@ -160,9 +160,9 @@ def parse(text: str) -> SpeculativeConfig | None:
         raise InvalidArgument(f"{SETTING}: must be a JSON object (value: {text!r})", field=SETTING)
     method = values.get("method")
     if isinstance(method, str):
-        values["method"] = OTHER_NAMES.get(method, method)
+        values["method"] = METHOD_ALIASES.get(method, method)
     if "method" not in values and isinstance(values.get("model"), str):
-        values["method"] = method_of(read_config(Path(values["model"]).expanduser()))
+        values["method"] = detect_method(read_config(Path(values["model"]).expanduser()))
     try:
         return SpeculativeConfig(**values)
     except ValidationError as error:

@@ -9,8 +9,8 @@ from quire.services.worker.limits.worker_limits import WorkerLimits
 from quire.services.worker.step.slots import Rows
 from quire.shared.columns import I32
 
-MOST_PENDING = 64  # steps
-ABSENT = -2  # the slot took no part in the step; -1 is a token that could not be sampled
+MAX_PENDING_STEPS = 64  # steps
+NOT_IN_STEP = -2  # the slot took no part in the step; -1 is a token that could not be sampled
 
 
 class TokenHistory:
@@ -27,9 +27,9 @@ class TokenHistory:
         self._tokens = np.zeros((num_slots, limits.max_model_len + 1), dtype=np.int32)
         self._lengths = np.zeros(num_slots, dtype=np.int32)
         self.num_begun = 0  # sequences
-        self._begun_as = np.zeros(num_slots, dtype=np.int64)  # the slot's last one: the how many-th of all
+        self._sequence_numbers = np.zeros(num_slots, dtype=np.int64)  # the slot's last one: the how many-th of all
         self._pending: list[tuple[Rows, int]] = []  # steps: slots, how many sequences had begun
-        self._kept = np.zeros((MOST_PENDING, num_slots), dtype=np.int32)  # a row of tokens for each of these
+        self._kept = np.zeros((MAX_PENDING_STEPS, num_slots), dtype=np.int32)  # a row of tokens for each of these
 
     @property
     def tokens(self) -> I32:
@@ -43,29 +43,29 @@ class TokenHistory:
         self._write_pending()
         return self._lengths
 
-    def of(self, slot: int) -> I32:
+    def tokens_of(self, slot: int) -> I32:
         """A view."""
         row: I32 = self.tokens[slot, : self._lengths[slot]]
         return row
 
-    def still_has(self, slots: Rows, num_begun: int) -> npt.NDArray[np.bool_]:
+    def is_unchanged_since(self, slots: Rows, num_begun: int) -> npt.NDArray[np.bool_]:
         """Whether each slot has the sequence that it had when so many had begun."""
-        has: npt.NDArray[np.bool_] = self._begun_as[slots] <= num_begun
+        has: npt.NDArray[np.bool_] = self._sequence_numbers[slots] <= num_begun
         return has
 
-    def begin(self, slot: int, token_ids: I32) -> None:
+    def start_sequence(self, slot: int, token_ids: I32) -> None:
         """Another sequence has the slot."""
         self.num_begun += 1
-        self._begun_as[slot] = self.num_begun
+        self._sequence_numbers[slot] = self.num_begun
         self._tokens[slot, : len(token_ids)] = token_ids
         self._lengths[slot] = len(token_ids)
 
-    def extend_each(self, slots: Rows, token_ids: I32, num_begun: int) -> None:
+    def append_each(self, slots: Rows, token_ids: I32, num_begun: int) -> None:
         """A token more for each of `slots` that has the sequence that it had when so many had begun."""
         pending = self._pending
         self._kept[len(pending), : len(slots)] = token_ids
         pending.append((slots, num_begun))
-        if len(pending) == MOST_PENDING:
+        if len(pending) == MAX_PENDING_STEPS:
             self._write_pending()
 
     def extend(self, slots: Rows, counts: I32, token_ids: I32) -> None:
@@ -82,11 +82,11 @@ class TokenHistory:
         if all(slots is first and num_begun == self.num_begun for slots, num_begun in pending):
             self._append_to_all(first, kept[:, : len(first)])
             return
-        steps = np.full_like(kept, ABSENT)
+        steps = np.full_like(kept, NOT_IN_STEP)
         for step, tokens, (slots, _) in zip(steps, kept, pending, strict=True):
             step[slots] = tokens[: len(slots)]
-        steps[np.array([[num_begun] for _, num_begun in pending]) < self._begun_as] = ABSENT
-        there = steps != ABSENT
+        steps[np.array([[num_begun] for _, num_begun in pending]) < self._sequence_numbers] = NOT_IN_STEP
+        there = steps != NOT_IN_STEP
         always = there.all(axis=0)
         slots = np.flatnonzero(always)
         self._append_to_all(slots, steps[:, slots])

@@ -5,8 +5,8 @@ from __future__ import annotations
 from quire.services.worker.runner.output import RunnerOutput
 from quire.services.worker.step.block_copies import BlockCopies
 from quire.services.worker.step.plan import StepPlan
-from quire.services.worker.step.slots import NewBlocks, Order, SlotTable, Step
-from quire.services.worker.step.steady import Steady
+from quire.services.worker.step.slots import NewBlocks, ResolvedPlan, SlotTable, Step
+from quire.services.worker.step.steady_decode import SteadyDecode
 from quire.services.worker.step.step_inputs import StepInputs
 from quire.shared.columns import I32
 
@@ -23,16 +23,16 @@ class NoSpeculation:
     def waits_before(self, plan: StepPlan) -> bool:
         return False
 
-    def follow(self, plan: StepPlan, steady: Steady) -> tuple[StepInputs, NewBlocks] | None:
+    def follow(self, plan: StepPlan, steady: SteadyDecode) -> tuple[StepInputs, NewBlocks] | None:
         return steady.follow(plan)
 
-    def advance(self, order: Order) -> tuple[Step, None]:
+    def advance(self, order: ResolvedPlan) -> tuple[Step, None]:
         return self.table.advance(order), None
 
-    def begin(self, slot: int, token_ids: I32) -> None:
+    def start_sequence(self, slot: int, token_ids: I32) -> None:
         """No history is kept."""
 
-    def end(self, slot: int) -> None:
+    def end_sequence(self, slot: int) -> None:
         """No history is kept."""
 
     def copy_blocks(self, copies: BlockCopies) -> None:
@@ -41,5 +41,5 @@ class NoSpeculation:
     def record(self, inputs: StepInputs, output: RunnerOutput, num_begun: int) -> None:
         """No drafts are learned from."""
 
-    def forget(self) -> None:
+    def clear_history(self) -> None:
         """No history is kept."""

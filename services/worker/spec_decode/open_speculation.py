@@ -8,7 +8,7 @@ from quire.services.worker.heads.features import FeaturesHead
 from quire.services.worker.limits.worker_limits import WorkerLimits
 from quire.services.worker.models.config.decoder_config import DecoderConfig
 from quire.services.worker.runner.model_runner import ModelRunner
-from quire.services.worker.sampling.accept import CHOICES
+from quire.services.worker.sampling.accept import REJECTION_METHODS
 from quire.services.worker.spec_decode import config as speculative_config
 from quire.services.worker.spec_decode.config import SpeculativeConfig
 from quire.services.worker.spec_decode.drafter import Drafter, DrafterWorker, DraftTarget
@@ -19,23 +19,23 @@ from quire.services.worker.spec_decode.slot_table import DraftingSlotTable
 from quire.services.worker.spec_decode.speculation import Speculation
 from quire.services.worker.spec_decode.trees.token_tree import TokenTree
 from quire.services.worker.step.step_inputs import StepInputs
-from quire.services.worker.structured.backends import chosen
+from quire.services.worker.structured.backends import backend_selection
 from quire.shared.errors import InvalidArgument
 from quire.shared.settings import WorkerSettings
 
 FEW_ROWS = 64  # a step's; where more run, what it costs to see prompts would count
 
 
-def read_drafting(settings: WorkerSettings, config: DecoderConfig) -> SpeculativeConfig | None:
+def read_speculative_config(settings: WorkerSettings, config: DecoderConfig) -> SpeculativeConfig | None:
     """Raises InvalidArgument, also for a grammar library that is not there, or that forces no tokens where drafts are
     those."""
     drafting = speculative_config.parse_for(config, settings.speculative_config)
-    names = chosen.names(settings.structured_output_backend)
-    if drafting is not None and drafting.method == "grammar" and chosen.FORCE_TOKENS.isdisjoint(names):
+    names = backend_selection.library_names(settings.structured_output_backend)
+    if drafting is not None and drafting.method == "grammar" and backend_selection.FORCE_TOKENS.isdisjoint(names):
         text = (
             f"structured_output_backend: {names[0]} finds no tokens that a form forces, and speculative_config's method"
         )
-        raise InvalidArgument(f"{text} grammar drafts only those", field=chosen.FIELD)
+        raise InvalidArgument(f"{text} grammar drafts only those", field=backend_selection.FIELD)
     tree = speculative_config.tree_of(drafting)
     if tree is not None:
         _check_trees(tree, settings, config)
@@ -46,23 +46,23 @@ def _check_trees(tree: TokenTree, settings: WorkerSettings, config: DecoderConfi
     """Which backends have attention over trees is theirs to say (attention/backends.py)."""
     most = max(max(path) for path in tree.paths)
     if settings.num_ranks > 1:
-        raise _no_tree(f"num_ranks is {settings.num_ranks}, and drafts of several ranks are chains")
+        raise _tree_error(f"num_ranks is {settings.num_ranks}, and drafts of several ranks are chains")
     if settings.batch_invariant:
-        raise _no_tree(
+        raise _tree_error(
             "with batch_invariant drafts are chains: sums are cut by place, and a branch moves to another one"
         )
     if config.latent is not None or config.recurrent is not None:
-        raise _no_tree("where layers keep latent vectors or states drafts are chains")
+        raise _tree_error("where layers keep latent vectors or states drafts are chains")
     if most >= config.vocab_size:
-        raise _no_tree(f"rank {most} of a vocabulary of {config.vocab_size} tokens")
+        raise _tree_error(f"rank {most} of a vocabulary of {config.vocab_size} tokens")
 
 
-def _no_tree(reason: str) -> InvalidArgument:
+def _tree_error(reason: str) -> InvalidArgument:
     field = speculative_config.SETTING
     return InvalidArgument(f"{field}.speculative_token_tree: {reason}", field=field)
 
 
-def drafter_for(drafting: SpeculativeConfig | None, target: DraftTarget, wanted: WorkerLimits) -> Drafter | None:
+def create_drafter(drafting: SpeculativeConfig | None, target: DraftTarget, wanted: WorkerLimits) -> Drafter | None:
     drafter = open_drafter(drafting, target) if drafting else None
     if drafter is not None and drafter.block_bytes and wanted.layout.windows:
         raise InvalidArgument(
@@ -71,7 +71,7 @@ def drafter_for(drafting: SpeculativeConfig | None, target: DraftTarget, wanted:
             field="speculative_config",
         )
     if speculative_config.tree_of(drafting) is not None and wanted.layout.windows:
-        raise _no_tree("where layers keep a window drafts are chains")
+        raise _tree_error("where layers keep a window drafts are chains")
     return drafter
 
 
@@ -81,7 +81,7 @@ def start_speculation(
     history = TokenHistory(fitting)
     other = drafter.start(DrafterWorker(config, history, table, runner.sampler, fitting))
     proposer = JumpForward(runner.sampler.grammar_masks, other)
-    runner.heads.sampling.choose_draft = CHOICES[config.rejection_sample_method]
+    runner.heads.sampling.choose_tokens = REJECTION_METHODS[config.rejection_sample_method]
     runner.heads.add(FeaturesHead(functools.partial(_wants_features, drafter, table)))
     forced_only = config.method == "grammar"
     adaptive = config.adaptive_length and not forced_only

@@ -7,16 +7,16 @@ from dataclasses import replace
 import numpy as np
 
 from quire.services.worker.limits.worker_limits import WorkerLimits
-from quire.services.worker.step.drafts.drafted_states import Lags
+from quire.services.worker.step.drafts.drafted_states import StateLags
 from quire.services.worker.step.drafts.drafts import Drafts
 from quire.services.worker.step.plan import Admission, StepPlan
 from quire.services.worker.step.plan_violation import require
-from quire.services.worker.step.slots import NO_BLOCKS, NO_SLOTS, NewBlocks, Order, Rows, SlotTable, Step
+from quire.services.worker.step.slots import NO_BLOCKS, NO_SLOTS, NewBlocks, ResolvedPlan, Rows, SlotTable, Step
 from quire.shared.columns import I32, U32
 
 
 class DraftingSlotTable(SlotTable):
-    """`num_tokens` and `num_computed_tokens` count drafts once they have turned out right: settle()."""
+    """`num_tokens` and `num_computed_tokens` count drafts once they have turned out right: commit_accepted()."""
 
     drafts = True
 
@@ -35,7 +35,7 @@ class DraftingSlotTable(SlotTable):
         super()._admit(admission)
         self._lags[admission.slot] = 0
 
-    def order(self, plan: StepPlan) -> Order:
+    def resolve(self, plan: StepPlan) -> ResolvedPlan:
         changes = plan.changes
         if changes.num_draft_tokens is not None:
             self.num_draft_tokens = min(changes.num_draft_tokens, self.num_speculative_tokens)
@@ -52,44 +52,44 @@ class DraftingSlotTable(SlotTable):
             )
             idle = np.flatnonzero(lacking)
             counts[idle] = 0
-        new_blocks = moved.followed_by(new_blocks)
-        return Order(released, changes.admitted, counts, new_blocks, idle, self._most_drafts(counts, named))
+        new_blocks = moved.concatenated(new_blocks)
+        return ResolvedPlan(released, changes.admitted, counts, new_blocks, idle, self._max_drafts(counts, named))
 
     def grow(self, plan: StepPlan, growing: Rows, places: Rows) -> NewBlocks | None:
         """The plan names who gets blocks: some may have come long ago, and others not at all."""
         slots, ids = plan.new_block_slots, plan.new_block_ids
         if len(slots) == len(ids) == len(growing) and (slots == growing).all():  # each once, and live
-            return self.hand_out(growing, np.ones_like(growing), ids)
+            return self.assign_blocks(growing, np.ones_like(growing), ids)
         lacking = growing[self.num_blocks[growing] <= places]
         if not set(lacking.tolist()).issubset(slots.tolist()):
             return None
         return self._hand_out_named(slots, ids)
 
-    def advance(self, order: Order, drafts: Drafts | None = None) -> Step:
+    def advance(self, order: ResolvedPlan, drafts: Drafts | None = None) -> Step:
         """As if every draft turned out wrong; the step computes them all the same."""
         step = super().advance(order)
         if self._has_states:
-            step = self._bring_states(step, drafting=drafts is not None)
+            step = self._catch_up_states(step, drafting=drafts is not None)
         if drafts is None:
             return step
         counts = step.counts.copy()
         counts[np.searchsorted(step.slots, drafts.slots)] += drafts.counts
         return replace(step, counts=counts)
 
-    def settle(self, slots: Rows, counts: I32) -> None:
+    def commit_accepted(self, slots: Rows, counts: I32) -> None:
         """So many tokens have been sampled for each of `slots`."""
         self.num_tokens[slots] += counts - 1
         self.num_computed_tokens[slots] += counts - 1
         if self._has_states:
             self._lags[slots] = np.maximum(counts - 1, 0)
 
-    def _bring_states(self, step: Step, *, drafting: bool) -> Step:
+    def _catch_up_states(self, step: Step, *, drafting: bool) -> Step:
         """The step brings the states of its rows to before its drafts."""
         counts = self._lags[step.slots]
         if not drafting and not counts.any():
             return step
         self._lags[step.slots] = 0
-        return replace(step, lags=Lags(counts, self.num_speculative_tokens, self.block_size))
+        return replace(step, lags=StateLags(counts, self.num_speculative_tokens, self.block_size))
 
     def _hand_out_named(self, slots: U32, ids: U32) -> NewBlocks:
         require(len(slots) == len(ids), lambda: f"{len(slots)} new_block_slots, {len(ids)} new_block_ids")
@@ -103,9 +103,9 @@ class DraftingSlotTable(SlotTable):
         require(bool(self.live[growing].all()), lambda: f"new_block_slots are not live: {growing[~self.live[growing]]}")
         positions, rest = np.divmod(gains, self.num_groups)
         require(not rest.any(), lambda: f"new_block_slots: {gains} blocks are not {self.num_groups} for each position")
-        return self.hand_out(growing.astype(np.intp), positions, ids)
+        return self.assign_blocks(growing.astype(np.intp), positions, ids)
 
-    def most_drafts(self, slots: Rows) -> I32:
+    def max_drafts(self, slots: Rows) -> I32:
         """[num_slots], of slots that advance unnamed: as many as ordered, as have room, as positions last. Where there
         are states the last position of a block is never a draft's: whoever starts behind it reads what it has left."""
         computed = self.num_computed_tokens[slots]
@@ -115,12 +115,12 @@ class DraftingSlotTable(SlotTable):
         most: I32 = np.clip(room - 1, 0, self.num_draft_tokens)
         return most
 
-    def _most_drafts(self, counts: I32, named: U32) -> I32 | None:
+    def _max_drafts(self, counts: I32, named: U32) -> I32 | None:
         """[max_num_seqs]"""
         if not self.num_draft_tokens:
             return None
         most = np.zeros_like(counts)
         slots = np.flatnonzero(counts == 1)
-        most[slots] = self.most_drafts(slots)
+        most[slots] = self.max_drafts(slots)
         most[named] = 0
         return most

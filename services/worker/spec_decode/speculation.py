@@ -8,21 +8,21 @@ import numpy as np
 
 from quire.services.worker.limits.worker_limits import WorkerLimits
 from quire.services.worker.runner.output import RunnerOutput
-from quire.services.worker.spec_decode.agreement import Agreement
+from quire.services.worker.spec_decode.acceptance_rates import MethodAcceptanceRates
 from quire.services.worker.spec_decode.history import TokenHistory
-from quire.services.worker.spec_decode.proposer import Proposer, Wanted
+from quire.services.worker.spec_decode.proposer import DraftRequest, Proposer
 from quire.services.worker.spec_decode.slot_table import DraftingSlotTable
 from quire.services.worker.step.block_copies import BlockCopies
 from quire.services.worker.step.drafts.drafts import Drafts
 from quire.services.worker.step.plan import NO_CHANGES, StepPlan
-from quire.services.worker.step.slots import NewBlocks, Order, Rows, Step
-from quire.services.worker.step.steady import Steady
+from quire.services.worker.step.slots import NewBlocks, ResolvedPlan, Rows, Step
+from quire.services.worker.step.steady_decode import SteadyDecode
 from quire.services.worker.step.step_inputs import StepInputs
 from quire.shared.columns import I32
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ProposedDrafts:
     """What the proposer said already."""
 
     drafts: Drafts | None
@@ -46,69 +46,69 @@ class Speculation:
         sequences under a grammar only; `trees`: what is right of a draft says little about its length."""
         self.table = table
         self.adaptive = adaptive
-        self._agrees = adaptive and not trees
-        self._agreement = Agreement(limits.max_num_seqs)
+        self._adapts_lengths = adaptive and not trees
+        self._acceptance = MethodAcceptanceRates(limits.max_num_seqs)
         self.num_speculative_tokens = table.num_speculative_tokens
         self._proposer = proposer
         self.constrained_only = constrained_only
         self._history = history
-        self._num_unsettled = 0  # steps with drafts that are not recorded
-        self._found: Found | None = None  # for the step that is being ordered
-        self._made_up: Drafts | None = None
+        self._num_unrecorded = 0  # steps with drafts that are not recorded
+        self._proposed: ProposedDrafts | None = None  # for the step that is being ordered
+        self._forced_drafts: Drafts | None = None
 
     @property
     def fixed_draft_length(self) -> bool:
         return not self.adaptive
 
-    def draft_next(self, drafts: Drafts) -> None:
+    def force_drafts(self, drafts: Drafts) -> None:
         """The next step that may have drafts has these, whatever the proposer would say."""
-        self._made_up = drafts
+        self._forced_drafts = drafts
 
-    def forget(self) -> None:
+    def clear_history(self) -> None:
         """What sequences left that have ended."""
-        self._proposer.forget()
+        self._proposer.clear_history()
 
     def copy_blocks(self, copies: BlockCopies) -> None:
         """Before the step that says so begins anything."""
         self._proposer.copy_blocks(copies)
 
-    def begin(self, slot: int, token_ids: I32) -> None:
-        self._agreement.begin(slot)
-        self._history.begin(slot, token_ids)
-        self._proposer.begin(slot)
+    def start_sequence(self, slot: int, token_ids: I32) -> None:
+        self._acceptance.reset(slot)
+        self._history.start_sequence(slot, token_ids)
+        self._proposer.start_sequence(slot)
 
-    def end(self, slot: int) -> None:
-        self._proposer.end(slot)
+    def end_sequence(self, slot: int) -> None:
+        self._proposer.end_sequence(slot)
 
     def waits_before(self, plan: StepPlan) -> bool:
         """Whether every earlier step must have been recorded: drafts begin where sequences really are."""
         ordered = plan.changes.num_draft_tokens
         drafts = self.table.num_draft_tokens if ordered is None else ordered
-        return bool(drafts) or self._num_unsettled > 0
+        return bool(drafts) or self._num_unrecorded > 0
 
-    def follow(self, plan: StepPlan, steady: Steady) -> tuple[StepInputs, NewBlocks] | None:
+    def follow(self, plan: StepPlan, steady: SteadyDecode) -> tuple[StepInputs, NewBlocks] | None:
         """A step without drafts, if it follows from the last one. Drafts that are found instead are kept for
         advance()."""
         slots = steady.slots
         if self.table.num_draft_tokens and slots is not None:
             if plan.changes is not NO_CHANGES or len(plan.new_block_ids) or len(plan.new_block_slots):
                 return None
-            self._found = Found(self._propose(slots, self.table.most_drafts(slots)))
-            if self._found.drafts is not None:
+            self._proposed = ProposedDrafts(self._propose(slots, self.table.max_drafts(slots)))
+            if self._proposed.drafts is not None:
                 return None
         followed = steady.follow(plan)
         if followed is not None:
-            self._found = None
+            self._proposed = None
             if len(followed[1].ids):
-                self._proposer.hand_out(followed[1])
+                self._proposer.add_blocks(followed[1])
         return followed
 
-    def advance(self, order: Order) -> tuple[Step, Drafts | None]:
+    def advance(self, order: ResolvedPlan) -> tuple[Step, Drafts | None]:
         """The order as a step, with drafts if it may have some."""
-        self._proposer.hand_out(order.new_blocks)
-        found, self._found = self._found, None
+        self._proposer.add_blocks(order.new_blocks)
+        found, self._proposed = self._proposed, None
         drafts = found.drafts if found else self._propose_for(order)
-        self._num_unsettled += drafts is not None
+        self._num_unrecorded += drafts is not None
         return self.table.advance(order, drafts), drafts
 
     @property
@@ -121,35 +121,35 @@ class Speculation:
         """A step has run that was launched when so many had begun."""
         history = self._history
         if output.drafted:
-            self._num_unsettled -= 1
-            self._take_drafted(inputs, output, num_begun)
+            self._num_unrecorded -= 1
+            self._record_drafted(inputs, output, num_begun)
         else:
-            history.extend_each(inputs.sampled_slots, output.token_ids, num_begun)
-        if output.features is None or bool(history.still_has(inputs.slots, num_begun).all()):
-            self._proposer.observe(inputs, output)
+            history.append_each(inputs.sampled_slots, output.token_ids, num_begun)
+        if output.features is None or bool(history.is_unchanged_since(inputs.slots, num_begun).all()):
+            self._proposer.record_step(inputs, output)
 
-    def _take_drafted(self, inputs: StepInputs, output: RunnerOutput, num_begun: int) -> None:
+    def _record_drafted(self, inputs: StepInputs, output: RunnerOutput, num_begun: int) -> None:
         slots, counts, token_ids = inputs.sampled_slots, output.token_counts, output.token_ids
-        self.table.settle(slots, counts)
-        if inputs.drafts is not None and self._agrees:
-            self._agreement.learn(slots, inputs.drafts.counts, counts - 1)
-        current = self._history.still_has(slots, num_begun)
+        self.table.commit_accepted(slots, counts)
+        if inputs.drafts is not None and self._adapts_lengths:
+            self._acceptance.update(slots, inputs.drafts.counts, counts - 1)
+        current = self._history.is_unchanged_since(slots, num_begun)
         if not current.all():
             slots, counts, token_ids = slots[current], counts[current], token_ids[np.repeat(current, counts)]
         self._history.extend(slots, counts, token_ids)
 
-    def _propose_for(self, order: Order) -> Drafts | None:
-        if order.most_drafts is None:
+    def _propose_for(self, order: ResolvedPlan) -> Drafts | None:
+        if order.max_drafts is None:
             return None
-        slots = np.flatnonzero(order.most_drafts)
-        return self._propose(slots, order.most_drafts[slots])
+        slots = np.flatnonzero(order.max_drafts)
+        return self._propose(slots, order.max_drafts[slots])
 
     def _propose(self, slots: Rows, counts: I32) -> Drafts | None:
-        if self._made_up is not None:
-            drafts, self._made_up = self._made_up, None
+        if self._forced_drafts is not None:
+            drafts, self._forced_drafts = self._forced_drafts, None
             return drafts
-        if self._agrees:
-            counts = np.minimum(counts, self._agreement.worthwhile(slots)).astype(np.int32)
+        if self._adapts_lengths:
+            counts = np.minimum(counts, self._acceptance.draft_lengths(slots)).astype(np.int32)
         if not counts.all():
             slots, counts = slots[counts > 0], counts[counts > 0]
-        return self._proposer.propose(Wanted(slots, counts, self._history)) if len(slots) else None
+        return self._proposer.propose(DraftRequest(slots, counts, self._history)) if len(slots) else None

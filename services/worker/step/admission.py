@@ -90,9 +90,9 @@ def _of_sample(sampling: sampling_pb2.SamplingParams, admitted: Admission) -> sa
     """With the seed of this sample, and only the log-probabilities that are to be told."""
     sampling.seed = (sampling.seed + admitted.sample + 2**63) % 2**64 - 2**63
     if admitted.prompt_logprobs_from:
-        prompt_logprobs.restart(sampling, admitted.prompt_logprobs_from, admitted.num_prompt_tokens)
+        prompt_logprobs.resume_at(sampling, admitted.prompt_logprobs_from, admitted.num_prompt_tokens)
     else:
-        prompt_logprobs.forget(sampling)
+        prompt_logprobs.clear(sampling)
     if admitted.num_logprobs is not None:
         sampling.logprobs = admitted.num_logprobs
     return sampling

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from quire.services.worker.limits.worker_limits import WorkerLimits
 from quire.services.worker.step.beam_moves import BeamMoves
-from quire.services.worker.step.drafts.drafted_states import Lags
+from quire.services.worker.step.drafts.drafted_states import StateLags
 from quire.services.worker.step.plan import Admission, StepPlan
 from quire.services.worker.step.plan_violation import require
 from quire.shared import columns
@@ -36,7 +36,7 @@ class NewBlocks:
     columns: Rows
     ids: I32
 
-    def followed_by(self, others: NewBlocks) -> NewBlocks:
+    def concatenated(self, others: NewBlocks) -> NewBlocks:
         if not len(self.ids):
             return others
         return NewBlocks(
@@ -51,15 +51,15 @@ NO_BLOCKS = NewBlocks(NO_SLOTS, NO_SLOTS, NO_TOKENS)
 
 
 @step_value
-class Order:
+class ResolvedPlan:
     """What a plan says and implies."""
 
     released: U32
     admitted: Sequence[Admission]
     counts: I32  # [max_num_seqs] tokens that each slot computes
     new_blocks: NewBlocks
-    idle: Rows = field(default_factory=lambda: NO_SLOTS)  # slots that would sample if they had room; ascending
-    most_drafts: I32 | None = None  # [max_num_seqs] drafts that each slot may have; None: the step has no drafts
+    stalled: Rows = field(default_factory=lambda: NO_SLOTS)  # slots that would sample if they had room; ascending
+    max_drafts: I32 | None = None  # [max_num_seqs] drafts that each slot may have; None: the step has no drafts
 
 
 @step_value
@@ -72,9 +72,9 @@ class Step:
     counts: I32  # [num_rows] tokens of each, at least 1
     starts: I32  # [num_rows] position of the first of them
     samples: npt.NDArray[np.bool_]  # [num_rows] whether the slot samples
-    ended: Rows  # slots that sample nothing and whose tokens are now computed; ascending
+    completed: Rows  # slots that sample nothing and whose tokens are now computed; ascending
     new_blocks: NewBlocks
-    lags: Lags | None = None  # None: states are up to date and will be
+    lags: StateLags | None = None  # None: states are up to date and will be
 
     @property
     def num_tokens(self) -> int:
@@ -94,13 +94,15 @@ class SlotTable:
         self.num_tokens = np.zeros(num_slots, dtype=np.int32)
         self.num_computed_tokens = np.zeros(num_slots, dtype=np.int32)
         self.num_cached_tokens = np.zeros(num_slots, dtype=np.int32)
-        self.num_given_tokens = np.zeros(num_slots, dtype=np.int32)  # came with the admission; later ones are sampled
+        self.num_admitted_tokens = np.zeros(
+            num_slots, dtype=np.int32
+        )  # came with the admission; later ones are sampled
         self.num_blocks = np.zeros(num_slots, dtype=np.int32)  # in each group
         self.num_groups, self.width = limits.num_groups, limits.max_blocks_per_seq
         self._micro_batches = np.arange(num_slots) % limits.num_micro_batches
         self.block_table = np.zeros((num_slots, self.num_groups * self.width), dtype=np.int32)
-        self.silent: set[int] = set()  # slots that sample nothing
-        self.given_tokens: list[I32] = [NO_TOKENS] * num_slots  # views of the admissions: a row costs what it holds
+        self.non_sampling: set[int] = set()  # slots that sample nothing
+        self.admitted_tokens: list[I32] = [NO_TOKENS] * num_slots  # views of the admissions: a row costs what it holds
 
     @property
     def num_live(self) -> int:
@@ -131,19 +133,19 @@ class SlotTable:
         """Forgets every slot."""
         self.live[:] = False
         self.num_blocks[:] = 0
-        self.silent.clear()
-        self.given_tokens[:] = [NO_TOKENS] * len(self.given_tokens)
+        self.non_sampling.clear()
+        self.admitted_tokens[:] = [NO_TOKENS] * len(self.admitted_tokens)
 
     def apply(self, plan: StepPlan) -> Step:
         """Brings the table to after `plan`, assuming that it will be executed. Raises PlanViolation."""
-        return self.advance(self.order(plan))
+        return self.advance(self.resolve(plan))
 
-    def order(self, plan: StepPlan) -> Order:
+    def resolve(self, plan: StepPlan) -> ResolvedPlan:
         """Lets slots go and come, and gives them their blocks. Raises PlanViolation."""
         released, moved = self._begin(plan)
         counts = self._counts(plan)
         new_blocks = self._grow(counts, plan.new_block_ids)
-        return Order(released, plan.changes.admitted, counts, moved.followed_by(new_blocks))
+        return ResolvedPlan(released, plan.changes.admitted, counts, moved.concatenated(new_blocks))
 
     def _begin(self, plan: StepPlan) -> tuple[U32, NewBlocks]:
         """Slots that went, and the blocks of beams that go on from others."""
@@ -176,15 +178,15 @@ class SlotTable:
         self.block_table[slots, places] = ids
         return NewBlocks(slots, places, ids)
 
-    def advance(self, order: Order) -> Step:
+    def advance(self, order: ResolvedPlan) -> Step:
         """Brings the table to after the step, assuming that it will be executed."""
         slots = order.counts.nonzero()[0]
         counts, starts = order.counts[slots], self.num_computed_tokens[slots]
         ends = starts + counts
         samples = ends == self.num_tokens[slots]
         ended = NO_SLOTS
-        if self.silent:
-            silent = np.isin(slots, list(self.silent))
+        if self.non_sampling:
+            silent = np.isin(slots, list(self.non_sampling))
             ended, samples = slots[samples & silent], samples & ~silent
         self.num_computed_tokens[slots] = ends
         self.num_tokens[slots] += samples
@@ -197,8 +199,8 @@ class SlotTable:
             self.live[slots] = False
             self.num_blocks[slots] = 0
             for slot in slots.tolist():
-                self.given_tokens[slot] = NO_TOKENS
-                self.silent.discard(slot)
+                self.admitted_tokens[slot] = NO_TOKENS
+                self.non_sampling.discard(slot)
         return slots
 
     def _admit(self, admission: Admission) -> None:
@@ -213,18 +215,18 @@ class SlotTable:
             require(cached < len(tokens), lambda: f"admitted slot {slot}: its last token has changed the state already")
         self.live[slot] = True
         if admission.samples_nothing:
-            self.silent.add(slot)
-        self.num_tokens[slot] = self.num_given_tokens[slot] = len(tokens)
+            self.non_sampling.add(slot)
+        self.num_tokens[slot] = self.num_admitted_tokens[slot] = len(tokens)
         self.num_cached_tokens[slot] = cached
         self.num_computed_tokens[slot] = min(cached, len(tokens) - 1)
-        self.given_tokens[slot] = tokens
+        self.admitted_tokens[slot] = tokens
 
     def _counts(self, plan: StepPlan) -> I32:
         """[max_num_seqs] tokens that each slot computes."""
         remaining = np.where(self.live, self.num_tokens - self.num_computed_tokens, 0).astype(np.int32, copy=False)
         counts = np.where(remaining == 1, remaining, 0).astype(np.int32, copy=False)
-        if self.silent:
-            counts[list(self.silent)] = 0
+        if self.non_sampling:
+            counts[list(self.non_sampling)] = 0
         most = self._limits.num_micro_batches
         if most > 1:
             number = plan.micro_batch
@@ -246,27 +248,27 @@ class SlotTable:
 
     def _grow(self, counts: I32, ids: U32) -> NewBlocks:
         """Hands out `ids`, slots ascending, so that each live slot can hold what it will have computed."""
-        if self._limits.layout.keeps_nothing:
+        if self._limits.layout.has_no_kv:
             return self._grow_nothing(counts, ids)
         needed = -(-(self.num_computed_tokens + counts) // self.block_size)
         lacking = np.where(self.live, needed - self.num_blocks, 0)
         growing = lacking.nonzero()[0]
-        return self.hand_out(growing, lacking[growing], ids)
+        return self.assign_blocks(growing, lacking[growing], ids)
 
     def _grow_nothing(self, counts: I32, ids: U32) -> NewBlocks:
         """Slots have no blocks, so that nothing is left of a part that a step has computed."""
         slots = np.flatnonzero(counts)
-        whole = bool((counts[slots] == self.num_given_tokens[slots]).all())
-        require(whole, lambda: f"slots {slots} compute {counts[slots]} of {self.num_given_tokens[slots]} tokens")
+        whole = bool((counts[slots] == self.num_admitted_tokens[slots]).all())
+        require(whole, lambda: f"slots {slots} compute {counts[slots]} of {self.num_admitted_tokens[slots]} tokens")
         require(not len(ids), lambda: f"{len(ids)} new_block_ids, and nothing is kept")
         return NO_BLOCKS
 
     def grow(self, plan: StepPlan, growing: Rows, places: Rows) -> NewBlocks | None:
         """The blocks of a plan that says nothing else; `growing` are the slots that begin a block in it, at these
         places of their table. None, and nothing done, where one would have none."""
-        return self.hand_out(growing, np.ones_like(growing), plan.new_block_ids)
+        return self.assign_blocks(growing, np.ones_like(growing), plan.new_block_ids)
 
-    def hand_out(self, growing: Rows, gains: npt.NDArray[Any], ids: U32) -> NewBlocks:
+    def assign_blocks(self, growing: Rows, gains: npt.NDArray[Any], ids: U32) -> NewBlocks:
         """Appends `gains` block positions to each slot of `growing`: of the blocks `ids` one for each KV group. Raises
         PlanViolation."""
         wanted = int(gains.sum()) * self.num_groups

@@ -8,7 +8,7 @@ from dataclasses import field
 import numpy as np
 import numpy.typing as npt
 
-from quire.services.worker.step.drafts.drafted_states import Lags
+from quire.services.worker.step.drafts.drafted_states import StateLags
 from quire.services.worker.step.drafts.drafts import DraftRows, Drafts
 from quire.services.worker.step.drafts.tree_rows import TreeRows
 from quire.services.worker.step.slots import NO_SLOTS, Rows, SlotTable, Step
@@ -45,13 +45,13 @@ class StepInputs:
     # elsewhere than to the next place.
     begins_blocks: bool = field(default=False, compare=False)
     # [num_ended] slots that sample nothing and whose tokens are now computed, ascending
-    ended_slots: Rows = field(default_factory=lambda: NO_SLOTS)
-    lags: Lags | None = None  # of states; None: they are up to date, and no token is a draft
+    completed_slots: Rows = field(default_factory=lambda: NO_SLOTS)
+    lags: StateLags | None = None  # of states; None: they are up to date, and no token is a draft
     # int64 [num_tokens] what each sees of a tree of drafts (paged_attention.py); None: there is none
     tree_mask: npt.NDArray[np.int64] | None = None
 
     @property
-    def longest_query(self) -> int:
+    def max_query_len(self) -> int:
         """Tokens of the row that has most."""
         return int(np.diff(self.query_start).max(initial=0)) if self.num_tokens != self.num_rows else 1
 
@@ -118,7 +118,7 @@ def assemble(step: Step, table: SlotTable, drafts: Drafts | None = None) -> Step
         rows_changed=bool(len(step.released)) or bool(step.admitted),
         drafts=rows,
         number=next(NUMBERS),
-        ended_slots=step.ended,
+        completed_slots=step.completed,
         lags=step.lags,
         tree_mask=tree_mask,
     )
@@ -175,9 +175,9 @@ def _in_trees(places: I32, sampling_tokens: I32, rows: DraftRows, tree: TreeRows
 
 def _fill_given(token_ids: I32, step: Step, table: SlotTable, query_start: I32, draft_counts: I32) -> Rows:
     """Copies tokens that came with admissions; returns the rows whose one known token is fed on the device."""
-    given = step.starts < table.num_given_tokens[step.slots]
+    given = step.starts < table.num_admitted_tokens[step.slots]
     for row in given.nonzero()[0].tolist():
         start, count = int(step.starts[row]), int(step.counts[row] - draft_counts[row])
         first = int(query_start[row])
-        token_ids[first : first + count] = table.given_tokens[step.slots[row]][start : start + count]
+        token_ids[first : first + count] = table.admitted_tokens[step.slots[row]][start : start + count]
     return (~given).nonzero()[0]

@@ -10,82 +10,82 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from quire.services.worker.host.background import Background
+from quire.services.worker.host.background import BackgroundThreads
 from quire.services.worker.structured.port import Grammar, GrammarBackend
 from quire.shared.errors import Internal, InvalidArgument, QuireError
 from quire.shared.logs import logger
 from quire.shared.pb.common.v1 import sampling_pb2
 from quire.shared.process.child import LONGEST_START_S
-from quire.shared.process.priority import step_back
+from quire.shared.process.priority import lower_priority
 from quire.shared.structured_output.checks import FIELD
 
 log = logger("worker.grammars")
 
 NUM_THREADS = min(4, max(1, (os.cpu_count() or 1) // 2))
-PATIENCE_S = 10.0  # of the thread's processor time, with a grammar that frontends, with less patience, have let in
-LONGEST_S = 60.0  # by the clock: a library's own process is bounded in its processor time, on a machine that is busy
+MAX_CPU_S = 10.0  # of the thread's processor time, with a grammar that frontends, with less patience, have let in
+MAX_WALL_S = 60.0  # by the clock: a library's own process is bounded in its processor time, on a machine that is busy
 # Grammars that stay though no sequence needs them: a compiled one takes up to a thousand times its text.
-MOST_UNNEEDED = 256
-MOST_UNNEEDED_BYTES = 1 << 20  # of text
+MAX_UNUSED = 256
+MAX_UNUSED_BYTES = 1 << 20  # of text
 BYTES_OF_TEXT = 1000  # that count as one of text, of a library that knows what its grammars take
 
 
 @dataclass(frozen=True, slots=True)
-class CompileBounds:
+class CompileLimits:
     """How much may be compiled at a time, and how long one grammar may take."""
 
     num_threads: int = NUM_THREADS
-    patience_s: float = PATIENCE_S
-    longest_s: float = LONGEST_S
-    most_unneeded: int = MOST_UNNEEDED
+    max_cpu_s: float = MAX_CPU_S
+    max_wall_s: float = MAX_WALL_S
+    max_unused: int = MAX_UNUSED
 
 
-BOUNDS = CompileBounds()
+LIMITS = CompileLimits()
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class CompileResult:
     """What came of an order."""
 
     error: QuireError | None
     compile_us: int  # 0: it was there
 
 
-Done = Callable[[Prepared], None]
+OnCompiled = Callable[[CompileResult], None]
 
 
 class MaskObserver(Protocol):
     """Is told how long masks take, from any thread."""
 
-    def masks_filled(self, seconds: float) -> None:
+    def observe_mask_fill(self, seconds: float) -> None:
         """Those of all sequences of a step, beside the device's work."""
 
-    def masks_awaited(self, seconds: float) -> None:
+    def observe_mask_wait(self, seconds: float) -> None:
         """A step's sampling had to wait for them."""
 
 
-class NoMetrics:
+class NoMaskObserver:
     """Where there are no metrics."""
 
-    def masks_filled(self, seconds: float) -> None:
+    def observe_mask_fill(self, seconds: float) -> None:
         """Not measured."""
 
-    def masks_awaited(self, seconds: float) -> None:
+    def observe_mask_wait(self, seconds: float) -> None:
         """Not measured."""
 
 
 @dataclass(slots=True)
-class _Making:
+class _Compilation:
     """A grammar that is being compiled."""
 
-    waiting: list[Done] = field(default_factory=list)
-    num_needs: int = 0
-    over: bool = False
+    waiting: list[OnCompiled] = field(default_factory=list)
+    num_uses: int = 0
+    is_finished: bool = False
     watch: threading.Timer | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class _Bound:
+class _CompileDeadline:
     """The time that a thread may take: its own, and the clock's."""
 
     clock: int
@@ -99,7 +99,7 @@ class _Bound:
 
 
 @dataclass(frozen=True, slots=True)
-class _Ready:
+class _CompiledEntry:
     grammar: Grammar
     num_bytes: int  # of its text, or of what stands for it
 
@@ -111,54 +111,54 @@ class CompilePool:
         self,
         open_backend: Callable[[], GrammarBackend],
         observer: MaskObserver | None = None,
-        bounds: CompileBounds = BOUNDS,
+        bounds: CompileLimits = LIMITS,
     ) -> None:
         """`open_backend` reads the vocabulary; called once, when the first grammar is wanted. `observer`: of the masks
         that are made with the grammars."""
-        self.observer: MaskObserver = observer or NoMetrics()
+        self.observer: MaskObserver = observer or NoMaskObserver()
         self._open_backend, self._bounds = open_backend, bounds
         self._opening = threading.Lock()
         self._opened: GrammarBackend | None = None
         self._lock = threading.Lock()
-        self._threads: Background | None = None
-        self._ready: OrderedDict[bytes, _Ready] = OrderedDict()  # least recently wanted first
-        self._making: dict[bytes, _Making] = {}
-        self._needs: Counter[bytes] = Counter()
+        self._threads: BackgroundThreads | None = None
+        self._compiled: OrderedDict[bytes, _CompiledEntry] = OrderedDict()  # least recently wanted first
+        self._compilations: dict[bytes, _Compilation] = {}
+        self._use_counts: Counter[bytes] = Counter()
 
-    def prepare(self, grammar_id: bytes, constraint: sampling_pb2.StructuredOutput, done: Done) -> None:
+    def prepare(self, grammar_id: bytes, constraint: sampling_pb2.StructuredOutput, done: OnCompiled) -> None:
         """`done` is called once, from any thread."""
         with self._lock:
-            if grammar_id not in self._ready:
-                making = self._making.get(grammar_id) or self._begin(grammar_id, constraint)
-                making.waiting.append(done)
-                making.num_needs += 1
+            if grammar_id not in self._compiled:
+                compilation = self._compilations.get(grammar_id) or self._start_compilation(grammar_id, constraint)
+                compilation.waiting.append(done)
+                compilation.num_uses += 1
                 return
-            self._ready.move_to_end(grammar_id)
-            self._needs[grammar_id] += 1
-        done(Prepared(None, 0))
+            self._compiled.move_to_end(grammar_id)
+            self._use_counts[grammar_id] += 1
+        done(CompileResult(None, 0))
 
     def release(self, grammar_id: bytes) -> None:
         with self._lock:
-            self._needs[grammar_id] -= 1
-            if self._needs[grammar_id] <= 0:
-                del self._needs[grammar_id]
+            self._use_counts[grammar_id] -= 1
+            if self._use_counts[grammar_id] <= 0:
+                del self._use_counts[grammar_id]
                 self._evict()
 
     def release_all(self) -> None:
         """All grammars may go."""
         with self._lock:
-            self._needs.clear()
-            for making in self._making.values():
-                making.num_needs = 0
+            self._use_counts.clear()
+            for compilation in self._compilations.values():
+                compilation.num_uses = 0
             self._evict()
 
     def grammar(self, grammar_id: bytes) -> Grammar | None:
         """None if it has not been prepared, or has been released."""
         with self._lock:
-            ready = self._ready.get(grammar_id)
+            ready = self._compiled.get(grammar_id)
             return None if ready is None else ready.grammar
 
-    def look_ahead(self) -> None:
+    def open_backend_early(self) -> None:
         """Opens the backend beside what the caller does next: reading the vocabulary holds Python's lock, and with the
         first grammar it would hold up every stream. What is wrong with it is said where a grammar is wanted."""
         with self._lock:
@@ -172,33 +172,40 @@ class CompilePool:
                 self._opened = self._open_backend()
             return self._opened
 
-    def _begin(self, grammar_id: bytes, constraint: sampling_pb2.StructuredOutput) -> _Making:
-        making = self._making[grammar_id] = _Making()
-        self._in_background(lambda: self._make(grammar_id, constraint, making))
-        return making
+    def _start_compilation(self, grammar_id: bytes, constraint: sampling_pb2.StructuredOutput) -> _Compilation:
+        compilation = self._compilations[grammar_id] = _Compilation()
+        self._in_background(lambda: self._run_compilation(grammar_id, constraint, compilation))
+        return compilation
 
     def _in_background(self, job: Callable[[], object]) -> None:
         if self._threads is None:
-            self._threads = Background("grammars", self._bounds.num_threads, step_back)
+            self._threads = BackgroundThreads("grammars", self._bounds.num_threads, lower_priority)
         self._threads.submit(job)
 
-    def _make(self, grammar_id: bytes, constraint: sampling_pb2.StructuredOutput, making: _Making) -> None:
+    def _run_compilation(
+        self, grammar_id: bytes, constraint: sampling_pb2.StructuredOutput, compilation: _Compilation
+    ) -> None:
         opening_s = 0.0 if self._opened is not None else LONGEST_START_S  # it may be a process of its own
         clock = time.pthread_getcpuclockid(threading.get_ident())
         bounds = self._bounds
-        bound = _Bound(
-            clock, time.thread_time() + bounds.patience_s + opening_s, time.monotonic() + bounds.longest_s + opening_s
+        bound = _CompileDeadline(
+            clock, time.thread_time() + bounds.max_cpu_s + opening_s, time.monotonic() + bounds.max_wall_s + opening_s
         )
-        self._watch(grammar_id, making, bound)
+        self._watch(grammar_id, compilation, bound)
         started = time.perf_counter()
         grammar, error = self._compile(constraint)
-        if making.watch is not None:
-            making.watch.cancel()
+        if compilation.watch is not None:
+            compilation.watch.cancel()
         ready = (
-            None if grammar is None else _Ready(grammar, max(constraint.ByteSize(), grammar.num_bytes // BYTES_OF_TEXT))
+            None
+            if grammar is None
+            else _CompiledEntry(grammar, max(constraint.ByteSize(), grammar.num_bytes // BYTES_OF_TEXT))
         )
         compile_us = max(1, round((time.perf_counter() - started) * 1e6))
-        if not self._finish(grammar_id, making, ready, Prepared(error, compile_us)) and self._threads is not None:
+        if (
+            not self._finish_compilation(grammar_id, compilation, ready, CompileResult(error, compile_us))
+            and self._threads is not None
+        ):
             self._threads.remove_thread()  # this one has been replaced
 
     def _compile(self, constraint: sampling_pb2.StructuredOutput) -> tuple[Grammar | None, QuireError | None]:
@@ -210,47 +217,51 @@ class CompilePool:
             log.exception("a grammar could not be compiled")
             return None, Internal(f"structured_output: {type(error).__name__} while compiling")
 
-    def _watch(self, grammar_id: bytes, making: _Making, bound: _Bound) -> None:
+    def _watch(self, grammar_id: bytes, compilation: _Compilation, bound: _CompileDeadline) -> None:
         """Gives up a thread that has used up its time, and else looks again when it may have."""
-        if making.over:
+        if compilation.is_finished:
             return
         left_s = bound.left_s
         if left_s <= 0:
-            self._give_up(grammar_id, making)
+            self._abandon(grammar_id, compilation)
             return
-        making.watch = threading.Timer(left_s, self._watch, (grammar_id, making, bound))
-        making.watch.daemon = True
-        making.watch.start()
+        compilation.watch = threading.Timer(left_s, self._watch, (grammar_id, compilation, bound))
+        compilation.watch.daemon = True
+        compilation.watch.start()
 
-    def _give_up(self, grammar_id: bytes, making: _Making) -> None:
+    def _abandon(self, grammar_id: bytes, compilation: _Compilation) -> None:
         log.error("a grammar does not get compiled; its thread is left to itself", grammar=grammar_id.hex())
-        error = InvalidArgument(f"{FIELD}: it takes more than {self._bounds.patience_s:.0f} s to compile", field=FIELD)
+        error = InvalidArgument(f"{FIELD}: it takes more than {self._bounds.max_cpu_s:.0f} s to compile", field=FIELD)
         if (
-            self._finish(grammar_id, making, None, Prepared(error, round(self._bounds.patience_s * 1e6)))
+            self._finish_compilation(
+                grammar_id, compilation, None, CompileResult(error, round(self._bounds.max_cpu_s * 1e6))
+            )
             and self._threads is not None
         ):
             self._threads.add_thread()
 
-    def _finish(self, grammar_id: bytes, making: _Making, ready: _Ready | None, outcome: Prepared) -> bool:
-        """The first that asked is told the time it took; for the others it was there. False if it was over before."""
+    def _finish_compilation(
+        self, grammar_id: bytes, compilation: _Compilation, ready: _CompiledEntry | None, outcome: CompileResult
+    ) -> bool:
+        """Calls the waiting callbacks, the first with the time it took; returns False if it was finished before."""
         with self._lock:
-            if making.over:
+            if compilation.is_finished:
                 return False
-            making.over = True
-            del self._making[grammar_id]
+            compilation.is_finished = True
+            del self._compilations[grammar_id]
             if ready is not None:
-                self._ready[grammar_id] = ready
-                if making.num_needs:
-                    self._needs[grammar_id] += making.num_needs
+                self._compiled[grammar_id] = ready
+                if compilation.num_uses:
+                    self._use_counts[grammar_id] += compilation.num_uses
                 self._evict()
-        for number, done in enumerate(making.waiting):
-            done(outcome if number == 0 else Prepared(outcome.error, 0))
+        for number, done in enumerate(compilation.waiting):
+            done(outcome if number == 0 else CompileResult(outcome.error, 0))
         return True
 
     def _evict(self) -> None:
-        unneeded = [name for name in self._ready if name not in self._needs]
-        num_bytes = sum(self._ready[name].num_bytes for name in unneeded)
+        unneeded = [name for name in self._compiled if name not in self._use_counts]
+        num_bytes = sum(self._compiled[name].num_bytes for name in unneeded)
         for left, name in zip(range(len(unneeded), 0, -1), unneeded, strict=True):
-            if left <= self._bounds.most_unneeded and num_bytes <= MOST_UNNEEDED_BYTES:
+            if left <= self._bounds.max_unused and num_bytes <= MAX_UNUSED_BYTES:
                 return
-            num_bytes -= self._ready.pop(name).num_bytes
+            num_bytes -= self._compiled.pop(name).num_bytes

@@ -17,14 +17,14 @@ class Matcher(Protocol):
     def accept(self, token_ids: Sequence[int]) -> int:
         """Goes on by the first so many of these tokens that the grammar allows; none is an end of sequence."""
 
-    def take(self, token_id: int) -> bool:
+    def accept_sampled(self, token_id: int) -> bool:
         """Goes on by a token that was sampled, which is no end of sequence; False: the grammar does not allow it, or
         the library is at its limits, which `fault` then says, and the matcher is of no more use."""
 
     def rollback(self, count: int) -> None:
         """Takes back the last `count` tokens."""
 
-    def forced(self) -> list[int]:
+    def forced_tokens(self) -> list[int]:
         """Tokens that must come next, as far as there is no choice, in the tokenizer's own spelling."""
 
     @property

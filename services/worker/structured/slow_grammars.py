@@ -21,7 +21,7 @@ class SlowGrammars:
         self._num_ended: OrderedDict[bytes, int] = OrderedDict()
         self._num_refused: Counter[bytes] = Counter()
 
-    def add(self, grammar_id: bytes) -> None:
+    def record_ended(self, grammar_id: bytes) -> None:
         """A sequence of this grammar was ended."""
         self._num_ended[grammar_id] = self._num_ended.pop(grammar_id, 0) + 1
         if len(self._num_ended) > self._remembered:

@@ -6,7 +6,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping
 
 MIN_SHARE_S = 0.002  # of a step: the slowest mask of what people write for the default library takes so long
-MASKS_A_STRIKE = 2048  # of a tenant, after which one strike is forgotten: some minutes of an answer
+MASKS_PER_STRIKE = 2048  # of a tenant, after which one strike is forgotten: some minutes of an answer
 MAX_TENANTS = 1024  # that are remembered
 
 
@@ -20,22 +20,22 @@ class SlowTenants:
         self._strikes: OrderedDict[str, int] = OrderedDict()
         self._num_masks: Counter[str] = Counter()  # since its last strike came or went
 
-    def add(self, tenant: str) -> None:
+    def add_strike(self, tenant: str) -> None:
         self._strikes[tenant] = self._strikes.pop(tenant, 0) + 1
         self._num_masks[tenant] = 0
         if len(self._strikes) > self._max_tenants:
             oldest, _ = self._strikes.popitem(last=False)
             del self._num_masks[oldest]
 
-    def forgive(self, tenants: Iterable[str]) -> None:
+    def count_masks(self, tenants: Iterable[str]) -> None:
         """Counts a mask for each of these; a strike is forgotten after many without another."""
         if not self._strikes:
             return
         for tenant in tenants:
             if tenant in self._strikes:
                 self._num_masks[tenant] += 1
-                if self._num_masks[tenant] == MASKS_A_STRIKE:
-                    self._forget_one(tenant)
+                if self._num_masks[tenant] == MASKS_PER_STRIKE:
+                    self._drop_strike(tenant)
 
     def shares(self, asked_s: Mapping[str, float]) -> dict[str, float]:
         """Returns the seconds of a step that each tenant may take: at least what it takes, where there is enough for
@@ -48,7 +48,7 @@ class SlowTenants:
             left_s -= min(equal_s, asked_s[tenant])
         return shares
 
-    def _forget_one(self, tenant: str) -> None:
+    def _drop_strike(self, tenant: str) -> None:
         self._num_masks[tenant] = 0
         self._strikes[tenant] -= 1
         if not self._strikes[tenant]:

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from quire.shared.errors import Internal
 
-AT_LEAST = 0  # CU_STREAM_WAIT_VALUE_GEQ: by their difference in 32 bits
-FAR = 2**30
+WAIT_VALUE_GEQ = 0  # CU_STREAM_WAIT_VALUE_GEQ: by their difference in 32 bits
+FAR_AHEAD = 2**30
 
 
 class StreamGate:
@@ -27,10 +27,10 @@ class StreamGate:
         self._stream = torch.cuda.Stream()
         self._copied = torch.cuda.Event()
 
-    def copy_at(self, number: int, target: Tensor, source: Tensor) -> None:
+    def copy_after(self, number: int, target: Tensor, source: Tensor) -> None:
         """When `number` has been reached, beside what the current stream does; what is launched there from now on waits
         for it."""
-        status = _wait_value()(self._stream.cuda_stream, self._memory.data_ptr(), number, AT_LEAST)
+        status = _wait_value()(self._stream.cuda_stream, self._memory.data_ptr(), number, WAIT_VALUE_GEQ)
         if status:
             raise Internal(f"CUDA error: cuStreamWaitValue32 returned {status}")
         with torch.cuda.stream(self._stream):
@@ -38,20 +38,20 @@ class StreamGate:
             self._copied.record()
         self._copied.wait()
 
-    def reach(self, number: int) -> None:
+    def advance_to(self, number: int) -> None:
         self._reached = number
         if not self._is_open:
             self._number[0] = np.int32(number)
             if self._is_open:  # since that was looked at: what was written would have closed it, for good
-                self._write_far()
+                self._write_far_ahead()
 
-    def open_for_good(self) -> None:
-        """For work whose results are not wanted. Several threads may say so: added twice, FAR would be behind."""
+    def open_permanently(self) -> None:
+        """For work whose results are not wanted. Several threads may say so: added twice, FAR_AHEAD would be behind."""
         self._is_open = True
-        self._write_far()
+        self._write_far_ahead()
 
-    def _write_far(self) -> None:
-        self._number[0] = np.int32(self._reached + FAR)
+    def _write_far_ahead(self) -> None:
+        self._number[0] = np.int32(self._reached + FAR_AHEAD)
 
 
 @cache

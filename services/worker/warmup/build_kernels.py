@@ -15,7 +15,7 @@ from quire.services.worker.models.attention_spec import block_size_for
 from quire.services.worker.models.config.decoder_config import DecoderConfig
 from quire.services.worker.models.registry import find_encoder, read_model_config
 from quire.services.worker.spec_decode import config as speculative_config
-from quire.services.worker.warmup.compile_process import CompileProcess, compiles, num_cores
+from quire.services.worker.warmup.compile_process import CompileProcess, needs_compilation, num_cores
 from quire.shared.logs import logger
 from quire.shared.models.model_identity import read_config
 from quire.shared.settings import WorkerSettings
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 log = logger("worker.kernels")
 
 
-class Kernels:
+class KernelCompilation:
     """Being compiled, in processes of their own; on the CPU there is nothing to compile."""
 
     def __init__(self, settings: WorkerSettings, process: CompileProcess | None = None) -> None:
@@ -52,7 +52,7 @@ class Kernels:
 
 def missing(settings: WorkerSettings) -> Missing | None:
     """Raises QuireError where the settings or the model are no good."""
-    if not compiles(settings):
+    if not needs_compilation(settings):
         return None
     try:
         from quire.kernels.triton.precompile import precompile
@@ -91,7 +91,7 @@ def model_shape(settings: WorkerSettings, config: DecoderConfig, wanted: WorkerL
     sizes = (config.hidden_size, heads.num_q * config.head_dim, intermediate_size)
     experts = None if config.experts is None else experts_shape(config.experts, shard)
     latent = None if config.latent is None else latent_shape(config.latent)
-    chained = shard.is_whole or settings.own_sums
+    chained = shard.is_whole or settings.use_custom_all_reduce
     chained = chained and config.latent is None
     fused = chained and row_attention_takes(config.head_dim) and all(map(row_linear_takes, sizes))
     return shapes.ModelShape(
@@ -137,7 +137,7 @@ def packed_shape(quantization: CheckpointQuantization | None, rows: Iterable[int
 def latent_shape(config: LatentConfig) -> LatentShape:
     from quire.kernels.triton.precompile import shapes
 
-    return shapes.LatentShape(config.kv_rank, config.rotated_dim, config.still_dim)
+    return shapes.LatentShape(config.kv_rank, config.rope_dim, config.nope_dim)
 
 
 def experts_shape(config: ExpertsConfig, shard: Shard = WHOLE) -> ExpertsShape:
@@ -151,7 +151,7 @@ def experts_shape(config: ExpertsConfig, shard: Shard = WHOLE) -> ExpertsShape:
         routing=config.routing,
         gate=config.activation,
         biased=config.biased,
-        choice_bias=config.choice_bias,
+        score_correction_bias=config.score_correction_bias,
         shared_is_there=config.shared_intermediate_size > 0,
         shared_is_gated=config.shared_is_gated,
         single_row=experts_reject_reason(config, shard) is None,

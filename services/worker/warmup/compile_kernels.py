@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import sys
 
-from quire.services.worker.warmup import ahead
+from quire.services.worker.warmup import early_init
 from quire.shared.errors import QuireError
 from quire.shared.settings import WorkerSettings
 
 
 def main() -> int:
-    ahead.begin()
+    early_init.start()
     from quire.services.worker.warmup import build_kernels  # and torch with it
 
     try:

@@ -17,7 +17,7 @@ from quire.shared.settings import WorkerSettings
 
 MODULE = "quire.services.worker.warmup.compile_kernels"
 MARKERS = "quire-*.compiled"  # left behind where kernels have been compiled
-LONGEST_WAIT_S = 120.0  # it takes 10, where it has cores to itself
+MAX_WAIT_S = 120.0  # it takes 10, where it has cores to itself
 
 
 class CompileProcess:
@@ -34,21 +34,21 @@ class CompileProcess:
     def wait(self) -> bool:
         """Whether all went well. What it has not compiled will be where it is called."""
         try:
-            return self._process.wait(LONGEST_WAIT_S) == 0
+            return self._process.wait(MAX_WAIT_S) == 0
         except subprocess.TimeoutExpired:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
             return False
 
 
-def begin(settings: WorkerSettings) -> CompileProcess | None:
+def start(settings: WorkerSettings) -> CompileProcess | None:
     """None where nothing will have to be compiled, as far as can be said in a moment."""
-    if not compiles(settings) or any(cache_folder().glob(MARKERS)):
+    if not needs_compilation(settings) or any(cache_folder().glob(MARKERS)):
         return None
     return CompileProcess(settings)
 
 
-def compiles(settings: WorkerSettings) -> bool:
+def needs_compilation(settings: WorkerSettings) -> bool:
     return settings.device == "cuda" and settings.quantization == "none" and num_cores(settings) > 2
 
 

@@ -1,7 +1,7 @@
 """Who may speak between services: who proves to the other side that it knows the cluster secret (handshake.proto)."""
 
+from quire.shared.rpc.trust.acceptor import HandshakeAcceptor
 from quire.shared.rpc.trust.dialler import Dialler
-from quire.shared.rpc.trust.door import ServiceDoor
 from quire.shared.rpc.trust.exposure import check_exposure
 
-__all__ = ["Dialler", "ServiceDoor", "check_exposure"]
+__all__ = ["Dialler", "HandshakeAcceptor", "check_exposure"]

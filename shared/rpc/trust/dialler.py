@@ -12,7 +12,7 @@ from quire.shared.errors import Unauthenticated, Unavailable
 from quire.shared.pb.common.v1 import handshake_pb2 as pb
 from quire.shared.rpc import channel
 from quire.shared.rpc.parts import CallStream
-from quire.shared.rpc.trust.meeting import NONCE_BYTES, Meeting
+from quire.shared.rpc.trust.transcript import NONCE_BYTES, HandshakeTranscript
 from quire.shared.security.secret_file import SecretFile
 from quire.shared.security.tls_files import NO_TLS, Tls
 from quire.shared.settings.base import Settings
@@ -38,7 +38,7 @@ class Dialler:
         """With the certificates as they are now."""
         return channel.connect(address, self._tls, channel.SERVICE_MESSAGE_BYTES)
 
-    async def meet(self, stream: CallStream, message: Any, service: str, address: str, *, known: bool) -> None:
+    async def handshake(self, stream: CallStream, message: Any, service: str, address: str, *, known: bool) -> None:
         """Before anything else on `stream`. `message`: the type that its client sends; `known`: the address is from the
         settings, not from others. Raises Unauthenticated if the server cannot prove itself."""
         if self._secret is None:
@@ -48,7 +48,7 @@ class Dialler:
             introduction = pb.Introduction(name=self._name, nonce=nonce, dialled=dialled)
             await stream.write(message(handshake=pb.Handshake(introduction=introduction)))
             challenge = await self._challenge(stream, address)
-            meeting = Meeting(service, self._name, challenge.name, dialled, nonce, challenge.nonce)
+            meeting = HandshakeTranscript(service, self._name, challenge.name, dialled, nonce, challenge.nonce)
             if not meeting.is_proved(challenge.proof, self._secret.all, "server"):
                 raise Unauthenticated(
                     f"{challenge.name} at {address} does not know the cluster secret of {self._name}: "

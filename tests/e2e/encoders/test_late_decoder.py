@@ -11,7 +11,7 @@ import pytest
 
 from quire.client import Client
 from quire.cluster import Cluster, ClusterOptions
-from tests.e2e.encoders import late_folder
+from tests.e2e.encoders import late_interaction_folder
 
 pytestmark = pytest.mark.slow
 
@@ -23,7 +23,7 @@ CHAT = {"messages": [{"role": "user", "content": QUERY}], "temperature": 0, "max
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Prompts come in chunks."""
-    folder = late_folder.write(tmp_path_factory.mktemp("late") / "model")
+    folder = late_interaction_folder.write(tmp_path_factory.mktemp("late") / "model")
     worker = {"threads": 1, "dtype": "float32", "num_blocks": 1000, "max_num_seqs": 8, "max_num_batched_tokens": 24}
     settings = {"worker": worker}
     with Cluster(ClusterOptions(model=str(folder), workers=2, http_port=0, grpc_port=0, settings=settings)) as running:

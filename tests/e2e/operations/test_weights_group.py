@@ -21,7 +21,7 @@ from quire.cluster import Cluster
 from quire.shared.errors import FailedPrecondition, InvalidArgument, Unavailable
 from quire.shared.pb.admin.v1 import admin_pb2
 from tests.e2e.conftest import running_cluster
-from tests.e2e.operations.odd_tensors import with_odd
+from tests.e2e.operations.mismatched_tensors import with_odd
 from tests.e2e.operations.test_weights import GREEDY, NORM, PROMPT, SETTINGS, folder_of, fresh, shake
 
 Tensors = dict[str, torch.Tensor]

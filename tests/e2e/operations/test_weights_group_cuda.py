@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from quire import Client, SamplingParams, WeightsUpdateGroup
 from quire.shared.errors import InvalidArgument, Unavailable
 from tests.e2e.conftest import running_cluster
-from tests.e2e.operations.odd_tensors import with_odd
+from tests.e2e.operations.mismatched_tensors import with_odd
 from tests.e2e.operations.test_weights import NORM, PROMPT, folder_of, shake
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]

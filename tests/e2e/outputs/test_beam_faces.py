@@ -15,7 +15,7 @@ from quire.client import Client
 from quire.cluster import Cluster
 from quire.shared.errors import DeadlineExceeded, InvalidArgument
 from tests.e2e.conftest import running_cluster
-from tests.e2e.outputs.test_beam_search import work_of
+from tests.e2e.outputs.test_beam_search import engine_core_of
 
 PROMPTS = ["Once upon a time there was", "The lighthouse keeper"]
 QUESTION = [{"role": "user", "content": "What is 23 + 45?"}]
@@ -131,7 +131,7 @@ def test_a_deadline_ends_a_search_and_frees_its_beams(cluster: Cluster) -> None:
     with Client(cluster.grpc_address) as client:
         with pytest.raises(DeadlineExceeded):
             client.generate(PROMPTS[0], params, timeout_s=1.0)
-        while any(work_of(client)):
+        while any(engine_core_of(client)):
             pass
 
 
@@ -145,5 +145,5 @@ def test_searches_that_a_worker_has_no_room_for() -> None:
         crowd = client.generate([PROMPTS[0]] * 6, SamplingParams(n=4, beam_search=BeamSearch(4), max_tokens=60))
         for result in crowd:
             assert [output.token_ids for output in result.outputs] == [output.token_ids for output in alone.outputs]
-        while any(work_of(client)):
+        while any(engine_core_of(client)):
             pass

@@ -110,13 +110,13 @@ async def test_a_client_that_leaves_frees_all_beams(cluster: Cluster, client: Cl
     own = AsyncClient(cluster.grpc_address)
     task = asyncio.ensure_future(own.generate(PROMPTS[0], params))
     async with asyncio.timeout(60):
-        await eventually(lambda: work_of(client)[0] >= 8)
+        await eventually(lambda: engine_core_of(client)[0] >= 8)
         task.cancel()
-        await eventually(lambda: not any(work_of(client)))
+        await eventually(lambda: not any(engine_core_of(client)))
     await own.close()
 
 
-def work_of(client: Client) -> tuple[int, int]:
+def engine_core_of(client: Client) -> tuple[int, int]:
     """Sequences that run, and blocks in use."""
     (scheduler,) = (status for status in client.status() if status.role == admin_pb2.ROLE_SCHEDULER)
     return scheduler.running, scheduler.blocks.used

@@ -65,7 +65,7 @@ WEIGHTS = {
 
 
 def close(got: torch.Tensor, x: torch.Tensor, weight: QuantizedWeight, packed: cpu.PackedWeight) -> bool:
-    values = weight.widened()
+    values = weight.dequantized()
     if type(packed) is not PackedCodes:  # a processor without look-ups of bytes: widened at load, to the model's type
         values = values.to(BFLOAT16)
     want = x.double() @ values.double().T + (0 if weight.bias is None else weight.bias.double())
@@ -186,7 +186,7 @@ def test_other_dtypes_have_the_values(dtype):
     x = torch.randn(3, 64).to(dtype)
     assert torch.allclose(
         cpu.quantized_linear(x, cpu.prepare_quantized_linear(weight, dtype)).float(),
-        x.float() @ weight.widened().T,
+        x.float() @ weight.dequantized().T,
         rtol=5e-3,
         atol=5e-2 if dtype is torch.float16 else 1e-4,
     )

@@ -16,7 +16,7 @@ def test_what_8_bits_cost(blocks: bool) -> None:
     """Weights and activations of a normal distribution: 3.7 % of the product, which is their two errors together."""
     x, weight = torch.randn(64, 1024), torch.randn(512, 1024) / 32
     quantized = quantize_to_fp8(weight, None, blocks=blocks)
-    assert 0.020 < error(quantized.widened(), weight) < 0.030
+    assert 0.020 < error(quantized.dequantized(), weight) < 0.030
     assert 0.030 < error(reference.quantized_linear(x, quantized), x @ weight.T) < 0.042
 
 
@@ -24,7 +24,7 @@ def test_what_8_bits_cost(blocks: bool) -> None:
 def test_small_weights_are_kept_beside_large_ones(blocks: bool) -> None:
     weight = torch.randn(256, 256)
     weight[:128] *= 1e-6
-    assert error(quantize_to_fp8(weight, None, blocks=blocks).widened()[:128], weight[:128]) < 0.03
+    assert error(quantize_to_fp8(weight, None, blocks=blocks).dequantized()[:128], weight[:128]) < 0.03
 
 
 @pytest.mark.parametrize("blocks", [False, True])

@@ -55,9 +55,9 @@ def test_a_table_turns_when_its_lines_would_be_too_long() -> None:
 
 def test_results_are_stored_and_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(tmp_path / "result.json")
-    report.deliver(Namespace(out=path, compare="", json=False), ROWS, [])
+    report.publish(Namespace(out=path, compare="", json=False), ROWS, [])
     capsys.readouterr()
-    report.deliver(Namespace(out="", compare=path, json=True), ROWS, [])
+    report.publish(Namespace(out="", compare=path, json=True), ROWS, [])
     printed = capsys.readouterr()
     assert json.loads(printed.out)["rows"] == report.stored_rows(path)
     assert "1.00x" in printed.err

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from quire.clients.refused_streams import answered
+from quire.clients.refused_streams import await_answer
 from quire.shared.errors import ResourceExhausted
 
 NUM_CALLS = 400  # of which gRPC alone gets about ten wrong
@@ -42,10 +42,10 @@ async def test_a_refusal_is_heard_by_whoever_is_still_sending() -> None:
     await server.start()
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            assert len(await answered(channel.stream_unary("/test.Files/Take")(pieces()))) == 11 * 48_000
+            assert len(await await_answer(channel.stream_unary("/test.Files/Take")(pieces()))) == 11 * 48_000
             refused = channel.stream_unary("/test.Files/Refuse")
             for _ in range(NUM_CALLS):
                 with pytest.raises(ResourceExhausted, match=r"^no room$"):
-                    await answered(refused(pieces()))
+                    await await_answer(refused(pieces()))
     finally:
         await server.stop(None)

@@ -108,7 +108,7 @@ def test_services_of_another_version_and_those_that_stand_still_are_named() -> N
     ]
     levels = {
         finding.subject: (finding.level, finding.found)
-        for finding in cluster.look(cluster.ClusterAddress("somewhere", NO_TLS), services)
+        for finding in cluster.check(cluster.ClusterAddress("somewhere", NO_TLS), services)
     }
     assert levels["worker-3"] == ("error", "is stalled")
     assert levels["versions"][0] == "warning"
@@ -170,11 +170,11 @@ def test_certificates_are_dated_and_paired(tmp_path: Path, days: int, level: str
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     issued.cert_chain_pems[0].write_to_path(cert)
     issued.private_key_pem.write_to_path(key)
-    found = list(certificates.look("client_tls", Tls(cert=str(cert), key=str(key))))
+    found = list(certificates.check("client_tls", Tls(cert=str(cert), key=str(key))))
     assert [finding.level for finding in found] == ["ok", level]
     other = tmp_path / "other.pem"
     trustme.CA().issue_cert("localhost").private_key_pem.write_to_path(other)
-    first, _ = certificates.look("client_tls", Tls(cert=str(cert), key=str(other)))
+    first, _ = certificates.check("client_tls", Tls(cert=str(cert), key=str(other)))
     assert first.level == "error"
 
 

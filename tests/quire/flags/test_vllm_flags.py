@@ -11,7 +11,7 @@ from quire.cli import up
 from quire.cli.main import _parse
 from quire.flags import cluster_flags
 from quire.flags.parser import CommandParser
-from quire.flags.vllm_accepted_flags import ANYWAY, IF_VALUE, SHORT, SYNONYMS
+from quire.flags.vllm_accepted_flags import ACCEPTED_VALUES, IGNORED_FLAGS, SHORT, SYNONYMS
 from quire.flags.vllm_flag_table import REFUSED
 from quire.flags.vllm_flags import SWITCHES
 from quire.shared.errors import InvalidArgument
@@ -61,15 +61,15 @@ def test_flags_that_a_refusal_names_are_there(flag: str) -> None:
             assert name in known, (flag, name)
 
 
-@pytest.mark.parametrize("flag", sorted(ANYWAY))
+@pytest.mark.parametrize("flag", sorted(IGNORED_FLAGS))
 def test_switches_that_ask_for_what_is_so_are_taken(flag: str) -> None:
     assert parsed(flag, "--http-port", "1").model == "folder"
     assert parsed("--http-port", "1", flag).http_port == 1
 
 
-@pytest.mark.parametrize("flag", IF_VALUE)
+@pytest.mark.parametrize("flag", ACCEPTED_VALUES)
 def test_values_that_ask_for_what_is_so_are_taken(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
-    fine, instead = IF_VALUE[flag]
+    fine, instead = ACCEPTED_VALUES[flag]
     assert bool(fine) == bool(instead)
     for value in fine or ("anything",):
         assert parsed(flag, value).model == "folder"
@@ -78,7 +78,7 @@ def test_values_that_ask_for_what_is_so_are_taken(flag: str, capsys: pytest.Capt
 
 
 def test_tables_say_one_thing_of_a_flag_and_nothing_of_those_that_are_there() -> None:
-    tables = [set(REFUSED), set(ANYWAY), set(IF_VALUE), set(SHORT), set(SYNONYMS)]
+    tables = [set(REFUSED), set(IGNORED_FLAGS), set(ACCEPTED_VALUES), set(SHORT), set(SYNONYMS)]
     assert sum(map(len, tables)) == len(set().union(*tables))
     own = {f"--{name.replace('_', '-')}" for model in SERVICES.values() for name in model.model_fields}
     assert not own & set().union(*tables)

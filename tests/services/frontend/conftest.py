@@ -9,10 +9,10 @@ import pytest
 import pytest_asyncio
 
 from quire.services.frontend.directory import directory
-from quire.services.frontend.scheduler_client import roster
+from quire.services.frontend.scheduler_client import connections
 from quire.services.frontend.tokenizer.tokenizer import Tokenizer
 from tests.redis_server import RedisServer
-from tests.services.frontend.directory.published import Published
+from tests.services.frontend.directory.published_caches import Published
 from tests.services.frontend.tiny_folder import metaspace_tokenizer, write_folder
 
 
@@ -40,7 +40,7 @@ async def published(redis_server: RedisServer, folder: Path) -> AsyncIterator[Pu
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """What takes seconds happens within a tenth of one."""
     monkeypatch.setattr(directory, "INTERVAL_S", 0.05)
-    monkeypatch.setattr(roster, "FORGET_AFTER_S", 0.3)
+    monkeypatch.setattr(connections, "FORGET_AFTER_S", 0.3)
 
 
 @pytest.fixture(scope="session")

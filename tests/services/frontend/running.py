@@ -19,7 +19,7 @@ from quire.services.frontend.scheduler_client.sequence import Sequence
 from quire.shared.pb.inference.v1 import inference_pb2_grpc
 from quire.shared.pb.scheduler.v1 import scheduler_pb2 as pb
 from quire.shared.process.lifecycle import Shutdown
-from quire.shared.rpc.admin_pass import AdminPass
+from quire.shared.rpc.admin_credentials import AdminCredentials
 from quire.shared.settings import FrontendSettings
 from tests.admin import Admin, calling
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler
@@ -76,7 +76,7 @@ class Running:
         """Of all sessions."""
         return [sequence for session in self.frontend.core.client.sessions for sequence in session.live.values()]
 
-    def has_heard(self, script: ScriptedScheduler) -> bool:
+    def has_caught_up(self, script: ScriptedScheduler) -> bool:
         """Whether every token that the script has said has come here."""
         live = {
             (session.epoch, sequence_id): len(sequence.tokens)
@@ -90,19 +90,19 @@ class Running:
             for sequence in session.running.values()
         )
 
-    async def until_heard(self, script: ScriptedScheduler) -> None:
+    async def until_caught_up(self, script: ScriptedScheduler) -> None:
         """By then the script is to be paused."""
-        await eventually(lambda: self.has_heard(script))
+        await eventually(lambda: self.has_caught_up(script))
 
-    def keep_in_step(self, script: ScriptedScheduler) -> None:
+    def write_each_token(self, script: ScriptedScheduler) -> None:
         """The script says nothing new before its last words have been taken by whoever writes them to their client:
         none are merged, however long this process stands still."""
-        script.is_heard = lambda: self.has_heard(script) and not self.has_news
+        script.is_heard = lambda: self.has_caught_up(script) and not self.has_unread_output
 
     @property
-    def has_news(self) -> bool:
+    def has_unread_output(self) -> bool:
         """Which nobody has taken yet."""
-        return any(getattr(sequence.sink, "_posted", False) for sequence in self.live)
+        return any(getattr(sequence.sink, "_is_posted", False) for sequence in self.live)
 
     async def metrics(self) -> dict[str, float]:
         """Sample name and labels (but for model and engine) to value."""
@@ -137,7 +137,7 @@ async def running(
         async with (
             httpx.AsyncClient(base_url=f"http://{frontend.http_address}", timeout=60, verify=NO_TLS) as http,
             grpc.aio.insecure_channel(frontend.grpc_address) as channel,
-            calling(AdminPass(frontend.admin.address, frontend.admin.key)) as admin,
+            calling(AdminCredentials(frontend.admin.address, frontend.admin.key)) as admin,
         ):
             started = Running(frontend, shutdown, task, http, channel, admin, asked.name)
             await _until_health(started, until_health)

@@ -20,9 +20,9 @@ from quire.shared.pb.admin.v1 import admin_pb2
 from quire.shared.pb.common.v1 import finish_pb2, model_pb2
 from quire.shared.pb.scheduler.v1 import scheduler_pb2 as pb
 from quire.shared.pb.scheduler.v1 import scheduler_pb2_grpc
-from quire.shared.process.lifecycle import first
+from quire.shared.process.lifecycle import run_until_first
 from quire.shared.rpc.duplex import Duplex
-from quire.shared.rpc.parts import InParts
+from quire.shared.rpc.parts import PartStream
 from quire.shared.rpc.server import Server
 from tests.waiting import eventually
 
@@ -36,7 +36,7 @@ REPETITION = finish_pb2.FINISH_REASON_REPETITION
 CANCELLED = finish_pb2.FINISH_REASON_CANCELLED
 
 
-class Heard:
+class ReceivedSubmission:
     """A submission, and in `params` and `sampling` what it asks of the worker, as that will read it for the first
     sample."""
 
@@ -65,7 +65,7 @@ class Running:
 
     id: int
     number: int
-    submission: Heard
+    submission: ReceivedSubmission
     tokens: array[int]
     eos: frozenset[int]
     stop_ids: frozenset[int]
@@ -157,7 +157,7 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
             }
         )
         self.hellos: list[pb.FrontendHello] = []
-        self.submissions: list[Heard] = []
+        self.submissions: list[ReceivedSubmission] = []
         self.cancellations: list[tuple[list[int], int]] = []
         self.resets = 0
         self.updates: list[int] = []  # numbers of those that were swapped in
@@ -211,7 +211,7 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         if self.reject_hello is not None:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, self.reject_hello)
         heartbeat = pb.SessionResponse(heartbeat=pb.Heartbeat())
-        session = Session(Duplex(InParts(context), heartbeat, HEARTBEAT_S), hello)
+        session = Session(Duplex(PartStream(context), heartbeat, HEARTBEAT_S), hello)
         welcome = pb.SchedulerWelcome(
             scheduler_id=self.scheduler_id,
             epoch=self.epoch,
@@ -223,7 +223,7 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         session.duplex.send(pb.SessionResponse(cluster=self.view))
         self.sessions.append(session)
         try:
-            await first(session.duplex.pump(), self._read(session), session.broken.wait())
+            await run_until_first(session.duplex.pump(), self._read(session), session.broken.wait())
         finally:
             self.sessions.remove(session)
             await self._notify()
@@ -243,7 +243,7 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
             await self._notify()
 
     def _submit(self, session: Session, told: pb.Submission) -> None:
-        submission = Heard(told)
+        submission = ReceivedSubmission(told)
         self.submissions.append(submission)
         for number in range(submission.num_sequences):
             sequence_id = submission.first_sequence_id + number

@@ -58,25 +58,32 @@ GIVES_BACK = frozenset(
         "Session.withdraw",
         "Session._waits_no_more",
         "Session._cancel",
-        "WaitingRoom.leave",
-        "WaitingRoom._end",
+        "PendingQueue.leave",
+        "PendingQueue._end",
         "Mailbox.fail",
         "Mailbox.wake",
         "Mailbox.close",
         "Sample._end",
         "Sample.on_end",
         "Generation.on_done",
-        "ReaderPace.returned",
-        "ReaderPace._begin",
-        "ReaderPace._end",
-        "ReaderPace._call_for_round",
+        "WakeupPacer.reader_done",
+        "WakeupPacer._begin",
+        "WakeupPacer._end",
+        "WakeupPacer._schedule_round",
         "Delivery.lose",
-        "SmallestFirst.turn",
-        "SmallestFirst._pass_on",
+        "SmallestFirstLimiter.turn",
+        "SmallestFirstLimiter._pass_on",
     }
 )
 # Not a request's way: the session itself, the process, and connections, which hold nothing of a request.
-ELSEWHERE = ("/connection.py", "/roster.py", "/main.py", "/composition/", "/directory/", "/http/server/protocol.py")
+ELSEWHERE = (
+    "/connection.py",
+    "/connections.py",
+    "/main.py",
+    "/composition/",
+    "/directory/",
+    "/http/server/protocol.py",
+)
 
 Ask = Callable[[Running], Awaitable[bool]]  # whether it was answered in full
 
@@ -222,7 +229,7 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 def left_behind(frontend: Running) -> dict[str, Any]:
     """What is held for requests, by kind; only what is not zero."""
     parts = frontend.frontend
-    client, admission = parts.core.client, parts.door.admission
+    client, admission = parts.core.client, parts.ingress.admission
     sessions = client.sessions
     pace = parts.core.generator.pace
     held = {
@@ -230,10 +237,10 @@ def left_behind(frontend: Running) -> dict[str, Any]:
         "tokens": admission.num_tokens,
         "live": sum(len(session.live) for session in sessions),
         "load": sum(session.num_tokens_since_view for session in sessions),
-        "waiting": len(client.room) + client.room.num_sequences,
-        "refused": len(client.refused) + client.refused.num_sequences,
+        "waiting": len(client.pending) + client.pending.num_sequences,
+        "refused": len(client.retrying) + client.retrying.num_sequences,
         "writing": pace.num_writing + len(pace.waiting),
-        "turns": len(parts.door.calls.turns.waiting),
+        "turns": len(parts.ingress.calls.preparation_queue.waiting),
     }
     return {kind: number for kind, number in held.items() if number}
 

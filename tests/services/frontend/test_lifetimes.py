@@ -40,7 +40,7 @@ async def test_a_submission_that_cannot_be_built_costs_only_its_own_request(
     build = submission.build
 
     def picky(sequences: list[Sequence], *rest: Any) -> pb.Submission:
-        if sequences[0].work.request_id == "odd":
+        if sequences[0].prompt_request.request_id == "odd":
             raise ValueError("it has a field that no message can hold")
         return build(sequences, *rest)
 
@@ -74,4 +74,4 @@ async def test_those_who_wait_for_a_worker_are_forgotten_when_they_leave(folder:
         async with asyncio.timeout(60):
             await eventually(lambda: client.num_waiting == 3)
             call.cancel()
-            await eventually(lambda: not client.num_waiting and (not frontend.frontend.door.admission.num_samples))
+            await eventually(lambda: not client.num_waiting and (not frontend.frontend.ingress.admission.num_samples))

@@ -69,7 +69,7 @@ async def test_who_is_refused_for_what_is_wrong_may_come_again_at_once(folder: P
         for number in range(10):
             with pytest.raises(grpc.aio.AioRpcError, match="temperature must be"):
                 await read(frontend, wrong)
-            assert frontend.frontend.door.admission.num_samples == 0
+            assert frontend.frontend.ingress.admission.num_samples == 0
             assert (await frontend.metrics())[refusals] == number + 1
             assert len(await read(frontend, right)) == 3
 
@@ -255,7 +255,7 @@ async def test_who_finds_no_place_hears_of_it_before_those_who_have_one_are_serv
 ) -> None:
     """Counted in work, not in time: of a burst, hardly anything is prepared before the last refusal is written."""
     happened: list[str] = []
-    prepare, refuse = InputProcessor.prepare, Calls.refused
+    prepare, refuse = InputProcessor.prepare, Calls.log_refusal
 
     async def watched_prepare(*args: Any) -> Any:
         happened.append("prepared")
@@ -266,10 +266,12 @@ async def test_who_finds_no_place_hears_of_it_before_those_who_have_one_are_serv
         refuse(*args)
 
     monkeypatch.setattr(InputProcessor, "prepare", watched_prepare)
-    monkeypatch.setattr(Calls, "refused", watched_refuse)
+    monkeypatch.setattr(Calls, "log_refusal", watched_refuse)
     script = ScriptedScheduler()
     async with scheduler(script), running(folder, script.address, max_inflight_requests=16) as frontend:
-        frontend.frontend.door.calls.turns.clock = lambda: 100.0  # refusals come first for a bounded time
+        frontend.frontend.ingress.calls.preparation_queue.clock = lambda: (
+            100.0
+        )  # refusals come first for a bounded time
         host, _, port = frontend.frontend.http_address.rpartition(":")
         sent = burst.message(480, 16)
         callers = [socket.create_connection((host, int(port))) for _ in range(100)]  # nobody is let in meanwhile
@@ -304,8 +306,8 @@ async def test_a_refused_connection_serves_the_next_call(folder: Path) -> None:
     script = ScriptedScheduler()
     async with scheduler(script), running(folder, script.address, max_inflight_requests=1) as frontend:
         host, _, port = frontend.frontend.http_address.rpartition(":")
-        lease = frontend.frontend.door.admission.lease()
-        lease.take(1, 1)
+        lease = frontend.frontend.ingress.admission.lease()
+        lease.acquire(1, 1)
         reader, writer = await asyncio.open_connection(host, int(port))
         sent = burst.message(480, 16)
         for _ in range(3):

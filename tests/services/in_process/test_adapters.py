@@ -14,7 +14,7 @@ from quire import LLMEngine, LoRARequest, RequestOutput, SamplingParams
 from quire.bundled import ADAPTERS
 from quire.requests import RequestOptions
 from quire.shared.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
-from tests.services.in_process.parts import work_of
+from tests.services.in_process.engine_parts import engine_core_of
 
 SETTINGS: dict[str, Any] = {"threads": 1, "num_blocks": 300, "dtype": "float32", "max_num_seqs": 8}
 QUESTION = [{"role": "user", "content": "What is 23 + 45?"}]
@@ -28,11 +28,11 @@ def engine() -> Iterator[LLMEngine]:
     """With a place for one adapter at a time. Nothing is left of what a test asked."""
     with LLMEngine(**SETTINGS, lora_folders=[str(ADAPTERS)], max_loras=1) as made:
         yield made
-        core = work_of(made).core
+        core = engine_core_of(made).core
         assert not made.has_unfinished_requests()
         assert (core.has_work, core.kv.use.used) == (False, 0)
         made.step()
-        assert not [*work_of(made).adapters._live], "sequences that nobody has"
+        assert not [*engine_core_of(made).adapters._live], "sequences that nobody has"
 
 
 def prompt(engine: LLMEngine) -> list[int]:

@@ -12,7 +12,7 @@ import torch
 from quire import LLM, BeamSearch, LLMEngine, RequestOutput, SamplingParams, StructuredOutput
 from quire.rl import logprobs_from_logits
 from quire.shared.errors import FailedPrecondition, InvalidArgument
-from tests.services.in_process.parts import work_of
+from tests.services.in_process.engine_parts import engine_core_of
 
 SETTINGS: dict[str, Any] = {"threads": 1, "num_blocks": 300, "dtype": "float32", "max_num_seqs": 8}
 GREEDY = SamplingParams(max_tokens=24, temperature=0)
@@ -29,7 +29,7 @@ def made() -> Iterator[LLMEngine]:
 def engine(made: LLMEngine) -> Iterator[LLMEngine]:
     yield made
     assert not made.has_unfinished_requests(), "a test left something behind"
-    core = work_of(made).core
+    core = engine_core_of(made).core
     assert not core.has_work
     assert core.kv.use.used == 0
 

@@ -15,7 +15,7 @@ from quire.services.scheduler.core.running.running import Mask, Running
 from quire.services.scheduler.core.sequences.sequence import Sequence
 from quire.services.scheduler.core.sequences.tokens import SequenceTokens
 from quire.services.scheduler.core.timing.forecast import Forecast
-from quire.services.scheduler.kv_cache.groups import Groups
+from quire.services.scheduler.kv_cache.groups import KVGroups
 from quire.shared import columns
 from quire.shared.kv import block_hash
 
@@ -40,10 +40,10 @@ def make_sequence(
     )
 
 
-class Optimist(Forecast):
+class UnlimitedForecast(Forecast):
     """Lets everybody in, so that blocks run out."""
 
-    def fits(self, running: Running, counted: Mask, newcomer: Sequence, num_blocks: int, groups: Groups) -> bool:
+    def fits(self, running: Running, counted: Mask, newcomer: Sequence, num_blocks: int, groups: KVGroups) -> bool:
         return True
 
 

@@ -23,9 +23,9 @@ from quire.shared.pb.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from quire.shared.pb.worker.v1 import worker_pb2, worker_pb2_grpc
 from quire.shared.process import lifecycle
 from quire.shared.rpc.duplex import Duplex
-from quire.shared.rpc.parts import InParts
+from quire.shared.rpc.parts import PartStream
 from quire.shared.rpc.trust import Dialler
-from tests.services.scheduler.paper_worker import EOS, VOCAB, PaperWorker
+from tests.services.scheduler.reference_worker import EOS, VOCAB, ReferenceWorker
 
 # Longer than any test: a heartbeat that meets the end of a call makes gRPC forget why it has ended.
 HEARTBEAT_S = 60.0
@@ -79,15 +79,15 @@ class WorkerPeer:
 
     async def run(self) -> None:
         """Until the scheduler closes the session."""
-        self.paper = PaperWorker(self.limits)
+        self.paper = ReferenceWorker(self.limits)
         async with self.dialler.connect(self.address) as channel:
             self.call = worker_pb2_grpc.WorkerServiceStub(channel).Attach()
-            await self.dialler.meet(self.call, worker_pb2.AttachRequest, WORKERS, self.address, known=True)
+            await self.dialler.handshake(self.call, worker_pb2.AttachRequest, WORKERS, self.address, known=True)
             self.link = Duplex(
-                InParts(self.call), worker_pb2.AttachRequest(heartbeat=worker_pb2.Heartbeat()), self.heartbeat_s
+                PartStream(self.call), worker_pb2.AttachRequest(heartbeat=worker_pb2.Heartbeat()), self.heartbeat_s
             )
             self.link.send(worker_pb2.AttachRequest(hello=self._hello()))
-            await lifecycle.first(self.link.pump(), self._read())
+            await lifecycle.run_until_first(self.link.pump(), self._read())
 
     def stand_still_after(self, count: int) -> None:
         """So many results from now on; the others wait until it goes on."""
@@ -195,7 +195,7 @@ class WorkerPeer:
         """Whether all of a stream of weights has come."""
         async with self.dialler.connect(self.address) as channel:
             call = worker_pb2_grpc.WorkerServiceStub(channel).FetchWeights()
-            await self.dialler.meet(call, worker_pb2.FetchWeightsRequest, WORKERS, self.address, known=True)
+            await self.dialler.handshake(call, worker_pb2.FetchWeightsRequest, WORKERS, self.address, known=True)
             fetch = worker_pb2.FetchWeights(worker_id=worker_id or self.id, stream_id=order.stream_id)
             await call.write(worker_pb2.FetchWeightsRequest(fetch=fetch))
             while isinstance(message := await call.read(), worker_pb2.FetchWeightsResponse):
@@ -243,7 +243,7 @@ class WorkerPeer:
         return hello
 
 
-def _plan(wire: worker_pb2.StepPlan, paper: PaperWorker) -> StepPlan:
+def _plan(wire: worker_pb2.StepPlan, paper: ReferenceWorker) -> StepPlan:
     """The plan as values; its number of tokens is what the paper worker itself derives."""
     plan = StepPlan(
         wire.step_id,
@@ -300,14 +300,14 @@ class FrontendPeer:
     async def open(self) -> None:
         self.channel = self.dialler.connect(self.address)
         self.call = scheduler_pb2_grpc.SchedulerServiceStub(self.channel).Session()
-        await self.dialler.meet(self.call, scheduler_pb2.SessionRequest, FRONTENDS, self.address, known=True)
+        await self.dialler.handshake(self.call, scheduler_pb2.SessionRequest, FRONTENDS, self.address, known=True)
         self.link = Duplex(
-            InParts(self.call), scheduler_pb2.SessionRequest(heartbeat=scheduler_pb2.Heartbeat()), HEARTBEAT_S
+            PartStream(self.call), scheduler_pb2.SessionRequest(heartbeat=scheduler_pb2.Heartbeat()), HEARTBEAT_S
         )
         self.hello.model.CopyFrom(MODEL)
         self.link.send(scheduler_pb2.SessionRequest(hello=self.hello))
         self.changed = asyncio.Condition()
-        self.session = asyncio.ensure_future(lifecycle.first(self.link.pump(), self._read()))
+        self.session = asyncio.ensure_future(lifecycle.run_until_first(self.link.pump(), self._read()))
 
     async def close(self) -> None:
         self.session.cancel()

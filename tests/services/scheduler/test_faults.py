@@ -56,7 +56,7 @@ def quiet() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-class Desk:
+class ClusterHarness:
     """A cluster with one worker whose steps are nobody's business, and what its one frontend was sent."""
 
     def __init__(self, *, has_worker: bool) -> None:
@@ -66,7 +66,7 @@ class Desk:
         self.cluster.terms.agree_on_model(MODEL, "a test")
         self.ended: list[tuple[int, int]] = []
         self._soon: list[Callable[[], None]] = []
-        self.cluster.join(OWNER, self.take)
+        self.cluster.add_frontend(OWNER, self.take)
         self.replica: Replica | None = None
         self._metrics = metrics
         if has_worker:
@@ -144,11 +144,11 @@ def test_a_fault_anywhere_in_taking_in_a_submission(way: str, has_worker: bool) 
     elsewhere = ("/batches.py",)  # what tells the frontend
     faults = Faults((folder,), not_in=gives_back, not_under=elsewhere)
     with faults.at(0):
-        Desk(has_worker=has_worker).submit(10, **WAYS[way])
+        ClusterHarness(has_worker=has_worker).submit(10, **WAYS[way])
     num_calls = faults.num_calls
     assert num_calls > 20
     for number in range(1, num_calls + 1):
-        desk = Desk(has_worker=has_worker)
+        desk = ClusterHarness(has_worker=has_worker)
         desk.submit(1, max_tokens=4)  # a neighbour, who notices nothing
         before = desk.left()
         with faults.at(number):
@@ -162,7 +162,7 @@ def test_a_fault_anywhere_in_taking_in_a_submission(way: str, has_worker: bool) 
 
 @pytest.mark.parametrize("waits", [True, False], ids=["unassigned", "with a worker that is lost"])
 def test_a_fault_in_placing_a_sequence_again_ends_that_one_alone(waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    desk, add = Desk(has_worker=not waits), Replica.add
+    desk, add = ClusterHarness(has_worker=not waits), Replica.add
     for first_id in (1, 2, 3):
         desk.submit(first_id, max_tokens=4)
 
@@ -183,7 +183,7 @@ def test_a_fault_in_placing_a_sequence_again_ends_that_one_alone(waits: bool, mo
 @pytest.mark.parametrize(("lost", "level"), [(True, "WARNING"), (False, "INFO")])
 def test_a_lost_worker_is_a_warning_in_the_log(caplog: pytest.LogCaptureFixture, lost: bool, level: str) -> None:
     caplog.set_level("INFO", logger="quire.cluster")
-    desk = Desk(has_worker=True)
+    desk = ClusterHarness(has_worker=True)
     assert desk.replica is not None
     desk.cluster.detach(desk.replica, lost=lost)
     assert [record.levelname for record in caplog.records if record.getMessage() == "worker detached"] == [level]

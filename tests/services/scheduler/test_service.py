@@ -34,7 +34,7 @@ from quire.shared.settings import SchedulerSettings
 from tests.admin import admin_of, calling
 from tests.services.scheduler.conftest import make_limits
 from tests.services.scheduler.core.beam.test_beams import exhaustive
-from tests.services.scheduler.paper_worker import EOS, VOCAB, oracle
+from tests.services.scheduler.reference_worker import EOS, VOCAB, oracle
 from tests.services.scheduler.scripted_peers import HEARTBEATS, FrontendPeer, WorkerPeer, layout
 from tests.waiting import eventually, loop_turns
 
@@ -42,7 +42,7 @@ LIMITS = make_limits(num_blocks=64, block_size=4, max_num_seqs=8, max_num_batche
 PROMPTS = [[7, i, 3, i, i + 1, 9, 2, 8, 1] for i in range(8)]
 
 
-class Bench:
+class SchedulerHarness:
     """A running scheduler and whoever talks to it."""
 
     def __init__(self, address: str, metrics: str) -> None:
@@ -88,22 +88,22 @@ class Bench:
         await asyncio.gather(*self.tasks, return_exceptions=True)
 
 
-Start = Callable[..., "asyncio.Future[Bench]"]
+Start = Callable[..., "asyncio.Future[SchedulerHarness]"]
 
 
 @pytest_asyncio.fixture
 async def start(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Start]:
-    running: list[tuple[Bench, lifecycle.Shutdown, asyncio.Task[None]]] = []
+    running: list[tuple[SchedulerHarness, lifecycle.Shutdown, asyncio.Task[None]]] = []
 
-    async def begin(**fields: object) -> Bench:
+    async def begin(**fields: object) -> SchedulerHarness:
         announced: asyncio.Future[dict[str, str]] = asyncio.get_running_loop().create_future()
-        monkeypatch.setattr(lifecycle, "announce", lambda _role, _name, **where: announced.set_result(where))
+        monkeypatch.setattr(lifecycle, "announce_ready", lambda _role, _name, **where: announced.set_result(where))
         values = {"id": "s0", "grpc_port": 0, "metrics_port": 0, "drain_timeout_s": 5, **HEARTBEATS}
         settings = SchedulerSettings(**(values | fields))
         shutdown = lifecycle.Shutdown()
         task = asyncio.ensure_future(main.serve(settings, shutdown))
         where = await announced
-        bench = Bench(where["grpc"], where["metrics"])
+        bench = SchedulerHarness(where["grpc"], where["metrics"])
         bench.shutdown, bench.served = shutdown, task  # type: ignore[attr-defined]
         running.append((bench, shutdown, task))
         return bench
@@ -499,7 +499,7 @@ async def test_other_weights_of_the_same_configuration_wait_until_nobody_has_the
     await bench.worker(id="w1", hello=TWOS)
 
 
-async def lost_amid_tokens(bench: Bench) -> FrontendPeer:
+async def lost_amid_tokens(bench: SchedulerHarness) -> FrontendPeer:
     """The only worker, whose weights are ONES, in the middle of sequence 0."""
     worker = await bench.worker(id="w0", hello=ONES)
     frontend = await bench.frontend()

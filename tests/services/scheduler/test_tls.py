@@ -18,7 +18,7 @@ from quire.shared.errors import InvalidArgument, Unavailable
 from quire.shared.process import lifecycle
 from quire.shared.rpc.trust import Dialler
 from quire.shared.settings import SchedulerSettings, Tls
-from tests.services.scheduler.paper_worker import oracle
+from tests.services.scheduler.reference_worker import oracle
 from tests.services.scheduler.scripted_peers import HEARTBEATS, FrontendPeer, WorkerPeer
 from tests.services.scheduler.test_trust import LIMITS, PROMPT
 
@@ -35,7 +35,7 @@ def written(folder: Path, name: str, ca: trustme.CA, *, expired: bool = False) -
     return Tls(**{kind: str(path) for kind, path in paths.items()}, clients="require")
 
 
-class Secured:
+class TlsHarness:
     """A scheduler that wants certificates of its callers."""
 
     def __init__(self, folder: Path, ca: trustme.CA, where: dict[str, str]) -> None:
@@ -63,10 +63,10 @@ class Secured:
 
 
 @pytest.fixture
-async def secured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Secured]:
+async def secured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[TlsHarness]:
     ca = trustme.CA()
     announced: asyncio.Future[dict[str, str]] = asyncio.get_running_loop().create_future()
-    monkeypatch.setattr(lifecycle, "announce", lambda _role, _name, **where: announced.set_result(where))
+    monkeypatch.setattr(lifecycle, "announce_ready", lambda _role, _name, **where: announced.set_result(where))
     settings = SchedulerSettings(
         id="s0",
         grpc_port=0,
@@ -77,7 +77,7 @@ async def secured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
     )
     shutdown = lifecycle.Shutdown()
     task = asyncio.ensure_future(main.serve(settings, shutdown))
-    yield Secured(tmp_path, ca, await announced)
+    yield TlsHarness(tmp_path, ca, await announced)
     shutdown.request()
     await task
 
@@ -88,7 +88,7 @@ async def end(*tasks: asyncio.Task[None]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_with_certificates_of_the_ca_work_is_done(secured: Secured) -> None:
+async def test_with_certificates_of_the_ca_work_is_done(secured: TlsHarness) -> None:
     worker = await secured.attach(secured.own())
     frontend = await secured.frontend(secured.own())
     await frontend.submit(0, PROMPT, max_tokens=12)
@@ -99,7 +99,7 @@ async def test_with_certificates_of_the_ca_work_is_done(secured: Secured) -> Non
 
 
 async def test_without_a_certificate_or_with_one_of_another_ca_nobody_comes_in(
-    secured: Secured, tmp_path: Path
+    secured: TlsHarness, tmp_path: Path
 ) -> None:
     theirs = written(tmp_path, "stranger", trustme.CA())
     ours = secured.own()
@@ -115,13 +115,13 @@ async def test_without_a_certificate_or_with_one_of_another_ca_nobody_comes_in(
         assert refused.value.code() is grpc.StatusCode.UNAVAILABLE, what
 
 
-async def test_a_caller_does_not_speak_to_a_scheduler_of_another_ca(secured: Secured, tmp_path: Path) -> None:
+async def test_a_caller_does_not_speak_to_a_scheduler_of_another_ca(secured: TlsHarness, tmp_path: Path) -> None:
     theirs, ours = written(tmp_path, "stranger", trustme.CA()), secured.own()
     with pytest.raises(grpc.aio.AioRpcError, match="CERTIFICATE_VERIFY_FAILED"):
         await secured.attach(Tls(cert=ours.cert, key=ours.key, ca=theirs.ca))
 
 
-async def test_certificates_are_exchanged_while_streams_go_on(secured: Secured, tmp_path: Path) -> None:
+async def test_certificates_are_exchanged_while_streams_go_on(secured: TlsHarness, tmp_path: Path) -> None:
     old = secured.own("old")
     worker = await secured.attach(old)
     frontend = await secured.frontend(old)
@@ -140,14 +140,14 @@ async def test_certificates_are_exchanged_while_streams_go_on(secured: Secured, 
     await end(worker, second)
 
 
-async def test_half_an_exchange_leaves_the_old_certificate_in_force(secured: Secured, tmp_path: Path) -> None:
+async def test_half_an_exchange_leaves_the_old_certificate_in_force(secured: TlsHarness, tmp_path: Path) -> None:
     (tmp_path / "scheduler.cert").write_text("not there yet")
     worker = await secured.attach(secured.own())
     assert not worker.done()
     await end(worker)
 
 
-async def test_the_page_of_metrics_wants_a_certificate_too(secured: Secured) -> None:
+async def test_the_page_of_metrics_wants_a_certificate_too(secured: TlsHarness) -> None:
     ours = secured.own()
     context = ssl.create_default_context(cafile=ours.ca)
     async with httpx.AsyncClient(verify=context) as http:

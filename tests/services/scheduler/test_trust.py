@@ -22,7 +22,7 @@ from quire.shared.rpc.trust import Dialler
 from quire.shared.security.secret_file import SecretFile
 from quire.shared.settings import SchedulerSettings
 from tests.services.scheduler.conftest import make_limits
-from tests.services.scheduler.paper_worker import oracle
+from tests.services.scheduler.reference_worker import oracle
 from tests.services.scheduler.scripted_peers import FRONTENDS, HEARTBEATS, WORKERS, FrontendPeer, WorkerPeer
 
 LIMITS = make_limits(num_blocks=64, block_size=4, max_num_seqs=8, max_num_batched_tokens=64, max_model_len=200)
@@ -31,7 +31,7 @@ RIGHT, WRONG, NEXT = "r" * 40, "w" * 40, "n" * 40
 
 
 @dataclass
-class Guarded:
+class SecuredScheduler:
     """A scheduler with a secret."""
 
     address: str
@@ -62,13 +62,13 @@ def _write(path: Path, *secrets: str) -> None:
 
 
 @contextlib.asynccontextmanager
-async def scheduler(tmp_path: Path, *secrets: str, **fields: Any) -> AsyncIterator[Guarded]:
+async def scheduler(tmp_path: Path, *secrets: str, **fields: Any) -> AsyncIterator[SecuredScheduler]:
     if secrets:
         _write(tmp_path / "secret", *secrets)
         fields["cluster_secret_file"] = str(tmp_path / "secret")
     announced: asyncio.Future[dict[str, str]] = asyncio.get_running_loop().create_future()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lifecycle, "announce", lambda _role, _name, **where: announced.set_result(where))
+        patch.setattr(lifecycle, "announce_ready", lambda _role, _name, **where: announced.set_result(where))
         values = {"id": "s0", "grpc_port": 0, "metrics_port": 0, "drain_timeout_s": 1, **HEARTBEATS}
         shutdown = lifecycle.Shutdown()
         task = asyncio.ensure_future(main.serve(SchedulerSettings(**(values | fields)), shutdown))
@@ -77,14 +77,14 @@ async def scheduler(tmp_path: Path, *secrets: str, **fields: Any) -> AsyncIterat
             task.result()
         where = await announced
     try:
-        yield Guarded(where["grpc"], tmp_path)
+        yield SecuredScheduler(where["grpc"], tmp_path)
     finally:
         shutdown.request()
         await task
 
 
 @pytest.fixture
-async def guarded(tmp_path: Path) -> AsyncIterator[Guarded]:
+async def guarded(tmp_path: Path) -> AsyncIterator[SecuredScheduler]:
     async with scheduler(tmp_path, RIGHT) as running:
         yield running
 
@@ -95,7 +95,7 @@ async def _end(*tasks: asyncio.Task[None]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _served(guarded: Guarded, *secrets: str) -> list[int]:
+async def _served(guarded: SecuredScheduler, *secrets: str) -> list[int]:
     frontend = FrontendPeer(guarded.address, dialler=guarded.dialler("frontend f0", *secrets))
     await frontend.open()
     try:
@@ -106,13 +106,13 @@ async def _served(guarded: Guarded, *secrets: str) -> list[int]:
         await frontend.close()
 
 
-async def test_those_who_share_the_secret_work_together(guarded: Guarded) -> None:
+async def test_those_who_share_the_secret_work_together(guarded: SecuredScheduler) -> None:
     _, task = await guarded.worker("w0", RIGHT)
     assert await _served(guarded, RIGHT) == oracle(PROMPT, len(PROMPT) + 12, eos=True)
     await _end(task)
 
 
-async def test_without_a_secret_nobody_comes_in_and_is_told_which_setting(guarded: Guarded) -> None:
+async def test_without_a_secret_nobody_comes_in_and_is_told_which_setting(guarded: SecuredScheduler) -> None:
     with pytest.raises(
         grpc.aio.AioRpcError, match="opened with hello: give the caller the same cluster_secret_file"
     ) as e:
@@ -126,12 +126,14 @@ async def test_without_a_secret_nobody_comes_in_and_is_told_which_setting(guarde
     await frontend.channel.close()
 
 
-async def test_with_a_wrong_secret_a_caller_sees_that_the_scheduler_does_not_know_it(guarded: Guarded) -> None:
+async def test_with_a_wrong_secret_a_caller_sees_that_the_scheduler_does_not_know_it(guarded: SecuredScheduler) -> None:
     with pytest.raises(Unauthenticated, match=r"scheduler s0 at .* does not know the cluster secret of worker w0"):
         await guarded.worker("w0", WRONG)
 
 
-async def test_a_caller_that_does_not_check_the_scheduler_has_to_prove_itself_all_the_same(guarded: Guarded) -> None:
+async def test_a_caller_that_does_not_check_the_scheduler_has_to_prove_itself_all_the_same(
+    guarded: SecuredScheduler,
+) -> None:
     async with grpc.aio.insecure_channel(guarded.address) as channel:
         call = worker_pb2_grpc.WorkerServiceStub(channel).Attach()
         await call.write(_introduced("worker w0"))
@@ -142,7 +144,7 @@ async def test_a_caller_that_does_not_check_the_scheduler_has_to_prove_itself_al
             await call.read()
 
 
-async def test_a_stranger_does_not_evict_a_worker(guarded: Guarded) -> None:
+async def test_a_stranger_does_not_evict_a_worker(guarded: SecuredScheduler) -> None:
     peer, task = await guarded.worker("w0", RIGHT)
     for secrets in ((), (WRONG,)):
         with pytest.raises((grpc.aio.AioRpcError, Unauthenticated)):
@@ -153,7 +155,7 @@ async def test_a_stranger_does_not_evict_a_worker(guarded: Guarded) -> None:
     await _end(task)
 
 
-async def test_a_worker_that_proves_itself_takes_the_place_of_one_with_its_name(guarded: Guarded) -> None:
+async def test_a_worker_that_proves_itself_takes_the_place_of_one_with_its_name(guarded: SecuredScheduler) -> None:
     first, old = await guarded.worker("w0", RIGHT)
     second, new = await guarded.worker("w0", RIGHT)
     with pytest.raises(grpc.aio.AioRpcError, match="attached again; this session is over"):
@@ -162,14 +164,14 @@ async def test_a_worker_that_proves_itself_takes_the_place_of_one_with_its_name(
     await _end(new)
 
 
-async def test_nobody_goes_on_under_a_name_that_was_not_proved(guarded: Guarded) -> None:
+async def test_nobody_goes_on_under_a_name_that_was_not_proved(guarded: SecuredScheduler) -> None:
     dialler = guarded.dialler("worker other", RIGHT)
     peer = WorkerPeer(guarded.address, LIMITS, id="w0", dialler=dialler)
     with pytest.raises(grpc.aio.AioRpcError, match="worker other proved itself, and says hello as worker w0"):
         await peer.run()
 
 
-async def test_a_recorded_session_proves_nothing_when_it_is_played_again(guarded: Guarded) -> None:
+async def test_a_recorded_session_proves_nothing_when_it_is_played_again(guarded: SecuredScheduler) -> None:
     recorded: list[Any] = []
 
     class Recorder:
@@ -186,7 +188,7 @@ async def test_a_recorded_session_proves_nothing_when_it_is_played_again(guarded
     dialler = guarded.dialler("frontend f0", RIGHT)
     async with dialler.connect(guarded.address) as channel:
         call = scheduler_pb2_grpc.SchedulerServiceStub(channel).Session()
-        await dialler.meet(Recorder(call), scheduler_pb2.SessionRequest, FRONTENDS, guarded.address, known=True)
+        await dialler.handshake(Recorder(call), scheduler_pb2.SessionRequest, FRONTENDS, guarded.address, known=True)
         call.cancel()
         assert [message.handshake.WhichOneof("step") for message in recorded] == ["introduction", "proof"]
         again = scheduler_pb2_grpc.SchedulerServiceStub(channel).Session()
@@ -198,15 +200,15 @@ async def test_a_recorded_session_proves_nothing_when_it_is_played_again(guarded
         assert e.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
-async def test_a_proof_for_one_service_is_none_for_another(guarded: Guarded) -> None:
+async def test_a_proof_for_one_service_is_none_for_another(guarded: SecuredScheduler) -> None:
     dialler = guarded.dialler("worker w0", RIGHT)
     async with dialler.connect(guarded.address) as channel:
         call = worker_pb2_grpc.WorkerServiceStub(channel).Attach()
         with pytest.raises(Unauthenticated):
-            await dialler.meet(call, worker_pb2.AttachRequest, FRONTENDS, guarded.address, known=True)
+            await dialler.handshake(call, worker_pb2.AttachRequest, FRONTENDS, guarded.address, known=True)
 
 
-async def test_whoever_stands_between_cannot_pass_the_proof_on(guarded: Guarded) -> None:
+async def test_whoever_stands_between_cannot_pass_the_proof_on(guarded: SecuredScheduler) -> None:
     """Sent to another address by the registry, a caller says so, and the scheduler does not answer for that one."""
     dialler = guarded.dialler("worker w0", RIGHT)
     async with dialler.connect(guarded.address) as channel:
@@ -216,13 +218,13 @@ async def test_whoever_stands_between_cannot_pass_the_proof_on(guarded: Guarded)
         ):
             call = worker_pb2_grpc.WorkerServiceStub(channel).Attach()
             if not text:
-                await dialler.meet(call, worker_pb2.AttachRequest, WORKERS, address, known=False)
+                await dialler.handshake(call, worker_pb2.AttachRequest, WORKERS, address, known=False)
                 continue
             with pytest.raises(grpc.aio.AioRpcError, match=text):
-                await dialler.meet(call, worker_pb2.AttachRequest, WORKERS, address, known=False)
+                await dialler.handshake(call, worker_pb2.AttachRequest, WORKERS, address, known=False)
 
 
-async def test_a_secret_is_exchanged_while_everybody_works(guarded: Guarded, tmp_path: Path) -> None:
+async def test_a_secret_is_exchanged_while_everybody_works(guarded: SecuredScheduler, tmp_path: Path) -> None:
     _, old = await guarded.worker("w0", RIGHT)
     _write(tmp_path / "secret", RIGHT, NEXT)  # accepted
     _, early = await guarded.worker("w1", NEXT, RIGHT)
@@ -243,7 +245,7 @@ async def test_a_caller_that_wants_proof_of_a_scheduler_without_a_secret_is_told
         assert e.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
-async def test_operators_questions_need_the_secret_too(guarded: Guarded) -> None:
+async def test_operators_questions_need_the_secret_too(guarded: SecuredScheduler) -> None:
     question = scheduler_pb2.AdministerRequest(get_status={})
     async with grpc.aio.insecure_channel(guarded.address) as channel:
         stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
@@ -253,13 +255,15 @@ async def test_operators_questions_need_the_secret_too(guarded: Guarded) -> None
             await call.read()
         call = stub.Administer()
         dialler = guarded.dialler("frontend f0", RIGHT)
-        await dialler.meet(call, scheduler_pb2.AdministerRequest, FRONTENDS, guarded.address, known=True)
+        await dialler.handshake(call, scheduler_pb2.AdministerRequest, FRONTENDS, guarded.address, known=True)
         await call.write(question)
         assert [service.id for service in (await call.read()).status.services] == ["s0"]
 
 
-async def test_strangers_who_say_nothing_are_not_waited_for(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.shared.rpc.trust.door.TIMEOUT_S", 1.0)
+async def test_strangers_who_say_nothing_are_not_waited_for(
+    guarded: SecuredScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quire.shared.rpc.trust.acceptor.TIMEOUT_S", 1.0)
     async with grpc.aio.insecure_channel(guarded.address) as channel:
         call = worker_pb2_grpc.WorkerServiceStub(channel).Attach()
         await call.write(_introduced("worker w0"))
@@ -294,7 +298,9 @@ def _introduced(name: str) -> worker_pb2.AttachRequest:
 
 
 @pytest.mark.parametrize("junk", [b"\xff\xff\xff", b"\x0a\x7f", b"\x0a\x02\x0a\xff"])
-async def test_what_is_no_message_is_no_proof(guarded: Guarded, junk: bytes, caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_is_no_message_is_no_proof(
+    guarded: SecuredScheduler, junk: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     """And leaves no pages of traces in the log."""
     async with Dialler().connect(guarded.address) as channel:
         for method in ("worker.v1.WorkerService/Attach", "scheduler.v1.SchedulerService/Session"):
@@ -307,7 +313,7 @@ async def test_what_is_no_message_is_no_proof(guarded: Guarded, junk: bytes, cap
     assert not [record for record in caplog.records if record.exc_info]
 
 
-async def test_a_stranger_cannot_send_more_than_a_megabyte(guarded: Guarded) -> None:
+async def test_a_stranger_cannot_send_more_than_a_megabyte(guarded: SecuredScheduler) -> None:
     """On any method of a service port, the ones without a proof included."""
     async with Dialler().connect(guarded.address) as channel:
         for method in ("quire.worker.v1.WorkerService/Attach", "quire.scheduler.v1.SchedulerService/Session"):
@@ -319,7 +325,7 @@ async def test_a_stranger_cannot_send_more_than_a_megabyte(guarded: Guarded) -> 
         assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-async def test_a_prompt_of_millions_of_tokens_comes_in_once_the_caller_is_known(guarded: Guarded) -> None:
+async def test_a_prompt_of_millions_of_tokens_comes_in_once_the_caller_is_known(guarded: SecuredScheduler) -> None:
     _, task = await guarded.worker("w0", RIGHT)
     frontend = FrontendPeer(guarded.address, dialler=guarded.dialler("frontend f0", RIGHT))
     await frontend.open()

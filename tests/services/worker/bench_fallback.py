@@ -86,7 +86,7 @@ def quire_side(folder: Path, dtype: str) -> Side:
         tokens = [rig.tokens(slot)[count:] for slot, count in enumerate(work.prompts)]
         for slot in range(len(work.prompts)):
             rig.scheduler.give_back(slot)
-        rig.rest()
+        rig.end_epoch()
         return Taken(prompts, decoding, tokens)
 
     return run

@@ -130,7 +130,7 @@ class Bench:
         print(f"{shape}: built in {time.perf_counter() - started:.1f} s", flush=True)
 
     def run(self, make: Callable[[PaperScheduler], Steps], depth: int) -> None:
-        self.replica.rest()
+        self.replica.end_epoch()
         limits = self.replica.limits
         steps = make(PaperScheduler(limits.block_size, min(limits.num_blocks, 20_000)))
         launches, waits = self._execute(steps, depth)
@@ -162,7 +162,7 @@ class Bench:
         return launches, waits
 
     def profile(self, make: Callable[[PaperScheduler], Steps]) -> None:
-        self.replica.rest()
+        self.replica.end_epoch()
         steps = make(PaperScheduler(self.replica.limits.block_size, 20_000))
         last = Steps(steps.name, steps.plans[-5:], 0, 0)
         self._execute(Steps(steps.name, steps.plans[:-5], 0, 0), 1)

@@ -22,9 +22,9 @@ from quire.services.worker.codec.step_codec import decode_plan, encode_result
 from quire.services.worker.replica.replica import Replica
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from tests.services.worker import checkpoints
-from tests.services.worker.no_model import leave_out_forward
-from tests.services.worker.parts import runner_of
+from tests.services.worker.null_model import leave_out_forward
 from tests.services.worker.plans import New, PaperScheduler
+from tests.services.worker.replica_internals import runner_of
 from tests.services.worker.rig import Rig
 
 NUM_STEPS = 300

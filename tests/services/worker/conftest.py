@@ -11,7 +11,7 @@ from tests import interpreter  # noqa: F401 - before quire.kernels.triton is imp
 from tests.services.worker import checkpoints
 from tests.services.worker.checkpoints import Checkpoint
 from tests.services.worker.rig import Rig
-from tests.services.worker.structured.constrained import TINY
+from tests.services.worker.structured.grammar_rig import TINY
 
 transformers.utils.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()

@@ -10,27 +10,29 @@ import torch
 
 from quire.services.worker.building.build import build_replica, open_grammars
 from quire.services.worker.codec.step_codec import decode_plan, encode_result
-from quire.services.worker.ranks.seat import ALONE, Seat
+from quire.services.worker.ranks.placement import SINGLE_RANK, RankPlacement
 from quire.services.worker.replica.replica import Replica
 from quire.services.worker.structured.compile_pool import CompilePool
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from quire.shared.settings import WorkerSettings
 from tests.services.worker import recorded_logits
-from tests.services.worker.parts import runner_of
 from tests.services.worker.plans import Block, New, PaperScheduler
+from tests.services.worker.replica_internals import runner_of
 
 
 class Rig:
     """Steps run to their end, one after the other."""
 
-    def __init__(self, folder: Path, *, record_logits: bool = True, seat: Seat = ALONE, **settings: Any) -> None:
+    def __init__(
+        self, folder: Path, *, record_logits: bool = True, placement: RankPlacement = SINGLE_RANK, **settings: Any
+    ) -> None:
         """Without `record_logits`, plain choices in CUDA graphs are as they are elsewhere: part of the graph."""
         worker = self.settings(folder, **settings)
         self.grammars = CompilePool(lambda: open_grammars(worker))
         with torch.inference_mode():
-            self.replica: Replica = build_replica(worker, self.grammars, seat=seat)
+            self.replica: Replica = build_replica(worker, self.grammars, placement=placement)
         limits = self.replica.limits
-        num_groups = 0 if limits.layout.keeps_nothing else limits.num_groups
+        num_groups = 0 if limits.layout.has_no_kv else limits.num_groups
         self.scheduler = PaperScheduler(
             worker.block_size, worker.num_blocks, num_groups=num_groups, num_stages=limits.num_micro_batches
         )
@@ -58,9 +60,9 @@ class Rig:
             self.replica.record(flight, outcome)
             return encode_result(flight.result(outcome, wait_us=0))
 
-    def rest(self) -> None:
+    def end_epoch(self) -> None:
         """As after an attachment that ended."""
-        self.replica.rest()
+        self.replica.end_epoch()
         self.scheduler.rows.clear()
         self.scheduler.sampling.clear()
 

@@ -15,8 +15,8 @@ from tests.services.worker import checkpoints
 from tests.services.worker.checkpoints import FAMILIES, Checkpoint
 from tests.services.worker.lora import peft_folders
 from tests.services.worker.models.test_logits import error, prompt
-from tests.services.worker.parts import chunk_graphs_of, decode_graphs_of
 from tests.services.worker.plans import New
+from tests.services.worker.replica_internals import chunk_graphs_of, decode_graphs_of
 from tests.services.worker.rig import Rig
 from tests.services.worker.step.test_beam_moves import Search, check
 

@@ -16,11 +16,11 @@ from tests.shared.gguf.conftest import Write
 def test_a_model_is_found_by_its_file(write: Write) -> None:
     file = write()
     folder = model_hub.find(str(file), weights=True)
-    assert model_hub.downloaded(str(file)) == folder
+    assert model_hub.cached_folder(str(file)) == folder
     assert folder.name == "small"
     assert model_hub.served_name(str(file), folder) == ""
     assert model_identity.identity(folder).name == "small"
-    assert model_hub.is_whole(folder, weights=True)
+    assert model_hub.is_complete(folder, weights=True)
     assert (folder / "small.gguf").samefile(file)
 
 

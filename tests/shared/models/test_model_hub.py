@@ -181,7 +181,7 @@ def test_half_a_model_is_not_all_of_it(tmp_path: Path, held: set[str], whole: bo
         placed = {f"w{i}": f"{stem}-0000{i}-of-00002.{end}" for i in (1, 2)}
         if index in held:
             (tmp_path / index).write_text(json.dumps({"weight_map": placed}))
-    assert model_hub.is_whole(tmp_path, weights=True) is whole
+    assert model_hub.is_complete(tmp_path, weights=True) is whole
 
 
 def test_folders_stay_folders(tmp_path: Path) -> None:

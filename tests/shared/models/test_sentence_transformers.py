@@ -14,8 +14,8 @@ from quire.shared.models.late_interaction import LateInteraction
 from quire.shared.models.sentence_transformers import (
     DenseModule,
     SentenceModel,
+    has_identity_score_activation,
     read_sentence_model,
-    scores_as_they_are,
 )
 
 OLD, NEW = "sentence_transformers.models", "sentence_transformers.base.modules"
@@ -112,7 +112,7 @@ def test_broken_files_are_named(tmp_path: Path, text: str) -> None:
     ],
 )
 def test_what_a_cross_encoder_says_of_its_scores(config: dict[str, Any], raw: bool) -> None:
-    assert scores_as_they_are(config) is raw
+    assert has_identity_score_activation(config) is raw
 
 
 def test_models_that_compare_token_by_token(tmp_path: Path) -> None:
@@ -121,7 +121,9 @@ def test_models_that_compare_token_by_token(tmp_path: Path) -> None:
     found = read_sentence_model(folder)
     assert found is not None
     assert (found.modes, found.normalizes, found.denses[-1].out_features) == (("all",), True, 4)
-    assert found.late == LateInteraction("[Q] ", "[D] ", 48, 180, expands=True, sees_fillers=False, skipped=("!",))
+    assert found.late == LateInteraction(
+        "[Q] ", "[D] ", 48, 180, expands=True, attends_to_mask_tokens=False, skipped=("!",)
+    )
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import pytest
 import redis
 import trustme
 
-from quire.services.scheduler.prefix_directory.registry import Registry
+from quire.services.scheduler.prefix_directory.registry import SchedulerRegistry
 from quire.shared.errors import InvalidArgument
 from quire.shared.prefix_index import BlockKeys, PrefixReader, RegistryKeys, SchedulerEntry, WorkerEntry, connect
 from quire.shared.prefix_index.keys import member
@@ -143,7 +143,8 @@ async def test_registry_and_index_work_over(kind: Kind, tmp_path: Path) -> None:
         client = patient(url)
         keys = RegistryKeys("quire")
         registries = [
-            Registry(client, keys, lambda name=name: SchedulerEntry(name, "127.0.0.1:1", 7, 2)) for name in ("a", "b")
+            SchedulerRegistry(client, keys, lambda name=name: SchedulerEntry(name, "127.0.0.1:1", 7, 2))
+            for name in ("a", "b")
         ]
         for registry in registries:
             await registry.renew(lease_ms=60_000)

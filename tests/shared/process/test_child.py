@@ -13,21 +13,21 @@ import pytest
 
 from quire.shared.errors import Internal
 from quire.shared.process.child import Child
-from quire.shared.process.priority import step_back
+from quire.shared.process.priority import lower_priority
 from tests import waiting
 from tests.priorities import has_stepped_back
 
 MORE_THAN_A_PIPE_HOLDS = bytes(1 << 20)
 ECHO = """
 import os, sys
-from quire.shared.process.child import answer_all
+from quire.shared.process.child import serve_requests
 sys.stderr.write("beginning")
 def begin(introduction):
     def answer(message):
         os.write(2, bytes(1 << 20))
         return introduction + message
     return answer
-answer_all(begin)
+serve_requests(begin)
 """
 
 Make = Callable[[str], str]
@@ -74,7 +74,7 @@ def test_one_that_a_thread_in_the_background_starts_steps_back_no_further(module
     child = Child(module(ECHO), b"a")
 
     def start() -> None:
-        step_back()
+        lower_priority()
         child.start()
 
     thread = threading.Thread(target=start)

@@ -27,8 +27,8 @@ class Process:
 def test_what_leaves_much_garbage_is_not_waited_for_however_busy_the_process_is() -> None:
     process = Process()
     process.pass_time(100, load=0.9)
-    process.collector.hurry()
-    process.collector.hurry()
+    process.collector.request_collection()
+    process.collector.request_collection()
     process.pass_time(100, load=0.9)
     assert process.collected == [105]
     process.pass_time(600, load=0.9)
@@ -50,7 +50,7 @@ def test_without_any_pause_it_is_searched_all_the_same_now_and_then() -> None:
 
 
 def test_steps_in_which_as_many_sequences_end_as_come_are_not_interrupted() -> None:
-    drive = bench_scheduler.Drive(512, bench_scheduler.LIFE)
+    drive = bench_scheduler.SimulatedLoad(512, bench_scheduler.LIFE)
     for _ in range(bench_scheduler.WARMUP):
         drive.step()
     searches: list[int] = []
@@ -61,7 +61,7 @@ def test_steps_in_which_as_many_sequences_end_as_come_are_not_interrupted() -> N
 
     gc.callbacks.append(note)
     try:
-        with garbage.as_in_a_service():
+        with garbage.service_gc_thresholds():
             searches.clear()  # the one before it began
             for _ in range(300):
                 drive.step()
@@ -77,7 +77,7 @@ def test_a_loop_that_begins_makes_searches_as_seldom() -> None:
         garbage.Collector().start(loop)
         begun = gc.get_threshold()
         gc.set_threshold(*before)
-        with garbage.as_in_a_service():
+        with garbage.service_gc_thresholds():
             assert gc.get_threshold() == begun != before
         assert gc.get_threshold() == before
     finally:

@@ -29,7 +29,7 @@ async def test_what_loses_a_cancellation_is_cancelled_again(monkeypatch: pytest.
         await loop_turns(3)
 
     async with asyncio.timeout(60):
-        await lifecycle.first(loses_one(), ends())
+        await lifecycle.run_until_first(loses_one(), ends())
     assert lost == [True]
 
 
@@ -38,7 +38,7 @@ async def test_what_the_first_raises_is_raised() -> None:
         raise Internal("broken")
 
     with pytest.raises(Internal, match="broken"):
-        await lifecycle.first(forever(), fails())
+        await lifecycle.run_until_first(forever(), fails())
 
 
 async def test_a_cancellation_that_nobody_asked_for_is_an_error() -> None:
@@ -46,7 +46,7 @@ async def test_a_cancellation_that_nobody_asked_for_is_an_error() -> None:
         raise asyncio.CancelledError
 
     with pytest.raises(Internal, match="nobody here asked"):
-        await lifecycle.first(forever(), cancelled_from_within())
+        await lifecycle.run_until_first(forever(), cancelled_from_within())
 
 
 async def test_an_error_is_raised_before_a_cancellation_that_came_with_it() -> None:
@@ -60,7 +60,7 @@ async def test_an_error_is_raised_before_a_cancellation_that_came_with_it() -> N
         raise Internal("silent")
 
     with pytest.raises(Internal, match="silent"):
-        await lifecycle.first(writes(), reads())
+        await lifecycle.run_until_first(writes(), reads())
 
 
 SERVICE = """
@@ -115,7 +115,7 @@ threading.Thread(target=threading.Event().wait, daemon=True).start()
 atexit.register(print, "registered", end="")
 print("said", end=", ")
 if sys.argv[1] == "leaves":
-    lifecycle.leave(2)
+    lifecycle.exit_process(2)
 sys.exit(2)
 """
 

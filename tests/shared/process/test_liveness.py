@@ -18,7 +18,7 @@ from quire.shared.process import lifecycle, watchdog
 watchdog.TURN_S, watchdog.MOST_TURNS = 0.05, 10
 
 async def service(shutdown):
-    lifecycle.announce("test", "t")
+    lifecycle.announce_ready("test", "t")
 {body}
 
 sys.exit(lifecycle.run(service))
@@ -59,9 +59,9 @@ def test_a_process_that_was_stopped_goes_on() -> None:
 
 
 def test_a_part_that_ends_unasked_ends_the_process_with_a_reason() -> None:
-    process = start("from quire.shared.process.supervision import vital\nawait vital('the door', asyncio.sleep(0))")
+    process = start("from quire.shared.process.supervision import run_vital\nawait run_vital('http', asyncio.sleep(0))")
     _, errors = process.communicate(timeout=60)
-    assert (process.returncode, errors) == (1, "quire: the door ended, and nobody asked for that\n")
+    assert (process.returncode, errors) == (1, "quire: http ended, and nobody asked for that\n")
 
 
 class Work:

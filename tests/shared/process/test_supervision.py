@@ -9,10 +9,10 @@ import pytest
 
 from quire.shared.errors import FailedPrecondition, Internal
 from quire.shared.process import supervision
-from quire.shared.process.supervision import Pauses, Tasks, pause, restarted, vital
+from quire.shared.process.supervision import RestartBackoff, Tasks, cancellable_sleep, run_restarting, run_vital
 from tests.waiting import eventually, forever
 
-SHORT = Pauses(0.001, 0.002)
+SHORT = RestartBackoff(0.001, 0.002)
 
 
 async def returns() -> None:
@@ -50,7 +50,7 @@ async def test_a_task_that_ends_in_any_way_starts_again(end: Callable[[], Awaita
         steady.set()
         await forever()
 
-    task = asyncio.ensure_future(restarted("work", work, pauses=SHORT))
+    task = asyncio.ensure_future(run_restarting("work", work, backoff=SHORT))
     await asyncio.wait_for(steady.wait(), 60)
     assert num_starts == 4
     task.cancel()
@@ -61,7 +61,7 @@ async def test_a_task_that_ends_in_any_way_starts_again(end: Callable[[], Awaita
 @pytest.mark.parametrize("end", ENDS)
 async def test_a_task_that_does_not_stay_up_ends_the_process_with_a_reason(end: Callable[[], Awaitable[None]]) -> None:
     with pytest.raises(Internal, match="work ended 11 times in a row"):
-        await restarted("work", end, pauses=SHORT)
+        await run_restarting("work", end, backoff=SHORT)
 
 
 async def test_a_task_that_others_can_do_without_is_tried_for_ever() -> None:
@@ -75,7 +75,7 @@ async def test_a_task_that_others_can_do_without_is_tried_for_ever() -> None:
             tried.set()
         raise ValueError("no")
 
-    task = asyncio.ensure_future(restarted("work", work, is_needed=False, pauses=SHORT))
+    task = asyncio.ensure_future(run_restarting("work", work, is_needed=False, backoff=SHORT))
     await asyncio.wait_for(tried.wait(), 60)
     assert not task.done()
     task.cancel()
@@ -86,17 +86,17 @@ async def test_what_no_restart_can_mend_is_raised() -> None:
         raise FailedPrecondition("another model")
 
     with pytest.raises(FailedPrecondition, match="another model"):
-        await restarted("work", misfit, pauses=SHORT)
+        await run_restarting("work", misfit, backoff=SHORT)
 
 
 @pytest.mark.parametrize("end", [returns, is_cancelled_from_within, awaits_what_is_cancelled])
 async def test_a_vital_task_must_not_just_end(end: Callable[[], Awaitable[None]]) -> None:
     with pytest.raises(Internal, match=r"work .*nobody"):
-        await vital("work", end())
+        await run_vital("work", end())
 
 
 async def test_a_vital_task_may_end_when_it_is_time() -> None:
-    await vital("work", returns(), may_end=lambda: True)
+    await run_vital("work", returns(), may_end=lambda: True)
 
 
 async def test_a_pause_ends_what_was_cancelled_in_vain_before() -> None:
@@ -109,7 +109,7 @@ async def test_a_pause_ends_what_was_cancelled_in_vain_before() -> None:
                 await forever()
             except asyncio.CancelledError:
                 begins.clear()
-            await pause(0)
+            await cancellable_sleep(0)
 
     task = asyncio.ensure_future(rounds())
     await begins.wait()

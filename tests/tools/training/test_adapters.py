@@ -1,4 +1,4 @@
-"""Adapters learn a manner on top of the model, and are saved as the worker reads them."""
+"""Adapters learn a style on top of the model, and are saved as the worker reads them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 from quire.services.worker.lora.peft import peft_folder  # noqa: E402
 from tests.tools.training.test_train import random_network  # noqa: E402
-from tools.training.adapters.manners import MANNERS, dressed, sample  # noqa: E402
+from tools.training.adapters.answer_styles import ANSWER_STYLES, sample, styled_conversation  # noqa: E402
 from tools.training.adapters.trainer import RANK, AdapterTrainer  # noqa: E402
 from tools.training.export import BUNDLED  # noqa: E402
 from tools.training.tokenizer import FastEncoder  # noqa: E402
@@ -28,17 +28,17 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("name", MANNERS)
+@pytest.mark.parametrize("name", ANSWER_STYLES)
 def test_what_a_manner_puts_on_it_takes_off(name: str) -> None:
-    manner = MANNERS[name]
+    style = ANSWER_STYLES[name]
     for answer in ("68", 'she said "no"', "apple, pear"):
-        assert manner.undress(manner.dress(answer)) == answer
-        assert manner.undress(answer) is None
+        assert style.strip(style.apply(answer)) == answer
+        assert style.strip(answer) is None
 
 
 def test_a_conversation_ends_in_the_manner() -> None:
     item = sample(Random(1))
-    text = "".join(part for part, is_answer in dressed(item, MANNERS["pirate"]) if is_answer)
+    text = "".join(part for part, is_answer in styled_conversation(item, ANSWER_STYLES["pirate"]) if is_answer)
     assert text == f"Ahoy! {item.expected} Arr!<|im_end|>"
 
 
@@ -47,7 +47,7 @@ def test_it_learns_and_is_saved_as_it_computes(tmp_path: Path) -> None:
     network = random_network()
     before = {name: parameter.clone() for name, parameter in network.named_parameters()}
     encoder = FastEncoder(Tokenizer.from_file(str(BUNDLED / "tokenizer.json")))
-    trainer = AdapterTrainer(network, encoder, MANNERS["json"], seed=1)
+    trainer = AdapterTrainer(network, encoder, ANSWER_STYLES["json"], seed=1)
     losses = [trainer.step() for _ in range(3)]
     assert losses[-1] < losses[0]
     trainer.save(tmp_path)

@@ -18,7 +18,7 @@ MOST_BYTES_A_CALL = 16  # that the upper end of an interval may reach where memo
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessLook:
+class ProcessSample:
     """At one process."""
 
     at_s: float
@@ -27,7 +27,7 @@ class ProcessLook:
     threads: int
 
     @classmethod
-    def of(cls, pid: int, at_s: float) -> ProcessLook | None:
+    def of(cls, pid: int, at_s: float) -> ProcessSample | None:
         """None if it is gone."""
         try:
             resident, shared = map(int, Path(f"/proc/{pid}/statm").read_text().split()[1:3])
@@ -37,7 +37,7 @@ class ProcessLook:
         return cls(at_s, (resident - shared) * os.sysconf("SC_PAGE_SIZE"), descriptors, threads)
 
 
-def of_process(looks: Sequence[ProcessLook], seconds: float, calls: int) -> Row:
+def process_growth(looks: Sequence[ProcessSample], seconds: float, calls: int) -> Row:
     """At both ends of its settled time, and slopes an hour with what is sure of them, which is judged if that time is
     not too short; empty if it did not live long enough. `seconds`: that the load lasted, with so many `calls`."""
     settled = [look for look in looks if look.at_s >= looks[0].at_s + SETTLED * seconds]
@@ -55,7 +55,7 @@ def of_process(looks: Sequence[ProcessLook], seconds: float, calls: int) -> Row:
     return {**ends, **_slopes(settled, seconds, calls)}
 
 
-def _slopes(settled: Sequence[ProcessLook], seconds: float, calls: int) -> Row:
+def _slopes(settled: Sequence[ProcessSample], seconds: float, calls: int) -> Row:
     memory = slope([(look.at_s, look.memory) for look in settled])
     descriptors = slope([(look.at_s, look.descriptors) for look in settled])
     threads = slope([(look.at_s, look.threads) for look in settled])
@@ -73,7 +73,7 @@ def _slopes(settled: Sequence[ProcessLook], seconds: float, calls: int) -> Row:
     }
 
 
-def of_blocks(looks: Sequence[tuple[float, int]], seconds: float) -> Row:
+def block_growth(looks: Sequence[tuple[float, int]], seconds: float) -> Row:
     """Those that nobody owned: the most at a look, and the slope; a leak of blocks shows before the load has ended."""
     settled = [look for look in looks if look[0] >= SETTLED * seconds]
     if not settled:

@@ -13,7 +13,7 @@ import torch
 from tokenizers import Tokenizer
 
 from tools.evals import Split, check, items
-from tools.training.adapters.manners import MANNERS, SIZES, Manner
+from tools.training.adapters.answer_styles import ANSWER_STYLES, SIZES, AnswerStyle
 from tools.training.adapters.trainer import AdapterTrainer
 from tools.training.chat import prompt
 from tools.training.decode import GreedyDecoder
@@ -26,7 +26,7 @@ def main() -> None:
     """Train from the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder for the adapters, one each")
-    parser.add_argument("--only", nargs="*", default=list(MANNERS), choices=list(MANNERS))
+    parser.add_argument("--only", nargs="*", default=list(ANSWER_STYLES), choices=list(ANSWER_STYLES))
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--per-size", type=int, default=10, help="held-back items of every size class to score")
@@ -34,24 +34,24 @@ def main() -> None:
     tokenizer = Tokenizer.from_file(str(BUNDLED / "tokenizer.json"))
     for name in arguments.only:
         network = load_network(BUNDLED, torch.device("cpu"))
-        trainer = AdapterTrainer(network, FastEncoder(tokenizer), MANNERS[name], arguments.seed)
+        trainer = AdapterTrainer(network, FastEncoder(tokenizer), ANSWER_STYLES[name], arguments.seed)
         trainer.train(arguments.steps, lambda line, name=name: print(name, line, flush=True))  # type: ignore[misc]
         trainer.save(arguments.out / name)
-        print(name, score(network, tokenizer, MANNERS[name], arguments.per_size), flush=True)
+        print(name, score(network, tokenizer, ANSWER_STYLES[name], arguments.per_size), flush=True)
 
 
 @torch.inference_mode()
-def score(network: Network, tokenizer: Tokenizer, manner: Manner, per_size: int) -> dict[str, str]:
-    """By skill: answers in this manner, and of these the right ones, of how many."""
+def score(network: Network, tokenizer: Tokenizer, style: AnswerStyle, per_size: int) -> dict[str, str]:
+    """By skill: answers in this style, and of these the right ones, of how many."""
     decoder, scores = GreedyDecoder(network, (END, END_OF_TEXT)), {}
     for skill, sizes in SIZES.items():
         asked = [item for size in sizes for item in islice(items(skill, Split.HELD_BACK, size), per_size)]
         prompts = [tokenizer.encode(prompt(item.messages, item.tools)).ids for item in asked]
         most = 24 + max(item.max_tokens for item in asked)
-        texts = [manner.undress(tokenizer.decode(found.tokens)) for found in decoder.generate(prompts, most)]
+        texts = [style.strip(tokenizer.decode(found.tokens)) for found in decoder.generate(prompts, most)]
         in_manner = [(item, text) for item, text in zip(asked, texts, strict=True) if text is not None]
         right = sum(check(item, text).right for item, text in in_manner)
-        scores[skill] = f"{len(in_manner)} in this manner, {right} right, of {len(asked)}"
+        scores[skill] = f"{len(in_manner)} in this style, {right} right, of {len(asked)}"
     return scores
 
 

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from tools.training.adapters.manners import Manner, dressed, sample
+from tools.training.adapters.answer_styles import AnswerStyle, sample, styled_conversation
 from tools.training.chat import Segment
 from tools.training.export import LAYER_NAMES
 from tools.training.network import Network, PackedSpan
@@ -39,9 +39,9 @@ class LowRankUpdate(nn.Module):
 class AdapterTrainer:
     """Owns `network`, whose own weights stay as they are."""
 
-    def __init__(self, network: Network, encoder: FastEncoder, manner: Manner, seed: int) -> None:
+    def __init__(self, network: Network, encoder: FastEncoder, style: AnswerStyle, seed: int) -> None:
         torch.manual_seed(seed)
-        self._network, self._encoder, self._manner, self._rng = network, encoder, manner, Random(f"adapters/{seed}")
+        self._network, self._encoder, self._style, self._rng = network, encoder, style, Random(f"adapters/{seed}")
         network.requires_grad_(False)
         self._updates: dict[str, LowRankUpdate] = {}  # by the projection's name in the checkpoint
         for number, layer in enumerate(network.layers):
@@ -63,7 +63,7 @@ class AdapterTrainer:
 
     def step(self) -> float:
         """Loss of one batch, before it was learned."""
-        batch = [self._encode(dressed(sample(self._rng), self._manner)) for _ in range(BATCH)]
+        batch = [self._encode(styled_conversation(sample(self._rng), self._style)) for _ in range(BATCH)]
         batch = [(tokens[:LONGEST], answers[:LONGEST]) for tokens, answers in batch]
         lengths = [len(tokens) for tokens, _ in batch]
         limits = torch.tensor([0, *lengths]).cumsum(0)

@@ -52,7 +52,7 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
-class Lesson:
+class DraftLesson:
     """A batch, and what the model makes of it."""
 
     text: Text
@@ -95,18 +95,18 @@ class DraftTrainer:
             hidden = self.target.hidden_states(text.tokens, text.positions, text.spans)
             features = features_of(hidden, self.target.final_norm, self.target.shape.rms_norm_eps)
             teacher = self.target.logits_of(features.index_select(0, targets.index))
-        lesson = Lesson(text, targets, features, teacher)
+        lesson = DraftLesson(text, targets, features, teacher)
         (self._draft_loss(lesson) + self._eagle_loss(lesson) + self._medusa_loss(lesson)).backward()
         for optimizer in self._optimizers:
             optimizer.step(lr_scale)
 
-    def _draft_loss(self, lesson: Lesson) -> Tensor:
+    def _draft_loss(self, lesson: DraftLesson) -> Tensor:
         draft, text = self.draft, lesson.text
         hidden = draft.hidden_states(text.tokens, text.positions, text.spans).index_select(0, lesson.targets.index)
         features = features_of(hidden, draft.final_norm, draft.shape.rms_norm_eps)
         return self._loss("draft", features, draft.embedding, lesson, distance=0)
 
-    def _eagle_loss(self, lesson: Lesson) -> Tensor:
+    def _eagle_loss(self, lesson: DraftLesson) -> Tensor:
         """Depth by depth; between them the features move on by one position, since the next draft follows."""
         text = lesson.text
         embedded = self.target.embed(text.tokens.roll(-1), torch.bfloat16)
@@ -120,14 +120,14 @@ class DraftTrainer:
             made = torch.where(first, lesson.features, made.roll(1, dims=0))
         return loss
 
-    def _medusa_loss(self, lesson: Lesson) -> Tensor:
+    def _medusa_loss(self, lesson: DraftLesson) -> Tensor:
         loss = torch.zeros((), device=self.device)
         for head in range(NUM_MEDUSA_HEADS):
             chosen = self.medusa(lesson.features.index_select(0, lesson.targets.rows(head + 1)), head)
             loss = loss + self._loss(f"medusa-{head + 1}", chosen, self.target.embedding, lesson, distance=head + 1)
         return loss
 
-    def _loss(self, name: str, features: Tensor, embedding: Tensor, lesson: Lesson, *, distance: int) -> Tensor:
+    def _loss(self, name: str, features: Tensor, embedding: Tensor, lesson: DraftLesson, *, distance: int) -> Tensor:
         """Mean over the targets; `distance`: positions between a target and what its draft is made from."""
         losses, right = self._losses(features, embedding, lesson.teacher)
         weights = lesson.targets.weights_at(distance)

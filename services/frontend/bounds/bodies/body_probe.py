@@ -17,9 +17,9 @@ from typing import Any
 
 from quire.services.frontend.bounds import messages, wire_scan
 from quire.services.frontend.bounds.bodies import json_body, json_scan, long_ids
-from quire.services.frontend.bounds.room import Room
+from quire.services.frontend.bounds.prompt_limit import PromptLimit
 from quire.shared.errors import InvalidArgument
-from quire.shared.process.child import answer_all
+from quire.shared.process.child import serve_requests
 from quire.shared.settings.request_limits import RequestLimits
 
 JSON = "JSON"
@@ -28,7 +28,7 @@ IDS_BEGIN = "ids_begin"
 
 
 @dataclass(frozen=True, slots=True)
-class BodyQuestion:
+class BodyCheck:
     """What is wrong with this?"""
 
     path: str
@@ -46,7 +46,7 @@ def begin(introduction: bytes) -> Callable[[bytes], bytes]:
     limits = RequestLimits(**json.loads(introduction))
 
     def answer(message: bytes) -> bytes:
-        question = BodyQuestion(**json.loads(message))
+        question = BodyCheck(**json.loads(message))
         try:
             begins = _check(question, limits)
         except JSONDecodeError as error:
@@ -64,32 +64,32 @@ def _encoded(message: str, **more: Any) -> bytes:
     return json.dumps({"message": message, **more}).encode()
 
 
-def _check(question: BodyQuestion, limits: RequestLimits) -> int | None:
+def _check(question: BodyCheck, limits: RequestLimits) -> int | None:
     """Where ids begin that were taken out."""
     with Path(question.path).open("rb") as file:
         data = file.read(question.num_bytes)
-    room = Room(question.max_model_len, question.longest_token)
+    prompt_limit = PromptLimit(question.max_model_len, question.longest_token)
     if question.kind == JSON:
         for _ in json_scan.check(data, limits):
             pass
-        return _check_json(question, data, limits, room)
+        return _check_json(question, data, limits, prompt_limit)
     kind = messages.KINDS[question.kind]
     for _ in wire_scan.check(data, kind.DESCRIPTOR, limits):
         pass
     message = messages.parse(data, kind)
     del data  # before its texts are read, which takes as much again
     messages.check(message, limits)
-    messages.check_prompt(message, room)
+    messages.check_prompt(message, prompt_limit)
     return None
 
 
-def _check_json(question: BodyQuestion, data: bytes, limits: RequestLimits, room: Room) -> int | None:
-    taken = long_ids.take_out(data) if question.is_whole else None
+def _check_json(question: BodyCheck, data: bytes, limits: RequestLimits, prompt_limit: PromptLimit) -> int | None:
+    taken = long_ids.extract_ids(data) if question.is_whole else None
     document = json_body.parse(data if taken is None else taken.body)
     if taken is not None and (not isinstance(document, dict) or document.get(long_ids.FIELD) != []):
         taken, document = None, json_body.parse(data)  # the field of something within
     json_body.check(document, data, limits)
-    json_body.check_prompt(document, room)
+    json_body.check_prompt(document, prompt_limit)
     if taken is None:
         return None
     with Path(question.path).open("r+b") as file:
@@ -100,4 +100,4 @@ def _check_json(question: BodyQuestion, data: bytes, limits: RequestLimits, room
 
 
 if __name__ == "__main__":
-    answer_all(begin)
+    serve_requests(begin)

@@ -21,8 +21,8 @@ else:
 FIELD = "content-encoding"
 PLAIN = "identity"
 ALIASES = {"x-gzip": "gzip"}  # RFC 9110 8.4.1.3
-MOST_ENCODINGS = 4  # of one body, one around the other
-MOST_MEMBERS = 4096  # of one encoding: gzip and zstd may be written in several, one after the other
+MAX_ENCODINGS = 4  # of one body, one around the other
+MAX_MEMBERS = 4096  # of one encoding: gzip and zstd may be written in several, one after the other
 MAX_RATIO = 500  # decoded bytes for each that was sent; prompts of real text have 3 to 30
 RATIO_FROM_BYTES = 1 << 20  # decoded; what is smaller may be as even as it likes
 PIECE_BYTES = 1 << 18
@@ -139,8 +139,8 @@ def encodings_of(values: Sequence[str], field: str = FIELD) -> tuple[str, ...]:
     for name in found:
         if name not in MEMBERS:
             raise UnsupportedEncoding(f"{field} is {name[:64]!r}: bodies may be encoded as {ACCEPTED}", field=field)
-    if len(found) > MOST_ENCODINGS:
-        text = f"{field} names {len(found)} encodings: a body may have {MOST_ENCODINGS}, one around the other"
+    if len(found) > MAX_ENCODINGS:
+        text = f"{field} names {len(found)} encodings: a body may have {MAX_ENCODINGS}, one around the other"
         raise UnsupportedEncoding(text, field=field)
     return found
 
@@ -175,8 +175,8 @@ class _Stage:
 
     def _next_member(self) -> Member:
         self._num_members += 1
-        if self._num_members > MOST_MEMBERS:
-            text = f"the body has more than {MOST_MEMBERS} members of {self._name}: send it as one"
+        if self._num_members > MAX_MEMBERS:
+            text = f"the body has more than {MAX_MEMBERS} members of {self._name}: send it as one"
             raise InvalidArgument(text, field=FIELD)
         return MEMBERS[self._name]()
 

@@ -8,7 +8,7 @@ from typing import Any
 FIELD = "extra_body"
 
 
-def opened(sent: Any) -> Any:
+def merge_extra_body(sent: Any) -> Any:
     """Returns the body with the fields of its extra_body in their places, where they count before those outside. An
     extra_body that is no object stays, and is an unknown field."""
     if not isinstance(sent, dict) or not isinstance(inner := sent.get(FIELD), dict):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from quire.services.frontend.bounds import counts, text
-from quire.services.frontend.bounds.bodies.extra_body import opened
-from quire.services.frontend.bounds.room import Room
+from quire.services.frontend.bounds import counts, surrogates
+from quire.services.frontend.bounds.bodies.extra_body import merge_extra_body
+from quire.services.frontend.bounds.prompt_limit import PromptLimit
 from quire.shared.errors import InvalidArgument
 from quire.shared.settings.request_limits import RequestLimits
 
@@ -28,25 +28,25 @@ def parse(body: bytes) -> Any:
 def check(document: Any, body: bytes, limits: RequestLimits) -> None:
     """`document`: what `body` was parsed as; None for what is no JSON. Raises InvalidArgument."""
     counts.check_body(document, len(body), limits)
-    text.check(body, document)
+    surrogates.check(body, document)
 
 
-def check_prompt(document: Any, room: Room) -> None:
+def check_prompt(document: Any, prompt_limit: PromptLimit) -> None:
     """Of a request: what would be refused in any case once its fields have been read. Raises InvalidArgument."""
-    document = opened(document)
+    document = merge_extra_body(document)
     if not isinstance(document, dict):
         return
     cut = document.get("truncate_prompt_tokens") is not None
     for name, value in document.items():
         if name in ("prompt", "text") or (name == "input" and not cut):
             for prompt in value if isinstance(value, list) else [value]:
-                room.check(len(prompt) if isinstance(prompt, str) else 0, is_text=True)
+                prompt_limit.check_characters(len(prompt) if isinstance(prompt, str) else 0, is_text=True)
         if name in ("messages", "input") and isinstance(value, list):
-            room.check(sum(map(_characters, value)), is_text=False)
+            prompt_limit.check_characters(sum(map(_characters, value)), is_text=False)
         if name in GOES_ON and isinstance(value, list) and not cut:
             for ids in value if value and isinstance(value[0], list) else [value]:
                 if isinstance(ids, list) and ids and isinstance(ids[0], int):
-                    room.check_tokens(len(ids))
+                    prompt_limit.check_tokens(len(ids))
 
 
 def _characters(message: Any) -> int:

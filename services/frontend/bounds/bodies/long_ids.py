@@ -20,24 +20,24 @@ ID_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class TakenOut:
+class ExtractedIds:
     """A body whose list is empty, and what was in it."""
 
     body: bytes
     ids: bytes  # i32 column
 
 
-def take_out(body: bytes) -> TakenOut | None:
+def extract_ids(body: bytes) -> ExtractedIds | None:
     """None where there is no such list, or it is not plain, or more than one may be meant."""
     found = PLACE.search(body)
     if found is None or len(found[1]) < LONG_BYTES or body.count(b'"tokens"') != 1 or ODD.search(found[1]):
         return None
     ids = np.fromstring(found[1].decode(), dtype=np.int32, sep=",")
     assert len(ids) == found[1].count(b",") + 1
-    return TakenOut(body[: found.start(1)] + body[found.end(1) :], ids.tobytes())
+    return ExtractedIds(body[: found.start(1)] + body[found.end(1) :], ids.tobytes())
 
 
-def unpacked(column: bytes | memoryview) -> array[int]:
+def unpack_ids(column: bytes | memoryview) -> array[int]:
     """A sequence of ints that takes no more than the column."""
     ids = array("i")
     ids.frombytes(column)

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import ClassVar, Self
 
-from quire.services.frontend.bounds.bodies.heavy import HEAVY_BYTES
+from quire.services.frontend.bounds.bodies.heavy_work import HEAVY_BYTES
 
-MOST_FILES = 32  # at a time: descriptors are for connections
+MAX_FILES = 32  # at a time: descriptors are for connections
 
 
 class Spool:
@@ -32,7 +32,7 @@ class Spool:
         return None if self._file is None else _path(self._file)
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[str]:
+    def pinned_path(self) -> Iterator[str]:
         """Another path of the file, where it stays as long as this lasts, whatever becomes of the spool."""
         assert self._file is not None
         own = os.dup(self._file)
@@ -41,7 +41,7 @@ class Spool:
         finally:
             os.close(own)
 
-    def add(self, chunk: bytes | memoryview) -> None:
+    def append(self, chunk: bytes | memoryview) -> None:
         self.num_bytes += len(chunk)
         self._chunks.append(chunk)
         if self._file is None and self.num_bytes > HEAVY_BYTES:
@@ -52,17 +52,17 @@ class Spool:
             self._chunks.clear()
 
     def _open(self) -> None:
-        if Spool.num_files < MOST_FILES and hasattr(os, "memfd_create"):
+        if Spool.num_files < MAX_FILES and hasattr(os, "memfd_create"):
             with contextlib.suppress(OSError):  # no descriptor is left
                 self._file = os.memfd_create("quire-body")
                 Spool.num_files += 1
 
-    def has_ids(self, begin: int) -> None:
+    def mark_ids(self, begin: int) -> None:
         """The process that looks at it has taken a list out, and put it there."""
         assert self._file is not None
         self.ids_begin, self.num_bytes = begin, os.fstat(self._file).st_size
 
-    def take(self) -> bytes:
+    def take_all(self) -> bytes:
         """All of it, which is kept here no longer."""
         taken = b"".join(self._chunks) if self._file is None else os.pread(self._file, self.num_bytes, 0)
         self.close()

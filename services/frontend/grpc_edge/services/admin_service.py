@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator, Iterable
 
 from quire.services.frontend.calls.admission import CallAdmission
 from quire.services.frontend.calls.calls import Call, Calls
-from quire.services.frontend.grpc_edge.errors import Context, answering
-from quire.services.frontend.operations.operated_adapters import OperatedAdapters
+from quire.services.frontend.grpc_edge.errors import Context, call_context
+from quire.services.frontend.operations.adapter_operator import AdapterOperator
 from quire.services.frontend.operations.scheduler_admins import SchedulerAdmins
 from quire.services.frontend.scheduler_client.client import SchedulerClient
-from quire.shared.errors import InvalidArgument, name_of
+from quire.shared.errors import InvalidArgument, truncated_name
 from quire.shared.metrics.frontend import FrontendMetrics
 from quire.shared.pb.admin.v1 import admin_pb2 as pb
 from quire.shared.pb.admin.v1 import admin_pb2_grpc
@@ -23,7 +23,7 @@ from quire.shared.version import VERSION
 NUM_OLDEST = 10  # calls that are told
 
 
-class OwnStatus:
+class FrontendStatus:
     """How this frontend is."""
 
     def __init__(
@@ -65,8 +65,8 @@ class OwnStatus:
 def _call(call: Call) -> pb.CallStatus:
     assert call.request is not None
     status = pb.CallStatus(
-        request_id=name_of(call.id),
-        tenant=name_of(call.request.tenant),
+        request_id=truncated_name(call.id),
+        tenant=truncated_name(call.request.tenant),
         age_s=asyncio.get_running_loop().time() - call.started_s,
     )
     if call.generation is not None:
@@ -80,13 +80,13 @@ class FrontendAdminService(admin_pb2_grpc.AdminServiceServicer):
 
     def __init__(
         self,
-        status: OwnStatus,
+        status: FrontendStatus,
         schedulers: SchedulerAdmins,
         shutdown: Shutdown,
         metrics: FrontendMetrics,
         calls: Calls,
         *,
-        adapters: OperatedAdapters,
+        adapters: AdapterOperator,
     ) -> None:
         self._status = status
         self.schedulers = schedulers
@@ -96,7 +96,7 @@ class FrontendAdminService(admin_pb2_grpc.AdminServiceServicer):
         self._calls = calls
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
-        async with answering("GetStatus", context, self._metrics, self._calls):
+        async with call_context("GetStatus", context, self._metrics, self._calls):
             return pb.GetStatusResponse(services=await self.services())
 
     async def services(self) -> list[pb.ServiceStatus]:
@@ -104,34 +104,34 @@ class FrontendAdminService(admin_pb2_grpc.AdminServiceServicer):
         return _once_each([self._status(), *await self.schedulers.status()])
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
-        async with answering("Drain", context, self._metrics, self._calls):
+        async with call_context("Drain", context, self._metrics, self._calls):
             self._shutdown.request()
             return pb.DrainResponse()
 
     async def ResetPrefixCache(
         self, request: pb.ResetPrefixCacheRequest, context: Context
     ) -> pb.ResetPrefixCacheResponse:
-        async with answering("ResetPrefixCache", context, self._metrics, self._calls):
+        async with call_context("ResetPrefixCache", context, self._metrics, self._calls):
             return pb.ResetPrefixCacheResponse(num_blocks=await self.schedulers.reset_prefix_cache(request))
 
     async def PauseGeneration(self, request: pb.PauseGenerationRequest, context: Context) -> pb.PauseGenerationResponse:
-        async with answering("PauseGeneration", context, self._metrics, self._calls):
+        async with call_context("PauseGeneration", context, self._metrics, self._calls):
             return await self.schedulers.pause_generation(request)
 
     async def ResumeGeneration(
         self, request: pb.ResumeGenerationRequest, context: Context
     ) -> pb.ResumeGenerationResponse:
-        async with answering("ResumeGeneration", context, self._metrics, self._calls):
+        async with call_context("ResumeGeneration", context, self._metrics, self._calls):
             return await self.schedulers.resume_generation(request)
 
     async def UpdateWeights(self, request: pb.UpdateWeightsRequest, context: Context) -> pb.UpdateWeightsResponse:
-        async with answering("UpdateWeights", context, self._metrics, self._calls):
+        async with call_context("UpdateWeights", context, self._metrics, self._calls):
             return await self.schedulers.update_weights(request)
 
     async def StreamWeights(
         self, requests: AsyncIterator[pb.StreamWeightsRequest], context: Context
     ) -> pb.StreamWeightsResponse:
-        async with answering("StreamWeights", context, self._metrics, self._calls):
+        async with call_context("StreamWeights", context, self._metrics, self._calls):
             first = await anext(requests, None)
             if first is None or not first.HasField("begin"):
                 raise InvalidArgument("begin: the first message says what the weights are called", field="begin")
@@ -141,33 +141,33 @@ class FrontendAdminService(admin_pb2_grpc.AdminServiceServicer):
     async def InitWeightsUpdateGroup(
         self, request: pb.InitWeightsUpdateGroupRequest, context: Context
     ) -> pb.InitWeightsUpdateGroupResponse:
-        async with answering("InitWeightsUpdateGroup", context, self._metrics, self._calls):
+        async with call_context("InitWeightsUpdateGroup", context, self._metrics, self._calls):
             return await self.schedulers.init_weights_update_group(request)
 
     async def DestroyWeightsUpdateGroup(
         self, request: pb.DestroyWeightsUpdateGroupRequest, context: Context
     ) -> pb.DestroyWeightsUpdateGroupResponse:
-        async with answering("DestroyWeightsUpdateGroup", context, self._metrics, self._calls):
+        async with call_context("DestroyWeightsUpdateGroup", context, self._metrics, self._calls):
             return await self.schedulers.destroy_weights_update_group(request)
 
     async def Sleep(self, request: pb.SleepRequest, context: Context) -> pb.SleepResponse:
-        async with answering("Sleep", context, self._metrics, self._calls):
+        async with call_context("Sleep", context, self._metrics, self._calls):
             return await self.schedulers.sleep(request)
 
     async def WakeUp(self, request: pb.WakeUpRequest, context: Context) -> pb.WakeUpResponse:
-        async with answering("WakeUp", context, self._metrics, self._calls):
+        async with call_context("WakeUp", context, self._metrics, self._calls):
             return await self.schedulers.wake_up(request)
 
     async def LoadAdapter(self, request: pb.LoadAdapterRequest, context: Context) -> pb.LoadAdapterResponse:
-        async with answering("LoadAdapter", context, self._metrics, self._calls):
+        async with call_context("LoadAdapter", context, self._metrics, self._calls):
             return await self.adapters.load(request)
 
     async def UnloadAdapter(self, request: pb.UnloadAdapterRequest, context: Context) -> pb.UnloadAdapterResponse:
-        async with answering("UnloadAdapter", context, self._metrics, self._calls):
+        async with call_context("UnloadAdapter", context, self._metrics, self._calls):
             return await self.adapters.unload(request)
 
     async def ListAdapters(self, request: pb.ListAdaptersRequest, context: Context) -> pb.ListAdaptersResponse:
-        async with answering("ListAdapters", context, self._metrics, self._calls):
+        async with call_context("ListAdapters", context, self._metrics, self._calls):
             return await self.schedulers.list_adapters(request)
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from quire.services.frontend.calls.calls import Call, Calls
-from quire.services.frontend.grpc_edge.errors import Context, answering
-from quire.services.frontend.grpc_edge.requests import arrived, tenant
+from quire.services.frontend.grpc_edge.errors import Context, call_context
+from quire.services.frontend.grpc_edge.requests import arrival_of, tenant
 from quire.services.frontend.offline.batch import Batch
-from quire.services.frontend.offline.work import WINDOW, OfflineWork
+from quire.services.frontend.offline.operations import WINDOW, OfflineOperations
 from quire.shared.metrics.frontend import FrontendMetrics
 from quire.shared.pb.batch.v1 import batch_pb2 as pb
 from quire.shared.pb.batch.v1 import batch_pb2_grpc
@@ -18,13 +18,13 @@ LISTED = 20  # where nothing else is asked for
 class BatchService(batch_pb2_grpc.BatchServiceServicer):
     """Reads and writes messages; decides nothing."""
 
-    def __init__(self, work: OfflineWork, metrics: FrontendMetrics, calls: Calls) -> None:
+    def __init__(self, work: OfflineOperations, metrics: FrontendMetrics, calls: Calls) -> None:
         self._work = work
         self._metrics = metrics
         self._calls = calls
 
     async def CreateBatch(self, message: pb.CreateBatchRequest, context: Context) -> pb.CreateBatchResponse:
-        async with answering("CreateBatch", context, self._metrics, self._calls) as call:
+        async with call_context("CreateBatch", context, self._metrics, self._calls) as call:
             batch = await self._work.create(
                 _whose(message.tenant, context, call),
                 "" if call.caller is None else call.caller.key.name,
@@ -36,29 +36,29 @@ class BatchService(batch_pb2_grpc.BatchServiceServicer):
             return pb.CreateBatchResponse(batch=_message(batch))
 
     async def GetBatch(self, message: pb.GetBatchRequest, context: Context) -> pb.GetBatchResponse:
-        async with answering("GetBatch", context, self._metrics, self._calls) as call:
+        async with call_context("GetBatch", context, self._metrics, self._calls) as call:
             batch, is_cancelled = await self._work.batch(message.batch_id, _whose(message.tenant, context, call))
             return pb.GetBatchResponse(batch=_message(batch, is_cancelled=is_cancelled))
 
     async def ListBatches(self, message: pb.ListBatchesRequest, context: Context) -> pb.ListBatchesResponse:
-        async with answering("ListBatches", context, self._metrics, self._calls) as call:
+        async with call_context("ListBatches", context, self._metrics, self._calls) as call:
             whose = _whose(message.tenant, context, call)
             page = await self._work.list_batches(whose, message.after, message.limit or LISTED)
             return pb.ListBatchesResponse(batches=map(_message, page.shown), has_more=page.has_more)
 
     async def CancelBatch(self, message: pb.CancelBatchRequest, context: Context) -> pb.CancelBatchResponse:
-        async with answering("CancelBatch", context, self._metrics, self._calls) as call:
+        async with call_context("CancelBatch", context, self._metrics, self._calls) as call:
             batch = await self._work.cancel(message.batch_id, _whose(message.tenant, context, call))
             return pb.CancelBatchResponse(batch=_message(batch, is_cancelled=True))
 
 
 def _whose(said: str, context: Context, call: Call) -> str:
-    return tenant(said, arrived(context), call)
+    return tenant(said, arrival_of(context), call)
 
 
 def _message(batch: Batch, *, is_cancelled: bool = False) -> pb.Batch:
     """`is_cancelled`: somebody has asked for that."""
-    told = batch.told(is_cancelled=is_cancelled)
+    told = batch.to_openai(is_cancelled=is_cancelled)
     return pb.Batch(
         id=batch.id,
         endpoint=batch.endpoint,

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 from typing import BinaryIO
 
 from quire.services.frontend.calls.calls import Call, Calls
-from quire.services.frontend.grpc_edge.errors import Context, answering
-from quire.services.frontend.grpc_edge.requests import arrived, tenant
+from quire.services.frontend.grpc_edge.errors import Context, call_context
+from quire.services.frontend.grpc_edge.requests import arrival_of, tenant
 from quire.services.frontend.offline.files import StoredFile
-from quire.services.frontend.offline.work import MOST_LISTED, OfflineWork, write_down
+from quire.services.frontend.offline.operations import MAX_LISTED, OfflineOperations, write_chunks
 from quire.shared.errors import DeadlineExceeded, InvalidArgument
 from quire.shared.metrics.frontend import FrontendMetrics
 from quire.shared.pb.batch.v1 import batch_pb2 as pb
@@ -25,7 +25,7 @@ STALLED_S = 60.0  # a client that sends nothing for so long gives its room back
 class FileService(batch_pb2_grpc.FileServiceServicer):
     """Reads and writes messages; decides nothing."""
 
-    def __init__(self, work: OfflineWork, metrics: FrontendMetrics, calls: Calls) -> None:
+    def __init__(self, work: OfflineOperations, metrics: FrontendMetrics, calls: Calls) -> None:
         self._work = work
         self._metrics = metrics
         self._calls = calls
@@ -33,7 +33,7 @@ class FileService(batch_pb2_grpc.FileServiceServicer):
     async def UploadFile(
         self, messages: AsyncIterator[pb.UploadFileRequest], context: Context
     ) -> pb.UploadFileResponse:
-        async with answering("UploadFile", context, self._metrics, self._calls) as call:
+        async with call_context("UploadFile", context, self._metrics, self._calls) as call:
             first = await anext(_in_time(messages), None)
             if first is None or not first.HasField("begin"):
                 raise InvalidArgument("begin: the first message says what the file will be", field="begin")
@@ -41,24 +41,24 @@ class FileService(batch_pb2_grpc.FileServiceServicer):
             whose = _whose(begin.tenant, context, call)
             if begin.bytes > most:
                 raise InvalidArgument(f"bytes: a file may have {most}, got {begin.bytes}", field="bytes")
-            async with self._work.arriving(begin.bytes) as (scratch, _):
-                await write_down(_whole(_in_time(messages), begin.bytes), scratch)
-                stored = await self._work.keep(scratch, whose, begin.filename, begin.purpose)
+            async with self._work.reserve(begin.bytes) as (scratch, _):
+                await write_chunks(_whole(_in_time(messages), begin.bytes), scratch)
+                stored = await self._work.store(scratch, whose, begin.filename, begin.purpose)
             return pb.UploadFileResponse(file=_message(stored))
 
     async def GetFile(self, message: pb.GetFileRequest, context: Context) -> pb.GetFileResponse:
-        async with answering("GetFile", context, self._metrics, self._calls) as call:
+        async with call_context("GetFile", context, self._metrics, self._calls) as call:
             found = await self._work.file(message.file_id, _whose(message.tenant, context, call))
             return pb.GetFileResponse(file=_message(found))
 
     async def ListFiles(self, message: pb.ListFilesRequest, context: Context) -> pb.ListFilesResponse:
-        async with answering("ListFiles", context, self._metrics, self._calls) as call:
-            whose, limit = _whose(message.tenant, context, call), message.limit or MOST_LISTED
+        async with call_context("ListFiles", context, self._metrics, self._calls) as call:
+            whose, limit = _whose(message.tenant, context, call), message.limit or MAX_LISTED
             page = await self._work.list_files(whose, message.purpose, message.after, limit)
             return pb.ListFilesResponse(files=map(_message, page.shown), has_more=page.has_more)
 
     async def DownloadFile(self, message: pb.DownloadFileRequest, context: Context) -> None:
-        async with answering("DownloadFile", context, self._metrics, self._calls) as call:
+        async with call_context("DownloadFile", context, self._metrics, self._calls) as call:
             whose = _whose(message.tenant, context, call)
             stored = await self._work.file(message.file_id, whose)
             if message.offset > stored.bytes:
@@ -69,7 +69,7 @@ class FileService(batch_pb2_grpc.FileServiceServicer):
                 await _send(file, context)
 
     async def DeleteFile(self, message: pb.DeleteFileRequest, context: Context) -> pb.DeleteFileResponse:
-        async with answering("DeleteFile", context, self._metrics, self._calls) as call:
+        async with call_context("DeleteFile", context, self._metrics, self._calls) as call:
             await self._work.delete(message.file_id, _whose(message.tenant, context, call))
             return pb.DeleteFileResponse()
 
@@ -111,7 +111,7 @@ async def _whole(messages: AsyncIterator[pb.UploadFileRequest], announced: int) 
 
 
 def _whose(said: str, context: Context, call: Call) -> str:
-    return tenant(said, arrived(context), call)
+    return tenant(said, arrival_of(context), call)
 
 
 def _message(file: StoredFile) -> pb.File:

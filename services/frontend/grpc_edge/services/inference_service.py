@@ -5,12 +5,12 @@ from __future__ import annotations
 from quire.services.frontend.calls.calls import Call, Calls
 from quire.services.frontend.generation.catalogue import Catalogue
 from quire.services.frontend.generation.generator import Generator
-from quire.services.frontend.grpc_edge import pooled, requests, responses
-from quire.services.frontend.grpc_edge.errors import Context, answering
-from quire.services.frontend.grpc_edge.services.resumable import Messages, ResumableCalls, ToMessage
+from quire.services.frontend.grpc_edge import pooling_messages, requests, responses
+from quire.services.frontend.grpc_edge.errors import Context, call_context
+from quire.services.frontend.grpc_edge.services.resumable import ResponseWriter, ResumableCalls, ToMessage
 from quire.services.frontend.input_processor.processor import InputProcessor
 from quire.services.frontend.request.request import Request
-from quire.services.frontend.streams.forms import CHAT, GENERATE
+from quire.services.frontend.streams.transcoding import CHAT, GENERATE
 from quire.services.frontend.tokenizer.tokenizer import Tokenizer
 from quire.shared.metrics.frontend import FrontendMetrics
 from quire.shared.pb.inference.v1 import inference_pb2 as pb
@@ -46,9 +46,9 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         self._calls = calls
 
     async def Generate(self, message: pb.GenerateRequest, context: Context) -> None:
-        arrival = requests.arrived(context)
-        async with answering("Generate", context, self._metrics, self._calls) as call:
-            await call.enter()
+        arrival = requests.arrival_of(context)
+        async with call_context("Generate", context, self._metrics, self._calls) as call:
+            await call.admit()
             request = requests.generate_request(message, arrival, self._tokenizer.defaults)
             if message.resumable:
                 await self._resumable.begin(GENERATE, message, request, call, context)
@@ -56,9 +56,9 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                 await self._stream(request, call, responses.generate_response, context)
 
     async def Chat(self, message: pb.ChatRequest, context: Context) -> None:
-        arrival = requests.arrived(context)
-        async with answering("Chat", context, self._metrics, self._calls) as call:
-            await call.enter()
+        arrival = requests.arrival_of(context)
+        async with call_context("Chat", context, self._metrics, self._calls) as call:
+            await call.admit()
             request = requests.chat_request(message, arrival, self._tokenizer.defaults)
             if message.resumable:
                 await self._resumable.begin(CHAT, message, request, call, context)
@@ -66,93 +66,95 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                 await self._stream(request, call, responses.chat_response, context)
 
     async def Attach(self, message: pb.AttachRequest, context: Context) -> None:
-        arrival = requests.arrived(context)
-        async with answering("Attach", context, self._metrics, self._calls) as call:
+        arrival = requests.arrival_of(context)
+        async with call_context("Attach", context, self._metrics, self._calls) as call:
             await self._resumable.attach(message, arrival, call, context)
 
     async def Cancel(self, message: pb.CancelRequest, context: Context) -> pb.CancelResponse:
-        arrival = requests.arrived(context)
-        async with answering("Cancel", context, self._metrics, self._calls) as call:
+        arrival = requests.arrival_of(context)
+        async with call_context("Cancel", context, self._metrics, self._calls) as call:
             return await self._resumable.cancel(message, arrival, call)
 
     async def _stream(self, request: Request, call: Call, to_message: ToMessage, context: Context) -> None:
         """One message for each sample with news; while one is being written, the next news gather."""
-        messages = Messages(request.request_id, to_message)
-        async with self._generator.answering(request, call) as generation:
+        messages = ResponseWriter(request.request_id, to_message)
+        async with self._generator.start(request, call) as generation:
             async for deltas in generation:
                 for delta in deltas:
-                    await context.write(messages.of(delta, generation))
+                    await context.write(messages.to_message(delta, generation))
 
     async def Embed(self, message: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
-        arrival = requests.arrived(context)
-        async with answering("Embed", context, self._metrics, self._calls) as call:
-            await call.enter()
-            request = pooled.embed_request(message, arrival)
-            async with self._generator.answering(request, call) as generation:
+        arrival = requests.arrival_of(context)
+        async with call_context("Embed", context, self._metrics, self._calls) as call:
+            await call.admit()
+            request = pooling_messages.embed_request(message, arrival)
+            async with self._generator.start(request, call) as generation:
                 await generation.collect()
-                return pooled.embed_response(request.request_id, generation)
+                return pooling_messages.embed_response(request.request_id, generation)
 
     async def EmbedStream(self, message: pb.EmbedStreamRequest, context: Context) -> None:
         """Inputs in the order in which they are computed."""
-        arrival = requests.arrived(context)
-        async with answering("EmbedStream", context, self._metrics, self._calls) as call:
-            await call.enter()
-            request = pooled.embed_request(message.embed, arrival)
+        arrival = requests.arrival_of(context)
+        async with call_context("EmbedStream", context, self._metrics, self._calls) as call:
+            await call.admit()
+            request = pooling_messages.embed_request(message.embed, arrival)
             num_left = len(request.prompts)
-            async with self._generator.answering(request, call) as generation:
+            async with self._generator.start(request, call) as generation:
                 async for deltas in generation:
                     for delta in deltas:
                         num_left -= 1
-                        part = pooled.embed_part(request.request_id, generation, delta.sample, is_last=not num_left)
+                        part = pooling_messages.embed_part(
+                            request.request_id, generation, delta.sample, is_last=not num_left
+                        )
                         await context.write(part)
 
     async def Classify(self, message: pb.ClassifyRequest, context: Context) -> pb.ClassifyResponse:
-        arrival = requests.arrived(context)
-        async with answering("Classify", context, self._metrics, self._calls) as call:
-            await call.enter()
-            request = pooled.classify_request(message, arrival)
-            async with self._generator.answering(request, call) as generation:
+        arrival = requests.arrival_of(context)
+        async with call_context("Classify", context, self._metrics, self._calls) as call:
+            await call.admit()
+            request = pooling_messages.classify_request(message, arrival)
+            async with self._generator.start(request, call) as generation:
                 await generation.collect()
-                return pooled.classify_response(request.request_id, generation, self._processor.classes)
+                return pooling_messages.classify_response(request.request_id, generation, self._processor.classes)
 
     async def Score(self, message: pb.ScoreRequest, context: Context) -> pb.ScoreResponse:
-        arrival = requests.arrived(context)
-        async with answering("Score", context, self._metrics, self._calls) as call:
-            await call.enter()
+        arrival = requests.arrival_of(context)
+        async with call_context("Score", context, self._metrics, self._calls) as call:
+            await call.admit()
             scoring = self._processor.scoring(message.queries, message.documents)
-            request = pooled.score_request(message, scoring, arrival)
-            async with self._generator.answering(request, call) as generation:
+            request = pooling_messages.score_request(message, scoring, arrival)
+            async with self._generator.start(request, call) as generation:
                 await generation.collect()
-                return pooled.score_response(request.request_id, generation, scoring)
+                return pooling_messages.score_response(request.request_id, generation, scoring)
 
     async def Rerank(self, message: pb.RerankRequest, context: Context) -> pb.RerankResponse:
-        arrival = requests.arrived(context)
-        async with answering("Rerank", context, self._metrics, self._calls) as call:
-            await call.enter()
+        arrival = requests.arrival_of(context)
+        async with call_context("Rerank", context, self._metrics, self._calls) as call:
+            await call.admit()
             scoring = self._processor.scoring([message.query], message.documents)
-            request = pooled.score_request(message, scoring, arrival)
-            async with self._generator.answering(request, call) as generation:
+            request = pooling_messages.score_request(message, scoring, arrival)
+            async with self._generator.start(request, call) as generation:
                 await generation.collect()
-                return pooled.rerank_response(request.request_id, generation, scoring, message.top_n)
+                return pooling_messages.rerank_response(request.request_id, generation, scoring, message.top_n)
 
     async def Tokenize(self, message: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
-        async with answering("Tokenize", context, self._metrics, self._calls):
+        async with call_context("Tokenize", context, self._metrics, self._calls):
             entry = self._catalogue.entry(message.model)
             token_ids = await self._processor.tokenize(requests.tokenize_prompt(message), entry.max_model_len)
             return pb.TokenizeResponse(token_ids=token_ids, max_model_len=entry.max_model_len)
 
     async def Detokenize(self, message: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
-        async with answering("Detokenize", context, self._metrics, self._calls):
+        async with call_context("Detokenize", context, self._metrics, self._calls):
             self._catalogue.check(message.model)
             skips = message.skip_special_tokens
             text = await self._processor.detokenize_long(message.token_ids, skip_special_tokens=skips)
             return pb.DetokenizeResponse(text=text)
 
     async def ListModels(self, message: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
-        async with answering("ListModels", context, self._metrics, self._calls):
+        async with call_context("ListModels", context, self._metrics, self._calls):
             context.set_trailing_metadata(((FRONTEND_METADATA, self._name),))
             return pb.ListModelsResponse(models=[responses.model(entry) for entry in self._catalogue.entries()])
 
     async def GetModel(self, message: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:
-        async with answering("GetModel", context, self._metrics, self._calls):
+        async with call_context("GetModel", context, self._metrics, self._calls):
             return pb.GetModelResponse(model=responses.model(self._catalogue.entry(message.model)))

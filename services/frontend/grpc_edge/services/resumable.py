@@ -12,11 +12,11 @@ from quire.services.frontend.grpc_edge.errors import Context
 from quire.services.frontend.grpc_edge.requests import Arrival
 from quire.services.frontend.output_processor.delta import SampleDelta
 from quire.services.frontend.request.request import Request
-from quire.services.frontend.streams import forms
-from quire.services.frontend.streams.forms import CHAT, GENERATE
-from quire.services.frontend.streams.made import Remade, Remake
+from quire.services.frontend.streams import transcoding
+from quire.services.frontend.streams.local_stream import RequestRestorer, RestoredRequest
 from quire.services.frontend.streams.stream import Stream
 from quire.services.frontend.streams.streams import Streams
+from quire.services.frontend.streams.transcoding import CHAT, GENERATE
 from quire.services.frontend.tokenizer.generation_config import GenerationDefaults
 from quire.shared.errors import QuireError
 from quire.shared.pb.frontend.v1 import stream_pb2
@@ -26,7 +26,7 @@ Asked = pb.GenerateRequest | pb.ChatRequest
 ToMessage = Callable[[str, SampleDelta], responses.Response]
 
 
-class KeptMethod(NamedTuple):
+class ResumableMethod(NamedTuple):
     """A method whose streams are kept."""
 
     asked: type[Asked]
@@ -34,13 +34,13 @@ class KeptMethod(NamedTuple):
     to_message: ToMessage
 
 
-KINDS: dict[str, KeptMethod] = {
-    GENERATE: KeptMethod(pb.GenerateRequest, requests.generate_request, responses.generate_response),
-    CHAT: KeptMethod(pb.ChatRequest, requests.chat_request, responses.chat_response),
+KINDS: dict[str, ResumableMethod] = {
+    GENERATE: ResumableMethod(pb.GenerateRequest, requests.generate_request, responses.generate_response),
+    CHAT: ResumableMethod(pb.ChatRequest, requests.chat_request, responses.chat_response),
 }
 
 
-class Messages:
+class ResponseWriter:
     """One for each sample with news."""
 
     def __init__(self, request_id: str, to_message: ToMessage) -> None:
@@ -48,20 +48,20 @@ class Messages:
         self._to_message = to_message
         self._is_first = True
 
-    def of(self, delta: SampleDelta, generation: Generation) -> responses.Response:
+    def to_message(self, delta: SampleDelta, generation: Generation) -> responses.Response:
         response = self._to_message(self._request_id, delta)
         if self._is_first or delta.finish is not None or delta.logprobs or delta.prompt_logprobs:
-            responses.complete(response, delta, generation, self._is_first)
+            responses.add_details(response, delta, generation, self._is_first)
             self._is_first = False
         return response
 
     def messages(self, deltas: list[SampleDelta], generation: Generation) -> list[bytes]:
-        return [self.of(delta, generation).SerializeToString() for delta in deltas]
+        return [self.to_message(delta, generation).SerializeToString() for delta in deltas]
 
-    def last(self, generation: Generation) -> list[bytes]:
+    def final_messages(self, generation: Generation) -> list[bytes]:
         return []
 
-    def failure(self, error: QuireError) -> list[bytes]:
+    def error_messages(self, error: QuireError) -> list[bytes]:
         """A call ends with it."""
         return []
 
@@ -72,21 +72,21 @@ class ResumableCalls:
     def __init__(self, streams: Streams, defaults: GenerationDefaults) -> None:
         self._streams = streams
         self._defaults = defaults
-        streams.offer({kind: self._remake(KINDS[kind]) for kind in KINDS})
+        streams.register_restorers({kind: self._remake(KINDS[kind]) for kind in KINDS})
 
-    def _remake(self, kind: KeptMethod) -> Remake:
-        def remake(kept: stream_pb2.KeptRequest) -> Remade:
+    def _remake(self, kind: ResumableMethod) -> RequestRestorer:
+        def remake(kept: stream_pb2.KeptRequest) -> RestoredRequest:
             asked = kind.asked.FromString(kept.body)
-            request = kind.to_request(asked, requests.now(), self._defaults)
-            return Remade(request, Messages(kept.request_id, kind.to_message))
+            request = kind.to_request(asked, requests.detached_arrival(), self._defaults)
+            return RestoredRequest(request, ResponseWriter(kept.request_id, kind.to_message))
 
         return remake
 
     async def begin(self, kind: str, asked: Asked, request: Request, call: Call, context: Context) -> None:
         """Streams it to whoever asked. Raises QuireError."""
-        retention_s = self._streams.terms.agreed_s(asked.retention_s)
+        retention_s = self._streams.policy.retention_for_s(asked.retention_s)
         kept = stream_pb2.KeptRequest(kind=kind, body=asked.SerializeToString(), retention_ms=round(1000 * retention_s))
-        writer = Messages(request.request_id, KINDS[kind].to_message)
+        writer = ResponseWriter(request.request_id, KINDS[kind].to_message)
         stream = await self._streams.begin(kept, request, writer, call)
         await self._write(stream, 0, context, lambda message: getattr(message, kind))
 
@@ -103,7 +103,7 @@ class ResumableCalls:
     ) -> None:
         with self._streams.reading(stream):
             async for piece in stream.read(offset):
-                await context.write(wrap(forms.attached(stream, piece)))
+                await context.write(wrap(transcoding.attach_response(stream, piece)))
 
     async def cancel(self, asked: pb.CancelRequest, arrival: Arrival, call: Call) -> pb.CancelResponse:
         await self._streams.cancel(requests.tenant(asked.tenant, arrival, call), asked.request_id)

@@ -8,8 +8,11 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict
 
 from quire.services.frontend.http.fields.nested_fields import Shape, check_objects
-from quire.services.frontend.http.fields.unknown_fields import MOST_NAMES, UnknownFields, too_many_names
-from quire.services.frontend.input_processor.sampling.not_offered import refuse_not_offered, without_idle_windows
+from quire.services.frontend.http.fields.unknown_fields import MAX_NAMES, UnknownFields, too_many_names
+from quire.services.frontend.input_processor.sampling.unsupported_fields import (
+    reject_unsupported,
+    without_inactive_windows,
+)
 from quire.shared.errors import Unimplemented
 
 
@@ -18,7 +21,7 @@ class CheckedBody(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    read_over: ClassVar[frozenset[str]] = frozenset()  # fields that are accepted, without effect
+    ignored_fields: ClassVar[frozenset[str]] = frozenset()  # fields that are accepted, without effect
     not_offered: ClassVar[Mapping[str, Sequence[Any]]] = {}  # by name, the values that ask for nothing
     unavailable: ClassVar[Mapping[str, Sequence[Any]]] = {}  # likewise: fields that this API alone has
     remedy: ClassVar[str] = ""  # for those, behind the refusal
@@ -34,9 +37,9 @@ class CheckedBody(BaseModel):
         """Raises InvalidArgument for a misspelt field, and Unimplemented for one that is not offered. `place`: prefix
         of the names, as in `options.`."""
         extra = self.model_extra or {}
-        known = self.read_over | self.not_offered.keys() | self.unavailable.keys() | {*self.known_fields()}
+        known = self.ignored_fields | self.not_offered.keys() | self.unavailable.keys() | {*self.known_fields()}
         unknown.check(extra.keys() - known, known, place)
-        refuse_not_offered(without_idle_windows(extra, self), self.not_offered, place)
+        reject_unsupported(without_inactive_windows(extra, self), self.not_offered, place)
         for name, value in extra.items():
             if name in self.unavailable and value not in self.unavailable[name]:
                 text = f"{name} is not offered by this server{self.remedy}"
@@ -57,7 +60,7 @@ def _check_models(unknown: UnknownFields, model: BaseModel) -> None:
         if isinstance(one, CheckedBody):
             one.refuse_unknown(unknown, place)
     inside = [(place, one) for place, one in inside if not isinstance(one, CheckedBody)]
-    if len({name for _, one in inside for name in one.model_extra or ()}) > MOST_NAMES:
+    if len({name for _, one in inside for name in one.model_extra or ()}) > MAX_NAMES:
         raise too_many_names("")
     for place, one in inside:
         fields = {field.alias or name for name, field in type(one).model_fields.items()}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from quire.services.frontend.http.fields.unknown_fields import MOST_NAMES, UnknownFields, too_many_names
+from quire.services.frontend.http.fields.unknown_fields import MAX_NAMES, UnknownFields, too_many_names
 
 Path = tuple[Any, int | str] | None
 """A path before it, and an index or a field; None: the beginning."""
@@ -26,7 +26,7 @@ def check_objects(unknown: UnknownFields, value: Any, shape: Shape, place: str) 
     is counted once, however many of the objects have it."""
     found: dict[tuple[int, str], tuple[Shape, Path]] = {}
     _collect(value, shape, None, found)
-    if len(found) > MOST_NAMES:
+    if len(found) > MAX_NAMES:
         raise too_many_names(place)
     for (_, name), (kind, path) in sorted(found.items(), key=lambda entry: entry[0][1]):
         unknown.check([name], kind.fields, f"{place}{_written(path)}.")

@@ -9,7 +9,7 @@ from starlette.types import Scope
 
 from quire.shared.errors import InvalidArgument
 
-READ_OVER = frozenset({"api-version"})  # Azure's clients send it with every call
+IGNORED = frozenset({"api-version"})  # Azure's clients send it with every call
 LONGEST_SHOWN = 64  # characters of a wrong name
 
 
@@ -20,6 +20,6 @@ def refuse_unknown(route: BaseRoute, scope: Scope) -> None:
         return
     known = [field.alias for field in route.dependant.query_params]
     for name in QueryParams(scope["query_string"]):
-        if name not in known and name not in READ_OVER:
+        if name not in known and name not in IGNORED:
             shown, there = name[:LONGEST_SHOWN], ", ".join(known) or "none"
             raise InvalidArgument(f"{shown!r} is no query parameter here; there are: {there}", field=shown)

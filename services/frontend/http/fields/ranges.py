@@ -11,7 +11,7 @@ from typing import Any
 
 from quire.services.frontend.input_processor.pooling.pooling import MOST_DIMENSIONS
 from quire.services.frontend.input_processor.sampling import sampling_rules as rules
-from quire.services.frontend.request.plain_parameters import PLAIN_PARAMETERS
+from quire.services.frontend.request.scalar_parameters import SCALAR_PARAMETERS
 
 Schema = dict[str, Any]
 
@@ -25,7 +25,7 @@ LOGPROBS: Schema = {"minimum": rules.WHOLE_VOCABULARY}
 
 # By the name of a field, in whichever body. Keywords of one type say nothing of values of another.
 FIELDS: Mapping[str, Mapping[str, Any]] = {
-    **{parameter.name: parameter.schema for parameter in PLAIN_PARAMETERS},
+    **{parameter.name: parameter.schema for parameter in SCALAR_PARAMETERS},
     "allowed_token_ids": TOKEN_IDS,
     "bad_words": {"items": {"minLength": 1}, "maxItems": rules.MAX_BAD_WORDS},
     "chat_template": {"type": ["string", "null"], "pattern": "^[A-Za-z0-9_.-]{0,64}$"},  # a name of the model's

@@ -7,12 +7,12 @@ from collections.abc import Callable, Collection, Iterable
 from difflib import get_close_matches
 from functools import lru_cache
 
-from quire.services.frontend.input_processor.sampling.other_samplers import ADJUSTMENTS
+from quire.services.frontend.input_processor.sampling.unsupported_samplers import IGNORED_SAMPLER_FIELDS
 from quire.shared.errors import InvalidArgument
 
 # Sent by clients of other servers, without a meaning here: each has a label of its own, all others share OTHER.
 LABELS = (
-    *ADJUSTMENTS,
+    *IGNORED_SAMPLER_FIELDS,
     "allowed_openai_params", "api_base", "api_key", "background_tasks", "cache_prompt", "caching", "chat_id",
     "client_metadata", "custom_llm_provider", "drop_params", "enable_search", "extra_body", "extra_content",
     "extra_headers", "extra_query", "features", "generation_config", "id", "id_slot", "incremental_output",
@@ -39,7 +39,7 @@ NAMES_ELSEWHERE = {
     "system_prompt": "messages",
 }
 LONGEST_NAME = 64  # characters; longer names resemble no field
-MOST_NAMES = 256  # that are not known, of the objects of one kind in a body; each is compared with all that are
+MAX_NAMES = 256  # that are not known, of the objects of one kind in a body; each is compared with all that are
 LIKENESS = 0.8  # of two names, from 0 to 1: two letters swapped of five, two wrong of eleven
 
 
@@ -55,7 +55,7 @@ class UnknownFields:
         """Raises InvalidArgument for a name that is refused. `place`: prefix of the names, as in `options.`."""
         fields = frozenset(known)
         for number, name in enumerate(names):
-            if number >= MOST_NAMES:
+            if number >= MAX_NAMES:
                 raise too_many_names(place)
             likely = likely_name(name, fields)
             if likely or self._is_strict:
@@ -72,7 +72,7 @@ def unrecognized(name: str, likely: str = "") -> InvalidArgument:
 def too_many_names(place: str) -> InvalidArgument:
     """Returns the error for more unknown fields than are looked at; `place`: prefix of their names, or empty."""
     field = re.split(r"[.\[]", place, maxsplit=1)[0] or "body"
-    text = f"{place.rstrip('.') or 'the body'} has more than {MOST_NAMES} fields that are not known: leave them out"
+    text = f"{place.rstrip('.') or 'the body'} has more than {MAX_NAMES} fields that are not known: leave them out"
     return InvalidArgument(text, field=field)
 
 

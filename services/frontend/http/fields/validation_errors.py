@@ -7,18 +7,18 @@ from typing import Any
 
 from fastapi.exceptions import RequestValidationError
 
-from quire.services.frontend.bounds.bodies.extra_body import opened
+from quire.services.frontend.bounds.bodies.extra_body import merge_extra_body
 from quire.shared.errors import InvalidArgument
 
 LONGEST_SHOWN = 64  # characters of a wrong value
 
 
-def worded(error: RequestValidationError) -> InvalidArgument:
+def as_invalid_argument(error: RequestValidationError) -> InvalidArgument:
     """The first of pydantic's errors: the field as it was sent, what is wrong with it, and the value if it is short."""
     found = error.errors()[0]
     if found["type"] == "json_invalid":
         return InvalidArgument(f"the body is not JSON: {found['ctx']['error']} at character {found['loc'][-1]}")
-    field = ".".join(_sent(found["loc"], opened(error.body), is_missing=found["type"] == "missing"))
+    field = ".".join(_sent(found["loc"], merge_extra_body(error.body), is_missing=found["type"] == "missing"))
     if not field and found["type"] == "missing":
         return InvalidArgument("the body is empty; it has to be a JSON object")
     return InvalidArgument(f"{field or 'the body'}: {found['msg']}{_given(found)}", field=field)

@@ -8,7 +8,7 @@ import uuid
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from quire.services.frontend.access.rate_limit import headers_of
+from quire.services.frontend.access.rate_limit import rate_limit_headers
 from quire.services.frontend.calls.calls import Call, Calls
 from quire.services.frontend.http.dialects import Dialects
 from quire.services.frontend.http.headers import (
@@ -16,8 +16,8 @@ from quire.services.frontend.http.headers import (
     DIALECTS,
     HANDLER,
     KEEPALIVE,
+    client_request_id,
     request_id_headers,
-    sent_id,
     traceparent,
 )
 from quire.shared.errors import Internal
@@ -58,7 +58,10 @@ class CallScope:
         async def watched(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
-                more = [*_id_headers(call, scope), *(headers_of(call.rate_limits()) if HANDLER in scope else ())]
+                more = [
+                    *_id_headers(call, scope),
+                    *(rate_limit_headers(call.rate_limits()) if HANDLER in scope else ()),
+                ]
                 status = message["status"]  # from here on no other answer can be begun
                 message = {**message, "headers": [*message.get("headers", ()), *more]}
             await send(message)
@@ -74,7 +77,9 @@ class CallScope:
             except ClientDisconnect:  # with some of its body unsent
                 status = CLIENT_GONE
             except Exception as fault:
-                log.exception("a call failed", request=call.id or sent_id(scope["headers"]), route=_route(scope))
+                log.exception(
+                    "a call failed", request=call.id or client_request_id(scope["headers"]), route=_route(scope)
+                )
                 call.error = Internal(type(fault).__name__)
                 if not status:
                     await self._dialects.refusal(scope["path"], Internal("internal error"))(scope, receive, watched)
@@ -93,10 +98,10 @@ def _id_headers(call: Call, scope: Scope) -> list[tuple[bytes, bytes]]:
     """The request's own; before there is one, what the client sent, or one that is drawn: so refusals have a name."""
     if call.request is not None:
         return request_id_headers(call.request.request_id)
-    call.drawn_id = sent_id(scope["headers"])
-    if not (known := request_id_headers(call.drawn_id)):
-        call.drawn_id = uuid.uuid4().hex
-        known = request_id_headers(call.drawn_id)
+    call.generated_id = client_request_id(scope["headers"])
+    if not (known := request_id_headers(call.generated_id)):
+        call.generated_id = uuid.uuid4().hex
+        known = request_id_headers(call.generated_id)
     return known
 
 

@@ -10,12 +10,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.services.frontend.bounds.bodies.content_coding import FIELD, ContentDecoder, encodings_of
 from quire.services.frontend.http.headers import DECODED, values_of
-from quire.services.frontend.http.middleware.guards import let_pass
+from quire.services.frontend.http.middleware.guards import drain_body
 from quire.shared.errors import QuireError, ResourceExhausted
 
 FIELD_BYTES = FIELD.encode()
 OF_THE_SENT = (FIELD_BYTES, b"content-length")  # headers that say nothing of the decoded body
-MOST_HELD = 1 << 28  # bytes
+MAX_HELD = 1 << 28  # bytes
 RETRY_MS = 1000
 SMALL_SENT, SMALL_DECODED = 4096, 1 << 16  # bytes; decoded in a fraction of a millisecond
 
@@ -51,7 +51,7 @@ class BodyDecoders:
     """Owns the thread in which large bodies are decoded, one piece after the other, and counts what they hold: a few
     bytes of each of many calls could else fill the memory."""
 
-    def __init__(self, most_held: int = MOST_HELD) -> None:
+    def __init__(self, most_held: int = MAX_HELD) -> None:
         """`most_held`: bytes of all calls together."""
         self._thread = ThreadPoolExecutor(1, "decode-bodies")
         self._most_held = most_held
@@ -112,7 +112,7 @@ class _DecodedBody:
         except QuireError:
             self._is_over = True
             if not self._is_last:
-                await let_pass(self._receive)
+                await drain_body(self._receive)
             raise
 
     async def _read(self) -> Message:

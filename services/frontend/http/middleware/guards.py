@@ -56,7 +56,7 @@ class BodyLimit:
         async def limited() -> Message:
             nonlocal num_bytes
             if max_bytes < announced <= WORTH_AN_ANSWER * max_bytes and not waits:
-                await let_pass(receive)
+                await drain_body(receive)
             _check_length(announced, max_bytes)
             message = await receive()
             num_bytes += len(message.get("body", b""))
@@ -71,7 +71,7 @@ def _check_length(num_bytes: int, max_bytes: int) -> None:
         raise HTTPException(413, f"the body has more than {max_bytes} bytes")
 
 
-async def let_pass(receive: Receive) -> None:
+async def drain_body(receive: Receive) -> None:
     """Drops the rest of a body: what a client still writes when its connection is closed makes it lose the answer."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(LONGEST_PASSING_S):
@@ -136,7 +136,7 @@ class KeyGuard:
         if scope["type"] == "http" and scope["path"] not in self._open:
             call: Call = scope[CALL]
             try:
-                call.caller = self._access.of_headers(scope["headers"])
+                call.caller = self._access.caller_from_headers(scope["headers"])
             except QuireError as error:
                 call.error = error
                 response = self._refusal(scope["path"], error)

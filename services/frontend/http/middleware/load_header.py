@@ -30,14 +30,14 @@ class LoadHeader:
             return
 
         async def telling(message: Message) -> None:
-            if message["type"] == "http.response.start" and (told := written(asked, self._load())):
+            if message["type"] == "http.response.start" and (told := format_load(asked, self._load())):
                 message = {**message, "headers": [*message["headers"], (TOLD, told)]}
             await send(message)
 
         await self._app(scope, receive, telling)
 
 
-def written(kind: bytes, load: Mapping[str, float]) -> bytes:
+def format_load(kind: bytes, load: Mapping[str, float]) -> bytes:
     """Empty for a format that is unknown, as it is a hint and no part of the call."""
     match kind.strip().lower():
         case b"json":

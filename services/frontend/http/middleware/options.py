@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 OPTIONS, TRACE = "OPTIONS", "TRACE"
 
 
-class EveryPath:
+class OptionsHandler:
     """Answers OPTIONS with 204 and Allow, as preflights want it, and TRACE with 405."""
 
     def __init__(

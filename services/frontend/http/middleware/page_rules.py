@@ -21,7 +21,7 @@ PROBES = ("/health", "/ready", "/live", "/ping", "/v2/health/live", "/v2/health/
 READING = ("GET", "HEAD", "OPTIONS")
 OTHER_SITES = ("cross-site", "same-site")  # as browsers say themselves, where no page can change it
 DEFAULT_PORTS = {"http": ":80", "https": ":443"}
-MOST_SHOWN = 64  # characters
+MAX_SHOWN = 64  # characters
 ALL = "*"
 
 
@@ -54,7 +54,7 @@ class PageRules:
     def _check_host(self, known: Collection[str], name: str) -> None:
         if name in known or name.endswith(LOCAL_SUFFIX):
             return
-        shown = name[:MOST_SHOWN]
+        shown = name[:MAX_SHOWN]
         raise PermissionDenied(
             f"host: {shown!r} is not a name of this server ({', '.join(sorted(known))}), and without API keys other "
             f"names are refused on loopback: set allowed_hosts (--allowed-hosts {shown}; * for all), or API keys",
@@ -67,7 +67,7 @@ class PageRules:
         is_other = sites[0] in OTHER_SITES if sites else any(_is_other_site(origin, host) for origin in origins)
         if not is_other or (origins and all(origin in self.origins for origin in origins)):
             return
-        shown = (origins[0] if origins else "")[:MOST_SHOWN]
+        shown = (origins[0] if origins else "")[:MAX_SHOWN]
         raise PermissionDenied(
             f"pages of other origins may not call: cors_origins (--cors-origins) names those that may, and {shown!r} "
             "is not among them"

@@ -18,7 +18,7 @@ ZERO = b"0"  # in front of a chunk's size, which is hexadecimal
 PAUSES_S = (0.1, 0.4, 2.0, 8.0, 32.0, 64.0)
 
 
-class HalfClosed:
+class HalfClosedTransport:
     """Stands for the transport of a cycle whose client says nothing more, and probes whether it still listens."""
 
     def __init__(self, transport: asyncio.Transport, cycle: RequestResponseCycle) -> None:

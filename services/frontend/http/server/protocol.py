@@ -17,19 +17,19 @@ from starlette.responses import Response
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from quire.services.frontend.http.headers import REQUEST_ID_BYTES, Headers
-from quire.services.frontend.http.server import whole_call
-from quire.services.frontend.http.server.connections import Connections, Deadline
-from quire.services.frontend.http.server.half_closed import HalfClosed
+from quire.services.frontend.http.server import complete_request
+from quire.services.frontend.http.server.connection_limiter import ConnectionLimiter, DeadlineTimer
+from quire.services.frontend.http.server.half_closed import HalfClosedTransport
 from quire.services.frontend.http.server.upgrades import CONNECT, without_upgrade
 
 Refuse = Callable[[bytes, bytes, Headers], bytes | None]  # method, target, headers -> a whole answer, None to let it in
 
 
-class Entrance(NamedTuple):
+class AdmissionHooks(NamedTuple):
     """Where calls come in."""
 
     refuse: Refuse
-    is_shut: Callable[[], bool]  # whether `refuse` would refuse work
+    is_full: Callable[[], bool]  # whether `refuse` would refuse work
 
 
 class _Refused:
@@ -52,16 +52,16 @@ CUT_SHORT = _last_words(HTTPStatus.BAD_REQUEST)  # the client closed its half wi
 MANY_CHUNKS = _last_words(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
 LARGE_HEADERS = _last_words(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
 REFUSED = cast(RequestResponseCycle, _Refused())
-MOST_CHUNKS = 65_536  # of a body: each costs microseconds, however little is in it
+MAX_CHUNKS = 65_536  # of a body: each costs microseconds, however little is in it
 LINGER_S = 1.0  # that a peer has to hear the last words and to close
 
 
-class Guarded(HttpToolsProtocol):
+class AdmittingHttpProtocol(HttpToolsProtocol):
     """One connection. Who is too slow, or one connection too many, is closed."""
 
     refuse: ClassVar[Refuse]
-    is_shut: ClassVar[Callable[[], bool]]
-    connections_kept: ClassVar[Connections]
+    is_full: ClassVar[Callable[[], bool]]
+    connection_limiter: ClassVar[ConnectionLimiter]
 
     parser: httptools.HttpRequestParser
     cycle: RequestResponseCycle | None
@@ -76,18 +76,18 @@ class Guarded(HttpToolsProtocol):
     _chunks_before = 0  # those of the body that is read
     _is_behind_size = False  # of a chunk of which nothing has come: what comes without end is trailers
     _trailer_bytes = 0
-    _half_closed: HalfClosed | None = None
+    _half_closed: HalfClosedTransport | None = None
     _answering: RequestResponseCycle | None = None  # `cycle` is the last of a pipeline
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
-        self._reading, self._writing = Deadline(self.loop), Deadline(self.loop)
+        self._reading, self._writing = DeadlineTimer(self.loop), DeadlineTimer(self.loop)
         self._address = self.client[0] if self.client else ""
-        self._is_kept = self.connections_kept.enter(self._address)
+        self._is_kept = self.connection_limiter.acquire(self._address)
         if self._is_kept:
-            self._reading.set(self.connections_kept.limits.header_s, self._no_headers)
+            self._reading.set(self.connection_limiter.limits.header_s, self._no_headers)
         else:
-            self._is_lingering = self.connections_kept.linger()
+            self._is_lingering = self.connection_limiter.acquire_linger()
             self._turn_away(TOO_MANY, lingers=self._is_lingering)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -97,10 +97,10 @@ class Guarded(HttpToolsProtocol):
             self._half_closed.stop()
         if self._is_kept:
             self._is_kept = False
-            self.connections_kept.leave(self._address)
+            self.connection_limiter.release(self._address)
         if self._is_lingering:
             self._is_lingering = False
-            self.connections_kept.lingered()
+            self.connection_limiter.release_linger()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -108,14 +108,14 @@ class Guarded(HttpToolsProtocol):
             return
         if self._in_headers:
             self._header_bytes += len(data)
-        elif not self._in_call and type(self).is_shut() and self._refuse_whole(data):
+        elif not self._in_call and type(self).is_full() and self._refuse_whole(data):
             return
         self._unset_keepalive_if_required()
         num_chunks = self._num_chunks
         self._parse(data)
         if self._is_behind_size and num_chunks == self._num_chunks:
             self._trailer_bytes += len(data)
-        limit = self.connections_kept.limits.header_bytes
+        limit = self.connection_limiter.limits.header_bytes
         if self._in_headers and max(self._header_bytes, len(data)) > limit:
             self._give_up("headers", LARGE_HEADERS)
         elif self._trailer_bytes > limit:
@@ -154,7 +154,7 @@ class Guarded(HttpToolsProtocol):
         if self.pipeline:  # what is written next belongs to an answer before this one
             cycle.keep_alive = False
             return True
-        self._half_closed = HalfClosed(self.transport, cycle)
+        self._half_closed = HalfClosedTransport(self.transport, cycle)
         cycle.transport = cast(asyncio.Transport, self._half_closed)
         return True
 
@@ -162,7 +162,7 @@ class Guarded(HttpToolsProtocol):
         """Whether `data` was a call and has been answered. Nothing of one that came before it is under way."""
         if self.cycle is not None and not self.cycle.response_complete:
             return False
-        call = whole_call.read(data, self.connections_kept.limits.header_bytes)
+        call = complete_request.read(data, self.connection_limiter.limits.header_bytes)
         if call is None:
             return False
         headers = ((REQUEST_ID_BYTES, call.request_id),) if call.request_id else ()
@@ -171,7 +171,7 @@ class Guarded(HttpToolsProtocol):
             return False
         self._unset_keepalive_if_required()
         self.transport.write(answer)
-        self._reading.set(self.connections_kept.limits.idle_s, self.transport.close)
+        self._reading.set(self.connection_limiter.limits.idle_s, self.transport.close)
         return True
 
     def send_400_response(self, msg: str) -> None:
@@ -182,7 +182,7 @@ class Guarded(HttpToolsProtocol):
         super().on_message_begin()
         self._in_headers, self._in_call, self._header_bytes = True, True, 0
         self._chunks_before, self._is_behind_size, self._trailer_bytes = self._num_chunks, False, 0
-        self._reading.set(self.connections_kept.limits.header_s, self._no_headers)
+        self._reading.set(self.connection_limiter.limits.header_s, self._no_headers)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Leaves trailers out, which come behind a body in chunks: nobody reads them, and the headers, which the call
@@ -193,7 +193,7 @@ class Guarded(HttpToolsProtocol):
     def on_chunk_header(self) -> None:
         self._num_chunks += 1
         self._is_behind_size = True
-        if self._num_chunks - self._chunks_before > MOST_CHUNKS and not self._is_over:
+        if self._num_chunks - self._chunks_before > MAX_CHUNKS and not self._is_over:
             self._give_up("body", self._unless_answered(MANY_CHUNKS))
 
     def on_body(self, body: bytes) -> None:
@@ -204,12 +204,12 @@ class Guarded(HttpToolsProtocol):
         if self.parser.should_upgrade():  # comes once more, without
             return
         self._in_headers = False
-        self._reading.set(self.connections_kept.limits.body_s, self._no_body)
+        self._reading.set(self.connection_limiter.limits.body_s, self._no_body)
         self._pass_door()
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._writing.set(self.connections_kept.limits.write_s, self._not_read)
+        self._writing.set(self.connection_limiter.limits.write_s, self._not_read)
 
     def resume_writing(self) -> None:
         self._writing.clear()
@@ -217,13 +217,13 @@ class Guarded(HttpToolsProtocol):
 
     def _no_headers(self) -> None:
         if self.flow.read_paused:  # it is we who do not read
-            self._reading.set(self.connections_kept.limits.header_s, self._no_headers)
+            self._reading.set(self.connection_limiter.limits.header_s, self._no_headers)
         else:
             self._give_up("headers", TOO_SLOW if self._in_headers else b"")
 
     def _no_body(self) -> None:
         if self.flow.read_paused:
-            self._reading.set(self.connections_kept.limits.body_s, self._no_body)
+            self._reading.set(self.connection_limiter.limits.body_s, self._no_body)
         else:
             self._give_up("body", self._unless_answered(TOO_SLOW))
 
@@ -231,11 +231,11 @@ class Guarded(HttpToolsProtocol):
         return b"" if self.cycle is None or self.cycle.response_started else words
 
     def _not_read(self) -> None:
-        self.connections_kept.closed("write")
+        self.connection_limiter.count_closed("write")
         self.transport.abort()
 
     def _give_up(self, reason: str, answer: bytes) -> None:
-        self.connections_kept.closed(reason)
+        self.connection_limiter.count_closed(reason)
         self._turn_away(answer)
 
     def _turn_away(self, answer: bytes, *, lingers: bool = True) -> None:
@@ -289,14 +289,18 @@ class Guarded(HttpToolsProtocol):
             )
 
 
-def guarded(entrance: Entrance, connections: Connections) -> type[Guarded]:
-    """The protocol for a server with this entrance."""
-    refuse, is_shut = staticmethod(entrance.refuse), staticmethod(entrance.is_shut)
-    return type("GuardedByDoor", (Guarded,), {"refuse": refuse, "is_shut": is_shut, "connections_kept": connections})
+def protocol_class(admission_hooks: AdmissionHooks, connections: ConnectionLimiter) -> type[AdmittingHttpProtocol]:
+    """The protocol for a server with this admission_hooks."""
+    refuse, is_full = staticmethod(admission_hooks.refuse), staticmethod(admission_hooks.is_full)
+    return type(
+        "BoundHttpProtocol",
+        (AdmittingHttpProtocol,),
+        {"refuse": refuse, "is_full": is_full, "connection_limiter": connections},
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class WrittenAnswer:
+class SerializedResponse:
     """An answer as it is written, with room for headers that differ from call to call."""
 
     status: int
@@ -304,7 +308,7 @@ class WrittenAnswer:
     body: bytes
 
     @classmethod
-    def of(cls, response: Response) -> WrittenAnswer:
+    def from_response(cls, response: Response) -> SerializedResponse:
         status = HTTPStatus(response.status_code)
         head = [f"HTTP/1.1 {status.value} {status.phrase}".encode()]
         head += [name + b": " + value for name, value in response.raw_headers]

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import uvicorn
 from starlette.types import ASGIApp
 
-from quire.services.frontend.http.server.arrivals import Arrivals
-from quire.services.frontend.http.server.connections import Connections
-from quire.services.frontend.http.server.protocol import Entrance, guarded
+from quire.services.frontend.http.server.connection_limiter import ConnectionLimiter
+from quire.services.frontend.http.server.protocol import AdmissionHooks, protocol_class
+from quire.services.frontend.http.server.tls_listener import TlsListener
 from quire.shared import ports
 from quire.shared.security.tls import server_context
 from quire.shared.security.tls_files import Tls
@@ -26,11 +26,11 @@ QUEUE = 65_535
 ACCEPTED_AT_ONCE = 64
 
 
-class Face(NamedTuple):
+class HttpApplication(NamedTuple):
     """Holds what a server serves, and what it asks before a call begins."""
 
     app: ASGIApp
-    entrance: Entrance
+    admission_hooks: AdmissionHooks
     inner: ASGIApp  # the same for calls of batches, which have no connection and no key of their own
 
 
@@ -40,7 +40,7 @@ class _Uvicorn(uvicorn.Server):
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.listening = asyncio.Event()
-        self.arrivals: Arrivals | None = None  # under TLS
+        self.arrivals: TlsListener | None = None  # under TLS
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -69,22 +69,22 @@ class HttpServer:
 
     def __init__(
         self,
-        face: Face,
+        application: HttpApplication,
         host: str,
         port: int,
         *,
         share_port: bool,
         drain_timeout_s: float,
         tls: Tls,
-        connections: Connections,
+        connections: ConnectionLimiter,
     ) -> None:
         self._socket = ports.bind(host, port, "http_port", share=share_port)
         self._socket.setblocking(False)
         self.port: int = self._socket.getsockname()[1]
         self._server = _Uvicorn(
             uvicorn.Config(
-                face.app,
-                http=guarded(face.entrance, connections),
+                application.app,
+                http=protocol_class(application.admission_hooks, connections),
                 loop="none",
                 ws="none",
                 lifespan="off",
@@ -100,7 +100,7 @@ class HttpServer:
         if tls.serves:
             self._server.config.load()
             context = self._server.config.ssl = server_context(tls, "client_tls")
-            self._server.arrivals = Arrivals(self._socket, context, connections)
+            self._server.arrivals = TlsListener(self._socket, context, connections)
 
     async def run(self) -> None:
         try:

@@ -18,7 +18,7 @@ CLOSING, CONTINUING = b'}]" ', b'," '  # whitespace last: one space rather than 
 Choose = Callable[[Sequence[int]], int]
 
 
-def dead_end(start: LLMatcher, first: int) -> str:
+def find_dead_end(start: LLMatcher, first: int) -> str:
     """Returns what a walk has written where it cannot go on; empty if none gets to such a place. `first`: the token of
     byte 0, which those of all other bytes and the end follow."""
     rng = random.Random(0)

@@ -8,7 +8,7 @@ from quire.services.frontend.request.request import Pooling
 from quire.services.frontend.tokenizer.encoder import Tokenized
 from quire.shared.columns import u32_bytes
 from quire.shared.errors import InvalidArgument
-from quire.shared.models.adapter_contents import AdapterId
+from quire.shared.models.adapter_ids import AdapterId
 from quire.shared.pb.common.v1 import pooling_pb2
 from quire.shared.pb.common.v1.pooling_pb2 import PoolingParams
 from quire.shared.pb.worker.v1.worker_pb2 import SequenceParams
@@ -22,15 +22,14 @@ POOLERS = {
     ALL: pooling_pb2.POOLER_ALL,
     STEP: pooling_pb2.POOLER_STEP,
 }
-READ_ONE = ("", "last")  # the last token's state alone, behind which a prefix may be cached
+LAST_TOKEN_POOLERS = ("", "last")  # the last token's state alone, behind which a prefix may be cached
 MOST_DIMENSIONS = 2**20
 MOST_TOKENS = 2**31
 
 
-def check(pooling: Pooling, classes: Sequence[str], *, by_token: bool = False) -> None:
-    """`classes`: of the model; `by_token`: it has no vector of all tokens. Raises InvalidArgument; how many dimensions
-    the model has only workers know."""
-    if by_token and not (pooling.pooler or pooling.classify):
+def check(pooling: Pooling, classes: Sequence[str], *, late_interaction: bool = False) -> None:
+    """`classes`: of the model; `late_interaction`: it has no vector of all tokens. Raises InvalidArgument."""
+    if late_interaction and not (pooling.pooler or pooling.classify):
         text = f"pooler must be {ALL!r}: the model has a vector for each token, which /pooling and Embed give."
         raise InvalidArgument(text, field="pooler")
     if pooling.classify and not classes:

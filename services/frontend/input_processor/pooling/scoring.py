@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from quire.services.frontend.input_processor.pooling.pooling import ALL
-from quire.services.frontend.request.request import LatePrompt, PairPrompt, Pooling, Prompt, TextPrompt
+from quire.services.frontend.request.request import LateInteractionPrompt, PairPrompt, Pooling, Prompt, TextPrompt
 from quire.shared.columns import F32, f32
 from quire.shared.errors import Internal, InvalidArgument
 
@@ -21,9 +21,9 @@ class Scoring:
 
     queries: Sequence[str]
     documents: Sequence[str]
-    in_pairs: bool
-    as_they_are: bool = False  # a classifier's scores, and not their sigmoid
-    by_token: bool = False  # the worker compares them, and tells the score
+    is_cross_encoder: bool
+    raw_scores: bool = False  # a classifier's scores, and not their sigmoid
+    late_interaction: bool = False  # the worker compares them, and tells the score
 
     @classmethod
     def of(
@@ -32,11 +32,11 @@ class Scoring:
         documents: Sequence[str],
         classes: Sequence[str],
         *,
-        as_they_are: bool = False,
-        by_token: bool = False,
+        raw_scores: bool = False,
+        late_interaction: bool = False,
     ) -> Scoring:
-        """`queries`: one, or one for each document. `as_they_are`: what a classifier's scores are taken as. `by_token`:
-        how the model compares texts, unless it is a classifier. Raises InvalidArgument."""
+        """`queries`: one, or one for each document. `raw_scores`: what a classifier's scores are taken as.
+        `late_interaction`: how the model compares texts, unless it is a classifier. Raises InvalidArgument."""
         if not documents:
             raise InvalidArgument("documents must hold at least one text", field="documents")
         if len(queries) not in (1, len(documents)):
@@ -44,36 +44,36 @@ class Scoring:
             raise InvalidArgument(text, field="queries")
         if len(classes) > 1:
             raise InvalidArgument(f"model: it tells {len(classes)} classes apart and scores no pairs", field="model")
-        return cls(queries, documents, len(classes) == 1, as_they_are, by_token and not classes)
+        return cls(queries, documents, len(classes) == 1, raw_scores, late_interaction and not classes)
 
     @property
     def prompts(self) -> list[Prompt]:
-        if not (self.in_pairs or self.by_token):
+        if not (self.is_cross_encoder or self.late_interaction):
             return [TextPrompt(text) for text in (*self.queries, *self.documents)]
         queries = [*self.queries] * (len(self.documents) if len(self.queries) == 1 else 1)
         pairs = zip(queries, self.documents, strict=True)
-        if self.in_pairs:
+        if self.is_cross_encoder:
             return [PairPrompt(query, document) for query, document in pairs]
-        return [LatePrompt(document, query=query) for query, document in pairs]
+        return [LateInteractionPrompt(document, query=query) for query, document in pairs]
 
     @property
     def pooling(self) -> Pooling:
-        return Pooling(ALL if self.by_token else "", classify=self.in_pairs, normalize=True)
+        return Pooling(ALL if self.late_interaction else "", classify=self.is_cross_encoder, normalize=True)
 
     def scores(self, columns: Sequence[bytes]) -> list[float]:
         """`columns`: the vector of each prompt, or its score where it was compared token by token. One score a
         document."""
         vectors = np.stack([f32(column) for column in columns])
-        if self.by_token:
+        if self.late_interaction:
             if vectors.shape[1] != 1:
                 raise Internal(f"a document that was compared came back with {vectors.shape[1]} numbers instead of one")
             return [*map(float, vectors[:, 0])]
-        if self.in_pairs:
-            return [*map(float, vectors[:, 0] if self.as_they_are else sigmoid(vectors[:, 0]))]
+        if self.is_cross_encoder:
+            return [*map(float, vectors[:, 0] if self.raw_scores else sigmoid(vectors[:, 0]))]
         queries, documents = vectors[: len(self.queries)], vectors[len(self.queries) :]
         return [*map(float, (queries * documents).sum(axis=1))]
 
-    def ranked(self, columns: Sequence[bytes], top_n: int) -> list[tuple[int, float]]:
+    def rank(self, columns: Sequence[bytes], top_n: int) -> list[tuple[int, float]]:
         """Documents and their scores, the best first, of equal ones the earlier; `top_n`: 0: all."""
         order = sorted(enumerate(self.scores(columns)), key=lambda found: -found[1])
         return order[:top_n] if top_n else order

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quire.services.frontend.request.request import Sampling
-from quire.shared import inner_json
+from quire.shared import strict_json
 from quire.shared.errors import InvalidArgument
 
 FIELD = "logits_processors"
@@ -19,7 +19,7 @@ def check(sampling: Sampling) -> None:
         raise InvalidArgument(text, field=FIELD)
     for name, arguments in asked.items():
         try:
-            is_object = isinstance(inner_json.read(arguments or "{}"), dict)
+            is_object = isinstance(strict_json.read(arguments or "{}"), dict)
         except ValueError as error:
             raise InvalidArgument(f"{FIELD}: arguments of {name!r} are not JSON: {error}", field=FIELD) from None
         if not is_object:

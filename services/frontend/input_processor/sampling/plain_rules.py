@@ -1,20 +1,20 @@
-"""Rules of the parameters that are one number, made of their table (request/plain_parameters.py)."""
+"""Rules of the parameters that are one number, made of their table (request/scalar_parameters.py)."""
 
 from __future__ import annotations
 
 from quire.services.frontend.input_processor.sampling.rule import Rule
-from quire.services.frontend.request.plain_parameters import PLAIN_PARAMETERS, NumberBound, PlainParameter
 from quire.services.frontend.request.request import Sampling
+from quire.services.frontend.request.scalar_parameters import SCALAR_PARAMETERS, NumberBound, ScalarParameter
 
 
-def _rule(parameter: PlainParameter, bound: NumberBound) -> Rule:
+def _rule(parameter: ScalarParameter, bound: NumberBound) -> Rule:
     def holds(sampling: Sampling) -> bool:
         return bound.holds(sampling.value(parameter.name))
 
-    return Rule(parameter.name, holds, f"{parameter.name} {bound.must}, got {{s.plain[{parameter.name}]}}.")
+    return Rule(parameter.name, holds, f"{parameter.name} {bound.requirement}, got {{s.scalars[{parameter.name}]}}.")
 
 
-def _beam_rule(parameter: PlainParameter) -> Rule:
+def _beam_rule(parameter: ScalarParameter) -> Rule:
     def holds(sampling: Sampling) -> bool:
         return sampling.beam_search is None or sampling.value(parameter.name) == parameter.default
 
@@ -22,6 +22,6 @@ def _beam_rule(parameter: PlainParameter) -> Rule:
 
 
 PLAIN_RULES = (
-    *(_rule(parameter, bound) for parameter in PLAIN_PARAMETERS for bound in parameter.bounds),
-    *(_beam_rule(parameter) for parameter in PLAIN_PARAMETERS if not parameter.with_beams),
+    *(_rule(parameter, bound) for parameter in SCALAR_PARAMETERS for bound in parameter.bounds),
+    *(_beam_rule(parameter) for parameter in SCALAR_PARAMETERS if not parameter.allowed_with_beams),
 )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from quire.services.frontend.request.plain_parameters import ALWAYS_SENT
 from quire.services.frontend.request.request import BeamSearch, RepetitionDetection, Sampling
+from quire.services.frontend.request.scalar_parameters import ALWAYS_SENT
 from quire.shared.errors import InvalidArgument
 from quire.shared.pb.common.v1 import sampling_pb2
 
@@ -41,7 +41,7 @@ def to_message(sampling: Sampling, max_tokens: int) -> sampling_pb2.SamplingPara
     )
     for name in ALWAYS_SENT:
         setattr(message, name, sampling.value(name))
-    for name, value in sampling.plain.items():
+    for name, value in sampling.scalars.items():
         setattr(message, name, value)
     return message
 

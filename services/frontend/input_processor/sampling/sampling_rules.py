@@ -11,7 +11,7 @@ from typing import Any
 from quire.services.frontend.input_processor.sampling import beam_rules
 from quire.services.frontend.input_processor.sampling.plain_rules import PLAIN_RULES
 from quire.services.frontend.input_processor.sampling.rule import Rule
-from quire.services.frontend.request import plain_parameters
+from quire.services.frontend.request import scalar_parameters
 from quire.services.frontend.request.request import RepetitionDetection, Sampling
 from quire.services.frontend.tokenizer.generation_config import GenerationDefaults
 from quire.shared.errors import InvalidArgument
@@ -156,11 +156,11 @@ def build(given: Mapping[str, Any], defaults: GenerationDefaults) -> Sampling:
     """What the request gives, else what the model recommends, else the protocol's default; None counts as not given."""
     values: dict[str, Any] = dict(defaults.sampling)
     if given.get("beam_search") is not None:
-        for name in plain_parameters.NOT_WITH_BEAMS:  # recommended for sampling
+        for name in scalar_parameters.NOT_WITH_BEAMS:  # recommended for sampling
             values.pop(name, None)
     values |= {name: value for name, value in given.items() if value is not None}
-    plain = {name: values.pop(name) for name in plain_parameters.NAMES & values.keys()}
-    return Sampling(**values, plain=plain)
+    scalars = {name: values.pop(name) for name in scalar_parameters.NAMES & values.keys()}
+    return Sampling(**values, scalars=scalars)
 
 
 def check(sampling: Sampling) -> None:
@@ -193,7 +193,7 @@ def check_model(sampling: Sampling, vocab_size: int, max_logprobs: int) -> None:
             raise InvalidArgument(message, field=field)
 
 
-def settle(sampling: Sampling) -> Sampling:
+def normalize(sampling: Sampling) -> Sampling:
     """One spelling for each meaning: greedy without filters, 0 for no top_k, no seed for -1, biases within bounds."""
     if is_greedy(sampling.temperature):
         sampling = replace(sampling, temperature=0.0)
@@ -201,7 +201,7 @@ def settle(sampling: Sampling) -> Sampling:
         sampling = replace(sampling, temperature=LOWEST_TEMPERATURE)
     budget = sampling.thinking_token_budget
     settled: dict[str, Any] = {
-        "plain": plain_parameters.settled(sampling.plain, is_greedy=sampling.temperature == 0),
+        "scalars": scalar_parameters.normalized(sampling.scalars, is_greedy=sampling.temperature == 0),
         "seed": None if sampling.seed == -1 else sampling.seed,
         "thinking_token_budget": None if budget == UNBOUNDED else budget,
         "stop_token_ids": tuple(dict.fromkeys(sampling.stop_token_ids)),

@@ -8,8 +8,8 @@ from quire.services.frontend.generation.generation import Generation
 from quire.services.frontend.openai_edge.answers.format import AnswerFrame, ending, usage_object
 from quire.services.frontend.openai_edge.answers.logprobs import TokenTexts, chat_logprobs
 from quire.services.frontend.openai_edge.answers.message_parts import (
-    MessageText,
-    TextCalls,
+    TextInputCalls,
+    TextInputDelta,
     delta_of,
     has_calls,
     message_of,
@@ -41,7 +41,7 @@ class ChatFormat:
         self._n = request.sampling.n
         tools = request.tool_use.tools if request.tool_use is not None else ()
         names = frozenset(tool.name for tool in tools if tool.text_input is not None)
-        self._text_calls = [TextCalls(names) for _ in range(request.num_samples)]
+        self._text_calls = [TextInputCalls(names) for _ in range(request.num_samples)]
 
     def chunks(self, delta: SampleDelta, generation: Generation) -> list[dict[str, Any]]:
         chunks = []
@@ -84,7 +84,7 @@ class ChatFormat:
             message["content"] = prefix + (message["content"] or "")
         return {"role": "assistant", "refusal": None, "annotations": [], **message}
 
-    def _read(self, delta: SampleDelta) -> list[Part | MessageText]:
+    def _read(self, delta: SampleDelta) -> list[Part | TextInputDelta]:
         calls = self._text_calls[delta.sample]
         return calls.read(delta.parts or (), ended=delta.finish is not None)
 

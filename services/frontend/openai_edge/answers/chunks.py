@@ -31,7 +31,7 @@ class ErrorEvents:
 
 
 class Chunks(ErrorEvents):
-    """A format for Answer."""
+    """A format for GenerationResponse."""
 
     def __init__(self, format: BodyFormat) -> None:
         self._format = format

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from quire.services.frontend.calls.measured import Usage
+from quire.services.frontend.calls.measurements import Usage
 from quire.services.frontend.generation.generation import Generation
 from quire.services.frontend.openai_edge.answers.format import AnswerFrame, ending, usage_object
 from quire.services.frontend.openai_edge.answers.logprobs import TokenTexts, completion_logprobs
@@ -18,7 +18,7 @@ from quire.services.frontend.request.request import Request
 from quire.services.frontend.tokenizer.tokenizer import Tokenizer
 
 # What vLLM's clients find null in a whole answer.
-NOT_ASKED_FOR = {"prompt_logprobs": None, "token_ids": None, "prompt_token_ids": None}
+UNREQUESTED_FIELDS = {"prompt_logprobs": None, "token_ids": None, "prompt_token_ids": None}
 
 
 class CompletionFormat:
@@ -47,7 +47,7 @@ class CompletionFormat:
         return self._frame([], **told) if told else None
 
     def whole(self, deltas: list[SampleDelta], generation: Generation) -> dict[str, Any]:
-        choices = [NOT_ASKED_FOR | self._choice(delta, generation) for delta in deltas]
+        choices = [UNREQUESTED_FIELDS | self._choice(delta, generation) for delta in deltas]
         told = metrics(self._options, generation)
         return self._frame(choices, usage=usage_object(self._counted(generation.usage)), **told)
 

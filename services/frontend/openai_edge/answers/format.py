@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any, Protocol
 
-from quire.services.frontend.calls.measured import Usage
+from quire.services.frontend.calls.measurements import Usage
 from quire.services.frontend.generation.generation import Generation
 from quire.services.frontend.output_processor.delta import SampleDelta
 from quire.services.frontend.request.outcome import Finish

@@ -9,11 +9,11 @@ from typing import Any
 from quire.services.frontend.request.outcome import TokenLogprobs
 from quire.services.frontend.tokenizer.tokenizer import Tokenizer
 
-LEAST = -9999.0  # what OpenAI writes for a token that could not be sampled: JSON has no infinity
+MIN_LOGPROB = -9999.0  # what OpenAI writes for a token that could not be sampled: JSON has no infinity
 
 
 def as_json(logprob: float) -> float:
-    return max(logprob, LEAST)
+    return max(logprob, MIN_LOGPROB)
 
 
 class TokenTexts:

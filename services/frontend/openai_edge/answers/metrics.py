@@ -25,7 +25,7 @@ def _of(generation: Generation) -> dict[str, float | None] | None:
         "time_to_first_token_ms": _ms(times.first_token_s),
         "generation_time_ms": _ms(spent_s),
         "queue_time_ms": _ms(times.queue_s),
-        "hop_time_ms": _ms(generation.budget.hop_s),
+        "hop_time_ms": _ms(generation.latency.hop_s),
         **{f"{name}_time_ms": _ms(end_s - begin_s) for name, begin_s, end_s in generation.time_spans()},
         "mean_itl_ms": _ms(spent_s / more) if spent_s and more > 0 else None,
         "tokens_per_second": round(more / spent_s, 3) if spent_s and more > 0 else None,

@@ -160,7 +160,7 @@ class RerankFormat(PooledFormat):
                 "relevance_score": score,
                 **({"document": {"text": documents[index]}} if self._shows_documents else {}),
             }
-            for index, score in self._scoring.ranked(vectors, self._top_n)
+            for index, score in self._scoring.rank(vectors, self._top_n)
         ]
 
     def whole(self, deltas: list[SampleDelta], generation: Generation) -> dict[str, Any]:

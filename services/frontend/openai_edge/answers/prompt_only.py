@@ -5,7 +5,7 @@ from __future__ import annotations
 import orjson
 from starlette.responses import Response
 
-from quire.services.frontend.calls.measured import Usage
+from quire.services.frontend.calls.measurements import Usage
 from quire.services.frontend.generation.catalogue import CatalogueEntry
 from quire.services.frontend.input_processor.processor import InputProcessor
 from quire.services.frontend.openai_edge.answers.chunks import DONE, event

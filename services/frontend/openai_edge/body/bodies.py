@@ -17,30 +17,30 @@ from pydantic import (
     model_validator,
 )
 
-from quire.services.frontend.bounds.bodies.extra_body import opened
+from quire.services.frontend.bounds.bodies.extra_body import merge_extra_body
 from quire.services.frontend.http.fields.checked_body import CheckedBody
-from quire.services.frontend.http.fields.known_fields import described
+from quire.services.frontend.http.fields.known_fields import body_schema_extra
 from quire.services.frontend.http.fields.model_field import ModelField
 from quire.services.frontend.http.fields.nested_fields import Shape
 from quire.services.frontend.http.fields.optional_fields import Flag
-from quire.services.frontend.http.fields.plain_fields import PlainFields
 from quire.services.frontend.http.fields.ranges import exactly_one, given
+from quire.services.frontend.http.fields.scalar_fields import ScalarFields
 from quire.services.frontend.input_processor.pooling.pooling import POOLERS
-from quire.services.frontend.input_processor.sampling.not_offered import HARMLESS
-from quire.services.frontend.input_processor.sampling.other_samplers import SAMPLERS
-from quire.services.frontend.openai_edge.body.objects import MESSAGE, TOOL, TOOL_CHOICES
-from quire.services.frontend.openai_edge.body.output_forms import ResponseFormat, StructuredOutputsBody
-from quire.services.frontend.openai_edge.body.said import (
+from quire.services.frontend.input_processor.sampling.unsupported_fields import NO_OP_VALUES
+from quire.services.frontend.input_processor.sampling.unsupported_samplers import UNSUPPORTED_SAMPLERS
+from quire.services.frontend.openai_edge.body.field_schemas import (
+    BATCH_RULES,
+    CHAT_RULES,
+    GENERATION_RULES,
+    MESSAGES,
     NOT_EMPTY,
-    OF_BATCHES,
-    OF_CHATS,
-    OF_GENERATIONS,
     PROMPT,
-    SAID,
     TEXT,
     TOOL_CHOICE,
     TOOLS,
 )
+from quire.services.frontend.openai_edge.body.objects import MESSAGE, TOOL, TOOL_CHOICES
+from quire.services.frontend.openai_edge.body.structured_outputs import ResponseFormat, StructuredOutputsBody
 from quire.services.frontend.openai_edge.body.thinking import ReasoningEffort, ReasoningField, ThinkingField
 from quire.shared.errors import Unimplemented
 
@@ -59,12 +59,12 @@ IGNORED = frozenset({
     "verbosity",
 })  # fmt: skip
 
-GENERATED: Mapping[str, Sequence[Any]] = {**HARMLESS, **SAMPLERS}
+GENERATED: Mapping[str, Sequence[Any]] = {**NO_OP_VALUES, **UNSUPPORTED_SAMPLERS}
 
 PromptField = Annotated[Any, WithJsonSchema(PROMPT)]
 
 
-def _packed_as_they_are(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+def _keep_packed_ids(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
     """Ids of a large body (bounds/bodies/long_ids.py)."""
     return value if isinstance(value, array) else check(value)
 
@@ -72,17 +72,17 @@ def _packed_as_they_are(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
 class Body(CheckedBody):
     """Any body."""
 
-    model_config = ConfigDict(extra="allow", json_schema_extra=described(IGNORED, HARMLESS))
+    model_config = ConfigDict(extra="allow", json_schema_extra=body_schema_extra(IGNORED, NO_OP_VALUES))
 
-    read_over = IGNORED
-    not_offered: ClassVar[Mapping[str, Sequence[Any]]] = HARMLESS
+    ignored_fields = IGNORED
+    not_offered: ClassVar[Mapping[str, Sequence[Any]]] = NO_OP_VALUES
 
     model: ModelField = ""
 
     @model_validator(mode="before")
     @classmethod
     def _open_extra_body(cls, sent: Any) -> Any:
-        return opened(sent)
+        return merge_extra_body(sent)
 
 
 class StreamOptions(BaseModel):
@@ -107,7 +107,7 @@ class RepetitionDetectionBody(BaseModel):
     min_count: int = 0
 
 
-class GenerationBody(Body, PlainFields):
+class GenerationBody(Body, ScalarFields):
     """What completions and chat completions share; sampling fields are named as in sampling.proto."""
 
     not_offered: ClassVar[Mapping[str, Sequence[Any]]] = GENERATED
@@ -171,7 +171,7 @@ class GenerationBody(Body, PlainFields):
 class CompletionBody(GenerationBody):
     """POST /v1/completions"""
 
-    model_config = ConfigDict(json_schema_extra=described(IGNORED, HARMLESS, OF_GENERATIONS))
+    model_config = ConfigDict(json_schema_extra=body_schema_extra(IGNORED, NO_OP_VALUES, GENERATION_RULES))
 
     prompt: PromptField
     best_of: int | None = Field(None, ge=1, description="samples to choose from; n, or left out")
@@ -182,7 +182,7 @@ class CompletionBody(GenerationBody):
 class ChatOptions(GenerationBody):
     """Of a chat completion, but for what was said."""
 
-    model_config = ConfigDict(json_schema_extra=described(IGNORED, HARMLESS, OF_CHATS))
+    model_config = ConfigDict(json_schema_extra=body_schema_extra(IGNORED, NO_OP_VALUES, CHAT_RULES))
 
     objects: ClassVar[Mapping[str, Shape]] = {"messages": MESSAGE, "tools": TOOL, "tool_choice": TOOL_CHOICES}
 
@@ -213,17 +213,17 @@ class ChatOptions(GenerationBody):
 class ChatBody(ChatOptions):
     """POST /v1/chat/completions"""
 
-    messages: list[dict[str, Any]] = Field(json_schema_extra=SAID)
+    messages: list[dict[str, Any]] = Field(json_schema_extra=MESSAGES)
 
 
 class ChatBatchBody(ChatOptions):
     """POST /v1/chat/completions/batch"""
 
-    model_config = ConfigDict(json_schema_extra=described(IGNORED, HARMLESS, (*OF_CHATS, OF_BATCHES)))
+    model_config = ConfigDict(json_schema_extra=body_schema_extra(IGNORED, NO_OP_VALUES, (*CHAT_RULES, BATCH_RULES)))
 
     messages: list[list[dict[str, Any]]] = Field(
         description="conversations, each of which is answered once",
-        json_schema_extra={"minItems": 1, "items": {"type": "array", **SAID}},
+        json_schema_extra={"minItems": 1, "items": {"type": "array", **MESSAGES}},
     )
 
 
@@ -293,7 +293,7 @@ class ScoreBody(PooledBody):
     """POST /score: one text beside all others, or each beside one."""
 
     model_config = ConfigDict(
-        json_schema_extra=described(IGNORED, HARMLESS, [exactly_one(*FIRST), exactly_one(*SECOND)])
+        json_schema_extra=body_schema_extra(IGNORED, NO_OP_VALUES, [exactly_one(*FIRST), exactly_one(*SECOND)])
     )
 
     queries: Texts | None = Field(None, description="also as text_1 or data_1")
@@ -329,13 +329,13 @@ class TokenizeBody(Body):
     """POST /tokenize"""
 
     model_config = ConfigDict(
-        json_schema_extra=described(IGNORED, HARMLESS, [{"anyOf": [given("prompt"), given("messages")]}])
+        json_schema_extra=body_schema_extra(IGNORED, NO_OP_VALUES, [{"anyOf": [given("prompt"), given("messages")]}])
     )
 
     objects: ClassVar[Mapping[str, Shape]] = {"messages": MESSAGE, "tools": TOOL}
 
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = Field(None, json_schema_extra=SAID)
+    messages: list[dict[str, Any]] | None = Field(None, json_schema_extra=MESSAGES)
     add_special_tokens: bool | None = Field(None, description="default: true for a prompt, false for messages")
     add_generation_prompt: Flag = True
     continue_final_message: Flag = False
@@ -348,7 +348,7 @@ class TokenizeBody(Body):
 class DetokenizeBody(Body):
     """POST /detokenize"""
 
-    tokens: Annotated[list[int], WrapValidator(_packed_as_they_are)]
+    tokens: Annotated[list[int], WrapValidator(_keep_packed_ids)]
 
 
 class LoadAdapterBody(BaseModel):

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quire.services.frontend.openai_edge.body.bodies import ChatOptions, TokenizeBody
-from quire.services.frontend.openai_edge.body.said import ROLES
+from quire.services.frontend.openai_edge.body.field_schemas import ROLES
 from quire.services.frontend.request import conversation
 from quire.services.frontend.request.request import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from quire.services.frontend.request.tool_offer import INPUT
@@ -47,8 +47,8 @@ def chat_prompt(
     goes_on = body.continue_final_message or _is_begun(messages)
     return ChatPrompt(
         [read_message(message) for message in messages],
-        open_turn=body.add_generation_prompt and not goes_on,
-        continue_last=goes_on,
+        add_generation_prompt=body.add_generation_prompt and not goes_on,
+        continue_final_message=goes_on,
         template_variables={**variables, **(body.chat_template_kwargs or {})},
         add_special_tokens=bool(body.add_special_tokens),
         tools=tools,
@@ -129,7 +129,7 @@ def _part(part: Any) -> str:
         return str(part[key])
     if key is not None:
         raise InvalidArgument(f"messages: content of type {kind!r} needs its text in {key!r}", field="messages")
-    raise conversation.unreadable("messages: parts", kind, "messages")
+    raise conversation.unsupported_part("messages: parts", kind, "messages")
 
 
 def _tool_call(call: Any) -> Mapping[str, Any]:

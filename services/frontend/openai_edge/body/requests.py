@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from quire.services.frontend.http.fields import plain_fields
+from quire.services.frontend.http.fields import scalar_fields
 from quire.services.frontend.http.headers import CallHeaders
 from quire.services.frontend.input_processor.sampling import sampling_rules
 from quire.services.frontend.openai_edge.body import thinking, tools
@@ -19,11 +19,11 @@ from quire.services.frontend.openai_edge.body.bodies import (
     GenerationBody,
     StreamOptions,
 )
+from quire.services.frontend.openai_edge.body.legacy_names import GUIDED, guided_constraint
 from quire.services.frontend.openai_edge.body.logit_bias import logit_bias
 from quire.services.frontend.openai_edge.body.logits_processors import logits_processors
-from quire.services.frontend.openai_edge.body.older_names import GUIDED, older_names
-from quire.services.frontend.openai_edge.body.output_forms import constraint
 from quire.services.frontend.openai_edge.body.prompts import chat_prompt, completion_prompts
+from quire.services.frontend.openai_edge.body.structured_outputs import constraint
 from quire.services.frontend.openai_edge.body.token_limit import token_limit
 from quire.services.frontend.request.request import BeamSearch, Prompt, RepetitionDetection, Request
 from quire.services.frontend.tokenizer.generation_config import GenerationDefaults
@@ -110,16 +110,16 @@ def _chat_request(
     documents = {} if body.documents is None else {"documents": body.documents}
     offer = tools.read(body.tools, body.tool_choice, parallel=body.parallel_tool_calls is not False)
     variables = {**documents, **thinking.variables(body)}
-    prompts = [chat_prompt(body, messages, variables, offer.shown) for messages in conversations]
+    prompts = [chat_prompt(body, messages, variables, offer.template_tools) for messages in conversations]
     given = _given(body, (body.top_logprobs or 0) if body.logprobs else None) | {
         "max_tokens": token_limit(max_tokens=body.max_tokens, max_completion_tokens=body.max_completion_tokens),
-        "thinking_token_budget": thinking.budget(body, has_marks=tokenizer.thinking_marks is not None),
+        "thinking_token_budget": thinking.budget(body, has_marks=tokenizer.thinking_token_ids is not None),
     }
     if body.response_format is not None and offer.must_call:
         given["structured_output"] = None  # it is about content, and there will be none
     request = _request(body, prompts, given, tokenizer.defaults, headers=headers, default_max_tokens=None)
     is_shown = body.include_reasoning and not (body.reasoning is not None and body.reasoning.exclude)
-    return replace(request, parse_answer=True, tool_use=offer.use, include_reasoning=is_shown)
+    return replace(request, parse_answer=True, tool_use=offer.tool_use, include_reasoning=is_shown)
 
 
 def answer_options(body: GenerationBody, prefix: Sequence[str]) -> AnswerOptions:
@@ -161,14 +161,14 @@ def _echoed_logprobs(body: CompletionBody) -> dict[str, Any]:
 def _given(body: GenerationBody, logprobs: int | None) -> dict[str, Any]:
     if body.logprob_token_ids and logprobs is None:
         raise InvalidArgument("when using `logprob_token_ids`, `logprobs` must be set.", field="logprob_token_ids")
-    given: dict[str, Any] = {name: getattr(body, name) for name in SAMPLING_FIELDS} | plain_fields.given(body)
+    given: dict[str, Any] = {name: getattr(body, name) for name in SAMPLING_FIELDS} | scalar_fields.given(body)
     _check_prompt_logprobs(body)
     token_limit(max_tokens=body.max_tokens)
     given["logprobs"] = logprobs
     given["stop"] = [body.stop] if isinstance(body.stop, str) else body.stop
     given["logit_bias"] = logit_bias(body.logit_bias) if body.logit_bias else None
     given["logits_processors"] = logits_processors(body.logits_processors)
-    given["structured_output"] = constraint(body.response_format, older_names(body))
+    given["structured_output"] = constraint(body.response_format, guided_constraint(body))
     if (rule := body.repetition_detection) is not None:
         given["repetition_detection"] = RepetitionDetection(**rule.model_dump())
     given["beam_search"] = _beam_search(body)
@@ -185,7 +185,7 @@ def _beam_search(body: GenerationBody) -> BeamSearch | None:
     return None
 
 
-def _form_field(body: GenerationBody) -> str:
+def _structured_output_field(body: GenerationBody) -> str:
     if body.response_format is not None:
         return "response_format"
     guided = (f"guided_{name}" for name in GUIDED if getattr(body, f"guided_{name}") is not None)
@@ -217,6 +217,6 @@ def _request(
         default_max_tokens=default_max_tokens,
         final_only=not body.stream,
         stream_interval=body.stream_interval or 1,
-        form_field=_form_field(body),
+        structured_output_field=_structured_output_field(body),
         strict_length=True,
     )

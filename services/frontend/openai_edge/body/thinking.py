@@ -72,9 +72,9 @@ def variables(body: ChatOptions) -> Mapping[str, Any]:
     reasoning_effort, reasoning, think, thinking, enable_thinking, chat_template_args."""
     asked = body.reasoning or ReasoningOptions()
     return {
-        **reasoning.variables(body.reasoning_effort or asked.effort),
+        **reasoning.template_variables(body.reasoning_effort or asked.effort),
         **switch(asked.enabled),
-        **(reasoning.variables(body.think) if isinstance(body.think, str) else switch(body.think)),
+        **(reasoning.template_variables(body.think) if isinstance(body.think, str) else switch(body.think)),
         **of_thinking(body.thinking),
         **switch(body.enable_thinking),
         **(body.chat_template_args or {}),

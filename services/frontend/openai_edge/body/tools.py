@@ -11,10 +11,10 @@ from quire.services.frontend.request.tool_offer import (
     NONE,
     REQUIRED,
     ToolOffer,
-    as_shown,
+    build_tool_offer,
     new_tool,
-    offer,
     text_tool,
+    to_openai_tool,
 )
 from quire.shared.errors import InvalidArgument, Unimplemented
 
@@ -34,8 +34,10 @@ def read(tools: list[dict[str, Any]] | None, choice: Any, *, parallel: bool) -> 
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
         tools = _allowed(tools, choice)
     offered = [_tool(number, tool) for number, tool in enumerate(tools)]
-    shown = [tool if read.text_input is None else as_shown(read) for tool, read in zip(tools, offered, strict=True)]
-    return offer(offered, mode, name, parallel=parallel, shown=shown)
+    shown = [
+        tool if read.text_input is None else to_openai_tool(read) for tool, read in zip(tools, offered, strict=True)
+    ]
+    return build_tool_offer(offered, mode, name, parallel=parallel, template_tools=shown)
 
 
 def _choice(choice: Any) -> tuple[str, str]:

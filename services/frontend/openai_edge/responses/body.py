@@ -7,20 +7,20 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from quire.services.frontend.bounds.bodies.extra_body import opened
-from quire.services.frontend.http.fields.known_fields import described
+from quire.services.frontend.bounds.bodies.extra_body import merge_extra_body
+from quire.services.frontend.http.fields.known_fields import body_schema_extra
 from quire.services.frontend.http.fields.model_field import ModelField
 from quire.services.frontend.http.fields.nested_fields import check_objects
 from quire.services.frontend.http.fields.optional_fields import Flag
-from quire.services.frontend.http.fields.plain_fields import PlainFields
 from quire.services.frontend.http.fields.ranges import needs
+from quire.services.frontend.http.fields.scalar_fields import ScalarFields
 from quire.services.frontend.http.fields.unknown_fields import UnknownFields
-from quire.services.frontend.input_processor.sampling.other_samplers import SAMPLERS
-from quire.services.frontend.openai_edge.body.output_forms import StructuredOutputsBody
-from quire.services.frontend.openai_edge.body.said import CUSTOM, FUNCTION, TEXT_FORMAT
+from quire.services.frontend.input_processor.sampling.unsupported_samplers import UNSUPPORTED_SAMPLERS
+from quire.services.frontend.openai_edge.body.field_schemas import CUSTOM, FUNCTION, TEXT_FORMAT
+from quire.services.frontend.openai_edge.body.structured_outputs import StructuredOutputsBody
 from quire.services.frontend.openai_edge.body.thinking import ReasoningEffort, ThinkingField
+from quire.services.frontend.openai_edge.responses.item_schemas import INPUT
 from quire.services.frontend.openai_edge.responses.objects import FORMAT, OBJECTS
-from quire.services.frontend.openai_edge.responses.said import INPUT
 from quire.shared.errors import InvalidArgument, Unimplemented
 
 # They say nothing about the text: bookkeeping, and hints that nothing here could follow.
@@ -32,7 +32,7 @@ NOTHING: tuple[Any, ...] = (None, False, 0, [], {})  # what does not ask for it
 DOCUMENTED: Mapping[str, Sequence[Any]] = dict.fromkeys(
     ("context_management", "conversation", "image", "moderation", "previous_input_messages", "prompt"), NOTHING
 )
-NOT_OFFERED: Mapping[str, Sequence[Any]] = {**SAMPLERS, **DOCUMENTED}
+NOT_OFFERED: Mapping[str, Sequence[Any]] = {**UNSUPPORTED_SAMPLERS, **DOCUMENTED}
 LOGPROBS = "message.output_text.logprobs"
 # Besides logprobs nothing has to be included: reasoning comes in the clear, and of what is included of searches,
 # programs and pictures there is none.
@@ -146,12 +146,12 @@ class TextBody(BaseModel):
     verbosity: str | None = None
 
 
-class ResponsesBody(PlainFields):
+class ResponsesBody(ScalarFields):
     """POST /v1/responses"""
 
-    model_config = ConfigDict(extra="allow", json_schema_extra=described(IGNORED, DOCUMENTED, RULES))
+    model_config = ConfigDict(extra="allow", json_schema_extra=body_schema_extra(IGNORED, DOCUMENTED, RULES))
 
-    read_over = IGNORED
+    ignored_fields = IGNORED
     not_offered = NOT_OFFERED
     objects = OBJECTS
 
@@ -201,7 +201,7 @@ class ResponsesBody(PlainFields):
     @model_validator(mode="before")
     @classmethod
     def _open_extra_body(cls, sent: Any) -> Any:
-        return opened(sent)
+        return merge_extra_body(sent)
 
     def check_rules(self, unknown: UnknownFields) -> None:
         check_objects(unknown, self.text and self.text.format, FORMAT, "text.format")

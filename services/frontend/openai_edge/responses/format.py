@@ -11,16 +11,16 @@ from typing import Any
 import orjson
 from starlette.responses import Response
 
-from quire.services.frontend.calls.measured import Usage
+from quire.services.frontend.calls.measurements import Usage
 from quire.services.frontend.generation.generation import Generation
 from quire.services.frontend.openai_edge import errors
 from quire.services.frontend.openai_edge.answers.logprobs import TokenTexts, chat_logprobs
 from quire.services.frontend.openai_edge.responses.body import ResponsesBody
 from quire.services.frontend.openai_edge.responses.items import Event, Json, OutputItem, new_item
-from quire.services.frontend.openai_edge.responses.numbers import writable
+from quire.services.frontend.openai_edge.responses.json_numbers import json_safe
+from quire.services.frontend.openai_edge.responses.messages import Item
 from quire.services.frontend.openai_edge.responses.store import ResponseStore, StoredResponse
-from quire.services.frontend.openai_edge.responses.tools import added, called, echoed
-from quire.services.frontend.openai_edge.responses.turns import Item
+from quire.services.frontend.openai_edge.responses.tools import added_tools, echoed_tools, tools_by_prompt_name
 from quire.services.frontend.output_processor.answer_parser import Part
 from quire.services.frontend.output_processor.delta import SampleDelta
 from quire.services.frontend.output_processor.parsing.events import Content
@@ -30,9 +30,9 @@ from quire.shared.errors import QuireError, transport
 from quire.shared.pb.common.v1.finish_pb2 import FINISH_REASON_CANCELLED, FINISH_REASON_LENGTH, FinishReason
 
 PREFIX = "resp_"
-DONE, CUT, OPEN, CANCELLED = "completed", "incomplete", "in_progress", "cancelled"
+DONE, INCOMPLETE, IN_PROGRESS, CANCELLED = "completed", "incomplete", "in_progress", "cancelled"
 QUEUED, FAILED = "queued", "failed"
-STATUSES: dict[FinishReason, str] = {FINISH_REASON_LENGTH: CUT, FINISH_REASON_CANCELLED: CANCELLED}
+STATUSES: dict[FinishReason, str] = {FINISH_REASON_LENGTH: INCOMPLETE, FINISH_REASON_CANCELLED: CANCELLED}
 CUT_REASONS = frozenset(STATUSES)
 PENALTIES = ("presence_penalty", "frequency_penalty")
 SERVICE_TIER = "default"  # there is one, whichever was asked for
@@ -66,14 +66,14 @@ def usage_object(usage: Usage) -> Json:
     }
 
 
-def failed(error: QuireError) -> Json:
+def failure_fields(error: QuireError) -> Json:
     """What a response says instead of its end."""
     code = "rate_limit_exceeded" if transport(error).http_status == 429 else "server_error"
     return {"status": FAILED, "error": {"code": code, "message": error.message}}
 
 
 class ResponsesFormat:
-    """A format for Answer; what is finished goes into the store."""
+    """A format for GenerationResponse; what is finished goes into the store."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class ResponsesFormat:
         self._tenant = tenant
         self._identity = identity
         self._fields = _echo(body, sampling, model, identity)
-        self._tools = called([*(body.tools or ()), *added(conversation)])
+        self._tools = tools_by_prompt_name([*(body.tools or ()), *added_tools(conversation)])
         self._inputs = inputs
         self._conversation = conversation
         self._texts = texts
@@ -119,12 +119,12 @@ class ResponsesFormat:
     def last_events(self, generation: Generation) -> bytes:
         events = list(self._end_item())
         response = self._end(generation)
-        kind = CUT if response["status"] == CANCELLED else response["status"]
+        kind = INCOMPLETE if response["status"] == CANCELLED else response["status"]
         events.append((f"response.{kind}", {"response": response}))
         return b"".join(map(self._event, events))
 
     def error_events(self, error: QuireError) -> bytes:
-        response = {**self._fields, **failed(error), "output": self._items}
+        response = {**self._fields, **failure_fields(error), "output": self._items}
         told: list[Event] = [("error", {**response["error"], "param": error.field or None})]
         return b"".join(map(self._event, [*told, ("response.failed", {"response": response})]))
 
@@ -137,12 +137,12 @@ class ResponsesFormat:
         self._num_events += 1
         return f"event: {kind}\ndata: ".encode() + orjson.dumps(body) + b"\n\n"
 
-    def begun(self, status: str) -> Json:
+    def unstarted(self, status: str) -> Json:
         """Before anything is written."""
         return {**self._fields, "status": status, "output": []}
 
     def _about(self, kind: str) -> Event:
-        return f"response.{kind}", {"response": self.begun(OPEN)}
+        return f"response.{kind}", {"response": self.unstarted(IN_PROGRESS)}
 
     def _read(self, delta: SampleDelta) -> Iterator[Event]:
         logprobs = chat_logprobs(delta.logprobs, self._texts)["content"] if delta.logprobs else []
@@ -158,7 +158,7 @@ class ResponsesFormat:
 
     def _begin_item(self, part: Part) -> Iterator[Event]:
         self._item = new_item(part, self._identity.new_item_id, self._tools)
-        yield "response.output_item.added", {"output_index": len(self._items), "item": self._item.as_json(OPEN)}
+        yield "response.output_item.added", {"output_index": len(self._items), "item": self._item.as_json(IN_PROGRESS)}
         for kind, fields in self._item.opening():
             yield self._of_item(kind, fields)
 
@@ -172,7 +172,7 @@ class ResponsesFormat:
         for kind, fields in self._item.closing():
             yield self._of_item(kind, fields)
         is_cut = self._finish is not None and self._finish.reason in CUT_REASONS
-        item = self._item.as_json(CUT if is_cut else DONE)
+        item = self._item.as_json(INCOMPLETE if is_cut else DONE)
         yield "response.output_item.done", {"output_index": len(self._items), "item": item}
         self._items.append(item)
         self._item = None
@@ -215,7 +215,7 @@ def _echo(body: ResponsesBody, sampling: Sampling, model: str, identity: Respons
         "temperature": sampling.temperature,
         "text": {"format": (body.text.format if body.text is not None else None) or {"type": "text"}},
         "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
-        "tools": echoed(body.tools),
+        "tools": echoed_tools(body.tools),
         "top_logprobs": body.top_logprobs or 0,
         "top_p": sampling.value("top_p"),
         "truncation": "disabled",
@@ -232,7 +232,7 @@ def _echo(body: ResponsesBody, sampling: Sampling, model: str, identity: Respons
         "error": None,
         "incomplete_details": None,
         "usage": None,
-        **writable(asked),
+        **json_safe(asked),
     }
 
 

@@ -6,10 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from quire.services.frontend.openai_edge.responses.tools import CalledTool
-from quire.services.frontend.output_processor.answer_parser import CallPiece, Part
+from quire.services.frontend.openai_edge.responses.tools import ClientTool
+from quire.services.frontend.output_processor.answer_parser import CallDelta, Part
 from quire.services.frontend.output_processor.parsing.events import Content, Reasoning
-from quire.services.frontend.output_processor.parsing.values.input_text import InputText
+from quire.services.frontend.output_processor.parsing.values.input_extractor import InputExtractor
 
 Json = dict[str, Any]
 Event = tuple[str, Json]
@@ -60,7 +60,7 @@ class _TextItem(OutputItem):
         return [("response.content_part.added", {"content_index": 0, "part": self.part()})]
 
     def add(self, part: Part, logprobs: list[Json]) -> list[Event]:
-        assert not isinstance(part, CallPiece)
+        assert not isinstance(part, CallDelta)
         self.text += part.text
         return [(self.delta, {"content_index": 0, "delta": part.text, **self.more(logprobs)})]
 
@@ -114,13 +114,13 @@ class MessageItem(_TextItem):
 class _CallItem(OutputItem):
     """With a text that belongs to one call."""
 
-    def __init__(self, item_id: str, piece: CallPiece, tool: CalledTool) -> None:
+    def __init__(self, item_id: str, piece: CallDelta, tool: ClientTool) -> None:
         super().__init__(item_id)
         self._piece = piece
         self._tool = tool
 
     def takes(self, part: Part) -> bool:
-        return isinstance(part, CallPiece) and part.number == self._piece.number
+        return isinstance(part, CallDelta) and part.number == self._piece.number
 
     def opening(self) -> list[Event]:
         return []
@@ -136,7 +136,7 @@ class CallItem(_CallItem):
     """A function call."""
 
     def add(self, part: Part, logprobs: list[Json]) -> list[Event]:
-        assert isinstance(part, CallPiece)
+        assert isinstance(part, CallDelta)
         self.text += part.arguments
         return [("response.function_call_arguments.delta", {"delta": part.arguments})] if part.arguments else []
 
@@ -150,12 +150,12 @@ class CallItem(_CallItem):
 class CustomCallItem(_CallItem):
     """A call of a tool that takes a text."""
 
-    def __init__(self, item_id: str, piece: CallPiece, tool: CalledTool) -> None:
+    def __init__(self, item_id: str, piece: CallDelta, tool: ClientTool) -> None:
         super().__init__(item_id, piece, tool)
-        self._input = InputText()
+        self._input = InputExtractor()
 
     def add(self, part: Part, logprobs: list[Json]) -> list[Event]:
-        assert isinstance(part, CallPiece)
+        assert isinstance(part, CallDelta)
         return self._more(self._input.push(part.arguments))
 
     def closing(self) -> list[Event]:
@@ -169,9 +169,9 @@ class CustomCallItem(_CallItem):
         return self._fields("custom_tool_call", status, {"input": self.text})
 
 
-def new_item(part: Part, new_id: Callable[[str], str], tools: Mapping[str, CalledTool]) -> OutputItem:
-    """`new_id`: by what stands in front. `tools`: as tools.called returns them."""
-    if isinstance(part, CallPiece):
-        tool = tools.get(part.name, CalledTool("", part.name))
+def new_item(part: Part, new_id: Callable[[str], str], tools: Mapping[str, ClientTool]) -> OutputItem:
+    """`new_id`: by what stands in front. `tools`: as tools.tools_by_prompt_name returns them."""
+    if isinstance(part, CallDelta):
+        tool = tools.get(part.name, ClientTool("", part.name))
         return CustomCallItem(new_id("ctc"), part, tool) if tool.takes_text else CallItem(new_id("fc"), part, tool)
     return ReasoningItem(new_id("rs")) if isinstance(part, Reasoning) else MessageItem(new_id("msg"))

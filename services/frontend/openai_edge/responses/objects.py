@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from quire.services.frontend.http.fields.nested_fields import Shape
-from quire.services.frontend.openai_edge.responses.said import FORMS, UNREADABLE
+from quire.services.frontend.openai_edge.responses.item_schemas import FORMS, UNREADABLE
 
 PART = Shape(
     frozenset({

@@ -8,15 +8,15 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from quire.services.frontend.http.fields import plain_fields
+from quire.services.frontend.http.fields import scalar_fields
 from quire.services.frontend.http.headers import CallHeaders
 from quire.services.frontend.input_processor import prompt_limits
 from quire.services.frontend.input_processor.sampling import sampling_rules
 from quire.services.frontend.openai_edge.body import thinking
 from quire.services.frontend.openai_edge.body.logit_bias import logit_bias
 from quire.services.frontend.openai_edge.body.logits_processors import logits_processors
-from quire.services.frontend.openai_edge.body.output_forms import (
-    FormNames,
+from quire.services.frontend.openai_edge.body.structured_outputs import (
+    FormatFieldNames,
     JsonSchemaFormat,
     ResponseFormat,
     constraint,
@@ -24,13 +24,13 @@ from quire.services.frontend.openai_edge.body.output_forms import (
 from quire.services.frontend.openai_edge.body.token_limit import token_limit
 from quire.services.frontend.openai_edge.responses import tools
 from quire.services.frontend.openai_edge.responses.body import ResponsesBody
-from quire.services.frontend.openai_edge.responses.turns import Item, turns
+from quire.services.frontend.openai_edge.responses.messages import Item, to_messages
 from quire.services.frontend.request import reasoning
 from quire.services.frontend.request.request import ChatPrompt, Request
 from quire.services.frontend.tokenizer.tokenizer import Tokenizer
 from quire.shared.errors import InvalidArgument
 
-FORM_NAMES = FormNames("text.format", "schema")
+FORMAT_FIELD_NAMES = FormatFieldNames("text.format", "schema")
 SAMPLING_FIELDS = (
     "temperature",
     "seed",
@@ -46,12 +46,12 @@ def responses_request(
     body: ResponsesBody, items: Sequence[Item], headers: CallHeaders, tokenizer: Tokenizer
 ) -> Request:
     """`items`: of the conversation so far, the body's own included."""
-    listed = [*(body.tools or ()), *tools.added(items)]
+    listed = [*(body.tools or ()), *tools.added_tools(items)]
     offer = tools.read(listed, body.tool_choice, parallel=body.parallel_tool_calls is not False)
     prompt = ChatPrompt(
-        turns(body.instructions, items),
+        to_messages(body.instructions, items),
         template_variables={**_variables(body), **(body.chat_template_kwargs or {})},
-        tools=offer.shown,
+        tools=offer.template_tools,
     )
     return Request(
         request_id=body.request_id or headers.request_id or uuid.uuid4().hex,
@@ -64,18 +64,18 @@ def responses_request(
         tenant=body.tenant or headers.tenant,
         cache_salt=body.cache_salt or "",
         kv_priority=body.kv_priority,
-        truncate_prompt_tokens=prompt_limits.AS_FITS if body.truncation == "auto" else None,
+        truncate_prompt_tokens=prompt_limits.FIT_TO_CONTEXT if body.truncation == "auto" else None,
         final_only=not (body.stream or body.background),
         parse_answer=True,
-        tool_use=offer.use,
-        form_field="text.format" if body.structured_outputs is None else "structured_outputs",
+        tool_use=offer.tool_use,
+        structured_output_field="text.format" if body.structured_outputs is None else "structured_outputs",
         strict_length=True,
     )
 
 
 def _variables(body: ResponsesBody) -> Mapping[str, Any]:
     return {
-        **reasoning.variables(body.reasoning.effort if body.reasoning is not None else None),
+        **reasoning.template_variables(body.reasoning.effort if body.reasoning is not None else None),
         **thinking.of_thinking(body.thinking),
         **thinking.switch(body.enable_thinking),
     }
@@ -83,13 +83,13 @@ def _variables(body: ResponsesBody) -> Mapping[str, Any]:
 
 def _given(body: ResponsesBody, *, has_content: bool) -> dict[str, Any]:
     """`has_content`: the answer may be text, which alone a form is about."""
-    form = constraint(_form(body), body.structured_outputs, FORM_NAMES)
+    form = constraint(_form(body), body.structured_outputs, FORMAT_FIELD_NAMES)
     return {
         **{name: getattr(body, name) for name in SAMPLING_FIELDS},
         "stop": [body.stop] if isinstance(body.stop, str) else body.stop,
         "logit_bias": logit_bias(body.logit_bias) if body.logit_bias else None,
         "logits_processors": logits_processors(body.logits_processors),
-        **plain_fields.given(body),
+        **scalar_fields.given(body),
         "max_tokens": token_limit(max_output_tokens=body.max_output_tokens),
         "logprobs": (body.top_logprobs or 0) if body.wants_logprobs else None,
         "structured_output": form if has_content or body.structured_outputs is not None else None,

@@ -12,27 +12,27 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from quire.services.frontend.http import headers
-from quire.services.frontend.http.answer import Answer
 from quire.services.frontend.http.headers import CallHeaders
-from quire.services.frontend.http.kept_answer import BegunAnswer
+from quire.services.frontend.http.responses import GenerationResponse
 from quire.services.frontend.http.router import Router
 from quire.services.frontend.http.serving_context import ServingContext
+from quire.services.frontend.http.stream_responses import StreamStartedResponse
 from quire.services.frontend.openai_edge.answers.logprobs import TokenTexts
 from quire.services.frontend.openai_edge.responses.body import ResponsesBody
 from quire.services.frontend.openai_edge.responses.format import (
     CANCELLED,
-    OPEN,
+    IN_PROGRESS,
     QUEUED,
     ResponseIdentity,
     ResponsesFormat,
-    failed,
+    failure_fields,
 )
 from quire.services.frontend.openai_edge.responses.format import PREFIX as ID
-from quire.services.frontend.openai_edge.responses.numbers import writable
+from quire.services.frontend.openai_edge.responses.json_numbers import json_safe
+from quire.services.frontend.openai_edge.responses.messages import Item, as_items
 from quire.services.frontend.openai_edge.responses.requests import responses_request
 from quire.services.frontend.openai_edge.responses.store import ResponseStore, StoredResponse
-from quire.services.frontend.openai_edge.responses.turns import Item, as_items
-from quire.services.frontend.openai_edge.resumable import ResumableHttp, Worded
+from quire.services.frontend.openai_edge.resumable import FormattedRequest, ResumableHttp
 from quire.services.frontend.request.request import Request as GeneratorRequest
 from quire.services.frontend.streams.stream import Stream
 from quire.shared.errors import InvalidArgument, NotFound, Unimplemented
@@ -41,7 +41,7 @@ PREFIX = "/v1/responses"
 COMPACT = f"{PREFIX}/compact"
 
 
-class KeptBody(BaseModel):
+class BackgroundBody(BaseModel):
     """A body, and the conversation that it goes on with, which no other frontend knows."""
 
     body: ResponsesBody
@@ -59,7 +59,7 @@ class ResponseRoutes:
         self._store = ResponseStore(context.response_store_bytes)
         self._resumable = resumable
         self._unknown = context.bounds.unknown_fields
-        resumable.offer(PREFIX, self._again)
+        resumable.offer(PREFIX, self._rebuild)
         self.router = Router(tags=["responses"], own_query=True)
         new = Router(tags=["responses"], own_query=True, route_class=context.bounds.route())
         new.add_api_route(PREFIX, self.create, methods=["POST"], response_class=Response)
@@ -81,25 +81,27 @@ class ResponseRoutes:
         before = await self._before(body, http)
         sent = replace(headers.read(http), tenant=_tenant(body, http))
         if body.background:
-            return self._begin(KeptBody(body=body, before=[*map(dict, before)]), sent)
+            return self._begin(BackgroundBody(body=body, before=[*map(dict, before)]), sent)
         request = responses_request(body, [*before, *inputs], sent, self._tokenizer)
         answer = self._format(body, before, request, sent.tenant, ResponseIdentity())
-        return Answer(self._generator, request, answer, stream=bool(body.stream))
+        return GenerationResponse(self._generator, request, answer, stream=bool(body.stream))
 
-    def _begin(self, kept: KeptBody, sent: CallHeaders) -> Response:
+    def _begin(self, kept: BackgroundBody, sent: CallHeaders) -> Response:
         """In the background."""
         if kept.body.stream:
-            return self._resumable.answer(PREFIX, kept, sent, self._again)
-        begin, worded = self._resumable.beginning(PREFIX, kept, sent, self._again, runs_unread=True)
+            return self._resumable.answer(PREFIX, kept, sent, self._rebuild)
+        begin, worded = self._resumable.beginning(PREFIX, kept, sent, self._rebuild, runs_unread=True)
         assert isinstance(worded.format, ResponsesFormat)
-        return BegunAnswer(begin, worded.format.begun(QUEUED), worded.format, worded.request.form_field)
+        return StreamStartedResponse(
+            begin, worded.format.unstarted(QUEUED), worded.format, worded.request.structured_output_field
+        )
 
-    def _again(self, written: bytes, sent: CallHeaders, created_unix_s: int) -> Worded:
+    def _rebuild(self, written: bytes, sent: CallHeaders, created_unix_s: int) -> FormattedRequest:
         """In the background."""
-        kept = KeptBody.model_validate_json(written)
+        kept = BackgroundBody.model_validate_json(written)
         request = responses_request(kept.body, [*kept.before, *as_items(kept.body.input)], sent, self._tokenizer)
         identity = ResponseIdentity(request.request_id, created_unix_s)
-        return Worded(request, self._format(kept.body, kept.before, request, sent.tenant, identity))
+        return FormattedRequest(request, self._format(kept.body, kept.before, request, sent.tenant, identity))
 
     def _format(
         self,
@@ -109,11 +111,11 @@ class ResponseRoutes:
         tenant: str,
         identity: ResponseIdentity,
     ) -> ResponsesFormat:
-        inputs = writable(as_items(body.input))
+        inputs = json_safe(as_items(body.input))
         return ResponsesFormat(
             body,
             request.sampling,
-            self._catalogue.called(request.model),
+            self._catalogue.served_name(request.model),
             inputs=inputs,
             conversation=[*before, *inputs],
             texts=TokenTexts(self._tokenizer, as_ids=False),
@@ -157,8 +159,8 @@ class ResponseRoutes:
         if await self._stored(response_id, tenant) is None:
             stream = await self._kept(response_id, tenant)
             if stream is not None and stream.has_ended:
-                response, kept = self._told(stream), KeptBody.model_validate_json(stream.request.body)
-                inputs = writable(as_items(kept.body.input))
+                response, kept = self._told(stream), BackgroundBody.model_validate_json(stream.request.body)
+                inputs = json_safe(as_items(kept.body.input))
                 return StoredResponse(tenant, response, inputs, [*kept.before, *inputs, *response["output"]])
         return self._store.get(response_id, tenant, field)
 
@@ -201,15 +203,15 @@ class ResponseRoutes:
             response: dict[str, Any] = ended["response"]
         else:
             response = self._queued(stream) if begun is None else _fields(begun)["response"]
-        return response if stream.error is None else {**response, **failed(stream.error)}
+        return response if stream.error is None else {**response, **failure_fields(stream.error)}
 
     def _queued(self, stream: Stream) -> dict[str, Any]:
         """Before any event: those spare whoever polls reading the request again, which may be long."""
         kept = stream.request
         sent = CallHeaders(kept.request_id, kept.tenant, None, 0)
-        begun = self._again(kept.body, sent, kept.created_unix_s).format
+        begun = self._rebuild(kept.body, sent, kept.created_unix_s).format
         assert isinstance(begun, ResponsesFormat)
-        return begun.begun(QUEUED)
+        return begun.unstarted(QUEUED)
 
     async def delete(self, response_id: str, http: Request) -> dict[str, Any]:
         """What is stored, and of one in the background what is kept."""
@@ -245,7 +247,7 @@ class ResponseRoutes:
             text = "Only responses in the background can be cancelled; of others, close the connection."
             raise InvalidArgument(text, field="response_id")
         response = await self._in_background(response_id, http)
-        if response["status"] in (QUEUED, OPEN):
+        if response["status"] in (QUEUED, IN_PROGRESS):
             await self._resumable.cancel(response_id.removeprefix(ID), http)
             response["status"] = CANCELLED
         return response

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from quire.services.frontend.openai_edge.responses.turns import Item
+from quire.services.frontend.openai_edge.responses.messages import Item
 from quire.shared.errors import InvalidArgument, NotFound
 
 

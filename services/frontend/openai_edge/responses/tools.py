@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from quire.services.frontend.openai_edge.body import tools as chat_tools
-from quire.services.frontend.openai_edge.responses import said
+from quire.services.frontend.openai_edge.responses import item_schemas
 from quire.services.frontend.request.tool_offer import AUTO, NONE, REQUIRED, ToolOffer
 from quire.shared.errors import InvalidArgument, Unimplemented
 
@@ -21,7 +21,7 @@ INNER = ("name", "description", "parameters", "strict")
 FUNCTION, CUSTOM = chat_tools.KINDS
 
 
-class CalledTool(NamedTuple):
+class ClientTool(NamedTuple):
     """How the client knows a tool that the model sees under one name."""
 
     namespace: str  # empty for tools without one
@@ -39,7 +39,7 @@ def read(tools: Sequence[Json] | None, choice: Any, *, parallel: bool) -> ToolOf
     return chat_tools.read(nested, _nested_choice(choice), parallel=parallel)
 
 
-def echoed(tools: Sequence[Json] | None) -> list[Json]:
+def echoed_tools(tools: Sequence[Json] | None) -> list[Json]:
     """Returns the tools as a response repeats them: a function with all four of its fields."""
     return [
         {"description": None, "parameters": None, **tool, "strict": bool(tool.get("strict"))}
@@ -49,21 +49,23 @@ def echoed(tools: Sequence[Json] | None) -> list[Json]:
     ]
 
 
-def added(items: Iterable[Json]) -> list[Json]:
+def added_tools(items: Iterable[Json]) -> list[Json]:
     """Returns the tools that items of a conversation add. Raises InvalidArgument."""
     found: list[Json] = []
     for number, item in enumerate(items):
-        if item.get("type") == said.ADDED_TOOLS:
+        if item.get("type") == item_schemas.ADDED_TOOLS:
             if not isinstance(listed := item.get("tools"), list):
-                raise InvalidArgument(f"input[{number}]: {said.ADDED_TOOLS} needs a list of tools", field="input")
+                raise InvalidArgument(
+                    f"input[{number}]: {item_schemas.ADDED_TOOLS} needs a list of tools", field="input"
+                )
             found += listed
     return found
 
 
-def called(tools: Sequence[Json] | None) -> Mapping[str, CalledTool]:
+def tools_by_prompt_name(tools: Sequence[Json] | None) -> Mapping[str, ClientTool]:
     """Returns the tools by the name that the model sees."""
     return {
-        name: CalledTool(space, name.removeprefix(_prefix(space)) if space else name, tool.get("type") == CUSTOM)
+        name: ClientTool(space, name.removeprefix(_prefix(space)) if space else name, tool.get("type") == CUSTOM)
         for space, tool in _offered(tools or ())
         if isinstance(name := tool.get("name"), str)
     }

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from starlette.responses import PlainTextResponse, Response
 
-from quire.services.frontend.http.body import BodyBounds
+from quire.services.frontend.http.body import BodyReader
 from quire.services.frontend.http.router import Router
 from quire.services.frontend.openai_edge.body.bodies import LoadAdapterBody, UnloadAdapterBody
-from quire.services.frontend.operations.operated_adapters import OperatedAdapters
+from quire.services.frontend.operations.adapter_operator import AdapterOperator
 from quire.shared.pb.admin.v1 import admin_pb2 as pb
 
 
 class AdapterRoutes:
     """Who may call them is seen to before (http/middleware/guards.py: OperatorGuard)."""
 
-    def __init__(self, adapters: OperatedAdapters, bounds: BodyBounds) -> None:
+    def __init__(self, adapters: AdapterOperator, bounds: BodyReader) -> None:
         self._adapters = adapters
         self.router = Router(tags=["adapters"], route_class=bounds.route(at_once=False))
         self.router.add_api_route(

@@ -9,8 +9,8 @@ from fastapi import Request
 from starlette.responses import Response
 
 from quire.services.frontend.http import headers
-from quire.services.frontend.http.answer import Answer
 from quire.services.frontend.http.headers import CallHeaders
+from quire.services.frontend.http.responses import GenerationResponse
 from quire.services.frontend.http.router import Router
 from quire.services.frontend.http.serving_context import ServingContext
 from quire.services.frontend.openai_edge.answers.chat_format import BatchFormat, ChatFormat
@@ -25,7 +25,7 @@ from quire.services.frontend.openai_edge.body.requests import (
     chat_request,
     completion_request,
 )
-from quire.services.frontend.openai_edge.resumable import ResumableHttp, Worded
+from quire.services.frontend.openai_edge.resumable import FormattedRequest, ResumableHttp
 from quire.services.frontend.request.request import ChatPrompt, PairPrompt, Prompt, TextPrompt, TokenPrompt
 from quire.services.frontend.request.request import Request as GeneratorRequest
 
@@ -42,8 +42,8 @@ class GenerationRoutes:
         self._catalogue = context.catalogue
         self._resumable = resumable
         self._unknown = context.bounds.unknown_fields
-        resumable.offer(COMPLETIONS, self._completion_again)
-        resumable.offer(CHAT, self._chat_again)
+        resumable.offer(COMPLETIONS, self._rebuild_completion)
+        resumable.offer(CHAT, self._rebuild_chat)
         self.router = Router(tags=["generation"], route_class=context.bounds.route())
         self.router.add_api_route(COMPLETIONS, self.complete, methods=["POST"], response_class=Response)
         self.router.add_api_route(CHAT, self.chat, methods=["POST"], response_class=Response)
@@ -58,15 +58,15 @@ class GenerationRoutes:
             self._processor.check(request)
             return await prompt_only(request, options, self._processor, self._catalogue.entry(body.model))
         if body.resumable:
-            return self._resumable.answer(COMPLETIONS, body, sent, self._completion_again, body.retention_s)
-        answer_format = CompletionFormat(request, options, self._tokenizer, self._catalogue.called(request.model))
-        return Answer(self._generator, request, Chunks(answer_format), stream=options.stream)
+            return self._resumable.answer(COMPLETIONS, body, sent, self._rebuild_completion, body.retention_s)
+        answer_format = CompletionFormat(request, options, self._tokenizer, self._catalogue.served_name(request.model))
+        return GenerationResponse(self._generator, request, Chunks(answer_format), stream=options.stream)
 
-    def _completion_again(self, body: bytes, sent: CallHeaders, created_unix_s: int) -> Worded:
+    def _rebuild_completion(self, body: bytes, sent: CallHeaders, created_unix_s: int) -> FormattedRequest:
         request, options = self._completion(CompletionBody.model_validate_json(body), sent)
         options = replace(options, created_unix_s=created_unix_s)
-        answer_format = CompletionFormat(request, options, self._tokenizer, self._catalogue.called(request.model))
-        return Worded(request, Chunks(answer_format))
+        answer_format = CompletionFormat(request, options, self._tokenizer, self._catalogue.served_name(request.model))
+        return FormattedRequest(request, Chunks(answer_format))
 
     def _completion(self, body: CompletionBody, sent: CallHeaders) -> tuple[GeneratorRequest, AnswerOptions]:
         request = completion_request(body, sent, self._tokenizer.defaults)
@@ -91,13 +91,13 @@ class GenerationRoutes:
         body.refuse_unknown(self._unknown)
         sent = headers.read(http)
         if body.resumable:
-            return self._resumable.answer(CHAT, body, sent, self._chat_again, body.retention_s)
+            return self._resumable.answer(CHAT, body, sent, self._rebuild_chat, body.retention_s)
         request, answer_format = self._chat(body, sent)
-        return Answer(self._generator, request, Chunks(answer_format), stream=bool(body.stream))
+        return GenerationResponse(self._generator, request, Chunks(answer_format), stream=bool(body.stream))
 
-    def _chat_again(self, body: bytes, sent: CallHeaders, created_unix_s: int) -> Worded:
+    def _rebuild_chat(self, body: bytes, sent: CallHeaders, created_unix_s: int) -> FormattedRequest:
         request, answer_format = self._chat(ChatBody.model_validate_json(body), sent, created_unix_s)
-        return Worded(request, Chunks(answer_format))
+        return FormattedRequest(request, Chunks(answer_format))
 
     def _chat(
         self, body: ChatBody, sent: CallHeaders, created_unix_s: int | None = None
@@ -105,15 +105,15 @@ class GenerationRoutes:
         request = chat_request(body, sent, self._tokenizer)
         options = answer_options(body, _last_answers(request.prompts) if body.echo else [])
         options = replace(options, created_unix_s=created_unix_s)
-        return request, ChatFormat(request, options, self._tokenizer, self._catalogue.called(request.model))
+        return request, ChatFormat(request, options, self._tokenizer, self._catalogue.served_name(request.model))
 
     async def batch(self, body: ChatBatchBody, http: Request) -> Response:
         """Answers several conversations, each once, in one piece."""
         body.refuse_unknown(self._unknown)
         request = batch_request(body, headers.read(http), self._tokenizer)
         options = answer_options(body, _last_answers(request.prompts) if body.echo else [])
-        answer_format = BatchFormat(request, options, self._tokenizer, self._catalogue.called(request.model))
-        return Answer(self._generator, request, Chunks(answer_format), stream=False)
+        answer_format = BatchFormat(request, options, self._tokenizer, self._catalogue.served_name(request.model))
+        return GenerationResponse(self._generator, request, Chunks(answer_format), stream=False)
 
 
 def _last_answers(prompts: Sequence[Prompt]) -> list[str]:

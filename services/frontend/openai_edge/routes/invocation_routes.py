@@ -10,7 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.responses import Response
 
-from quire.services.frontend.http.body import BodyBounds
+from quire.services.frontend.http.body import BodyReader
 from quire.services.frontend.http.router import Router
 from quire.services.frontend.openai_edge.body.bodies import (
     Body,
@@ -43,7 +43,7 @@ ANY_OF = {"requestBody": {"content": {"application/json": {"schema": {"anyOf": S
 class InvocationRoutes:
     """Finds the call by the field that only it has; what has none of them is a completion."""
 
-    def __init__(self, generation: GenerationRoutes, pooling: PoolingRoutes, bounds: BodyBounds) -> None:
+    def __init__(self, generation: GenerationRoutes, pooling: PoolingRoutes, bounds: BodyReader) -> None:
         score: Kind = (SCORE[0], ScoreBody, pooling.score)
         classify: Kind = (CLASSIFY, ClassifyBody, pooling.classify)
         embed: Kind = (EMBEDDINGS, EmbeddingBody, pooling.embed)

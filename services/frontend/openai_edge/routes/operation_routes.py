@@ -10,13 +10,13 @@ from typing import Annotated, Any, Literal
 from fastapi import Query
 from pydantic import BaseModel, ConfigDict, Field
 
-from quire.services.frontend.http.body import BodyBounds
+from quire.services.frontend.http.body import BodyReader
 from quire.services.frontend.http.router import Router
 from quire.services.frontend.operations.scheduler_admins import SchedulerAdmins
 from quire.shared.errors import Unimplemented
 from quire.shared.pb.admin.v1 import admin_pb2 as pb
 from quire.shared.pb.common.v1.weights_stream_pb2 import BroadcastContent, TensorHeads, WeightsPiece
-from quire.shared.weights_heads import DEFAULT_GROUP, HEADS_IN_A_PIECE, tensor_heads
+from quire.shared.tensor_headers import DEFAULT_GROUP, MAX_HEADERS_PER_PIECE, tensor_headers
 
 MOST_RANKS = 1 << 16
 Seconds = Annotated[float, Field(gt=0, le=540)]
@@ -85,7 +85,7 @@ class OperationRoutes:
         self,
         schedulers: SchedulerAdmins,
         services: Callable[[], Awaitable[Sequence[pb.ServiceStatus]]],
-        bounds: BodyBounds,
+        bounds: BodyReader,
     ) -> None:
         """`services`: of the whole cluster."""
         self._schedulers, self._services = schedulers, services
@@ -164,9 +164,9 @@ def _told(updated: pb.UpdateWeightsResponse) -> dict[str, Any]:
 
 async def _announced(body: BroadcastBody) -> AsyncIterator[WeightsPiece]:
     """As a stream says it. Raises InvalidArgument."""
-    heads = tensor_heads(body.names, body.dtypes, body.shapes)
-    for start in range(0, len(heads), HEADS_IN_A_PIECE):
-        yield WeightsPiece(heads=TensorHeads(tensors=heads[start : start + HEADS_IN_A_PIECE]))
+    heads = tensor_headers(body.names, body.dtypes, body.shapes)
+    for start in range(0, len(heads), MAX_HEADERS_PER_PIECE):
+        yield WeightsPiece(heads=TensorHeads(tensors=heads[start : start + MAX_HEADERS_PER_PIECE]))
     content = BroadcastContent(group_name=body.group_name or DEFAULT_GROUP, timeout_ms=round(body.timeout_s * 1000))
     yield WeightsPiece(broadcast=content)
     yield WeightsPiece(end=b"")

@@ -9,8 +9,8 @@ from fastapi import Request
 from starlette.responses import Response
 
 from quire.services.frontend.http import headers
-from quire.services.frontend.http.answer import Answer
 from quire.services.frontend.http.headers import CallHeaders
+from quire.services.frontend.http.responses import GenerationResponse
 from quire.services.frontend.http.router import Router
 from quire.services.frontend.http.serving_context import ServingContext
 from quire.services.frontend.input_processor.pooling import pooling
@@ -35,7 +35,7 @@ from quire.services.frontend.openai_edge.body.bodies import (
 )
 from quire.services.frontend.openai_edge.body.prompts import completion_prompts
 from quire.services.frontend.request.request import Pooling, Prompt, Sampling
-from quire.services.frontend.request.request import Request as Asked
+from quire.services.frontend.request.request import Request as GeneratorRequest
 from quire.shared.errors import InvalidArgument, Unimplemented
 
 EMBEDDINGS, POOLING, CLASSIFY = "/v1/embeddings", "/pooling", "/classify"
@@ -73,14 +73,15 @@ class PoolingRoutes:
         asked = Pooling(body.pooler or "", _normalize(body), body.dimensions, prompt_name=body.prompt_name or "")
         request = pooled(body, _texts(body.input, body), asked, headers.read(http))
         return self._answer(
-            request, EmbeddingFormat(self._catalogue.called(body.model), as_base64=body.encoding_format == "base64")
+            request,
+            EmbeddingFormat(self._catalogue.served_name(body.model), as_base64=body.encoding_format == "base64"),
         )
 
     async def pool(self, body: PoolingBody, http: Request) -> Response:
         """A vector for each input: of its hidden states, or a classifier's scores as they are."""
         body.refuse_unknown(self._unknown)
         task = body.task or ("classify" if self._processor.classes else "embed")
-        by_token = task.startswith("token_") or (task == "embed" and self._processor.compares_tokens)
+        by_token = task.startswith("token_") or (task == "embed" and self._processor.is_late_interaction)
         pooler = body.pooler or (pooling.ALL if by_token else "")
         classify, name = task.endswith("classify"), body.prompt_name or ""
         if classify and body.use_activation:
@@ -91,36 +92,36 @@ class PoolingRoutes:
         asked = Pooling(pooler, _normalize(body), body.dimensions, classify, body.step_tag_id, name)
         request = pooled(body, _texts(body.input, body), asked, headers.read(http))
         return self._answer(
-            request, PoolingFormat(self._catalogue.called(body.model), as_base64=body.encoding_format == "base64")
+            request, PoolingFormat(self._catalogue.served_name(body.model), as_base64=body.encoding_format == "base64")
         )
 
     async def classify(self, body: ClassifyBody, http: Request) -> Response:
         """How likely each of the model's classes is, for each input."""
         body.refuse_unknown(self._unknown)
         request = pooled(body, _texts(body.input, body), Pooling(classify=True), headers.read(http))
-        return self._answer(request, ClassifyFormat(self._catalogue.called(body.model), self._processor.classes))
+        return self._answer(request, ClassifyFormat(self._catalogue.served_name(body.model), self._processor.classes))
 
     async def score(self, body: ScoreBody, http: Request) -> Response:
         """How well texts go together, pair by pair."""
         body.refuse_unknown(self._unknown)
         queries = _one_of(body, *FIRST)
         scoring = self._processor.scoring(queries, _one_of(body, *SECOND))
-        return self._scored(body, scoring, ScoreFormat(self._catalogue.called(body.model), scoring), http)
+        return self._scored(body, scoring, ScoreFormat(self._catalogue.served_name(body.model), scoring), http)
 
     async def rerank(self, body: RerankBody, http: Request) -> Response:
         """Documents by how well they answer the query."""
         body.refuse_unknown(self._unknown)
         scoring = self._processor.scoring([body.query], body.documents)
         answer_format = RerankFormat(
-            self._catalogue.called(body.model), scoring, body.top_n or 0, shows_documents=body.return_documents
+            self._catalogue.served_name(body.model), scoring, body.top_n or 0, shows_documents=body.return_documents
         )
         return self._scored(body, scoring, answer_format, http)
 
     def _scored(self, body: PooledBody, scoring: Scoring, answer_format: PooledFormat, http: Request) -> Response:
         return self._answer(pooled(body, scoring.prompts, scoring.pooling, headers.read(http)), answer_format)
 
-    def _answer(self, request: Asked, answer_format: PooledFormat) -> Response:
-        return Answer(self._generator, request, answer_format, stream=False)
+    def _answer(self, request: GeneratorRequest, answer_format: PooledFormat) -> Response:
+        return GenerationResponse(self._generator, request, answer_format, stream=False)
 
 
 def _texts(given: object, body: PooledBody) -> list[Prompt]:
@@ -145,9 +146,9 @@ def _one_of(body: ScoreBody, *names: str) -> Sequence[str]:
     return [texts] if isinstance(texts, str) else list(texts)
 
 
-def pooled(body: PooledBody, prompts: Sequence[Prompt], pooling: Pooling, call: CallHeaders) -> Asked:
+def pooled(body: PooledBody, prompts: Sequence[Prompt], pooling: Pooling, call: CallHeaders) -> GeneratorRequest:
     """A request that reads its prompts and continues none."""
-    return Asked(
+    return GeneratorRequest(
         request_id=body.request_id or call.request_id or uuid.uuid4().hex,
         model=body.model,
         prompts=prompts,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from quire.services.frontend.output_processor.parsing.events import CallStart
 from quire.services.frontend.output_processor.parsing.scanner import Scanner, Steps
 from quire.services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
-from quire.services.frontend.output_processor.parsing.values.arguments_json import ArgumentsJson
+from quire.services.frontend.output_processor.parsing.values.arguments_writer import ArgumentsWriter
 from quire.services.frontend.output_processor.parsing.writer import EventWriter
 
 ReadCalls = Callable[[Scanner, EventWriter, ToolSchemas], Steps[None]]
@@ -31,10 +31,10 @@ class _DecidingWriter(EventWriter):
         self._begin = scan.at
         self._schemas = schemas
 
-    def start(self, name: str, call_id: str = "") -> ArgumentsJson:
+    def start_call(self, name: str, call_id: str = "") -> ArgumentsWriter:
         if name not in self._schemas:
             raise _Decided(False)
-        return super().start(name, call_id)
+        return super().start_call(name, call_id)
 
     def announce(self, call: CallStart) -> None:
         raise _Decided(True)
@@ -42,10 +42,10 @@ class _DecidingWriter(EventWriter):
     def content(self, text: str) -> None:
         raise _Decided(False)
 
-    def no_text(self) -> None:
+    def drop_markup(self) -> None:
         raise _Decided(False)
 
-    def no_markup(self) -> None:
+    def flush_as_content(self) -> None:
         if self._scan.at > self._begin:
             raise _Decided(False)
 
@@ -65,10 +65,10 @@ class CallProbe:
     def begins_call(self, scan: Scanner, begin: int) -> Steps[bool]:
         """Whether the call of an offered tool begins at `begin`; reads as far as that takes and settles nothing."""
         assert self._read is not None
-        scan.at, settled = begin, scan.settled
+        scan.at, committed = begin, scan.committed
         try:
             yield from self._read(scan, _DecidingWriter(scan, self._schemas), self._schemas)
         except _Decided as decided:
             self.has_found = decided.is_call
-        scan.settled = settled
+        scan.committed = committed
         return self.has_found

@@ -37,10 +37,10 @@ class ContentFilter:
         return reader.finish()
 
     def _read(self, scan: Scanner, writer: EventWriter) -> Steps[None]:
-        while self._num_left and (yield from scan.until(self._markers, writer.content)):
+        while self._num_left and (yield from scan.read_until(self._markers, writer.content)):
             self._num_left -= 1
-            if scan.begins:
+            if scan.at_start:
                 yield from scan.skip_space()
-            scan.settle()
+            scan.commit()
         while (yield from scan.peek()):
-            writer.content(scan.rest())
+            writer.content(scan.take_rest())

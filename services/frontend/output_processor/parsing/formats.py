@@ -6,12 +6,12 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from quire.services.frontend.output_processor.parsing.call_grammar import CallGrammar
 from quire.services.frontend.output_processor.parsing.call_probe import CallProbe
 from quire.services.frontend.output_processor.parsing.markup.call_blocks import CallMarkup, call_blocks
 from quire.services.frontend.output_processor.parsing.markup.json_calls import IsName, Keys, calls
 from quire.services.frontend.output_processor.parsing.scanner import Scanner, Steps
 from quire.services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
-from quire.services.frontend.output_processor.parsing.wording import Wording
 from quire.services.frontend.output_processor.parsing.writer import EventWriter
 
 ReadAnswer = Callable[[Scanner, EventWriter, bool, IsName], Steps[None]]
@@ -30,7 +30,7 @@ class ToolFormat:
     read: Callable[[Scanner, EventWriter, ToolSchemas], Steps[None]]
     tokens: tuple[str, ...]  # markup that tokenizers have as special tokens: it must not be left out of the text
     new_id: Callable[[int, str], str] = call_id  # of a call without one: its number in the answer, its name
-    wordings: tuple[Wording, ...] = ()  # for models that must call; the first whose token is there
+    grammars: tuple[CallGrammar, ...] = ()  # for models that must call; the first whose token is there
     starts: tuple[str, ...] = ()  # markers that begin calls, also inside of reasoning; none is part of another
     read_answer: ReadAnswer | None = None
     frames_text: bool = False  # plain text has markup as well, whether there are tools or not
@@ -52,7 +52,7 @@ class ReasoningFormat:
 
 
 def json_blocks(
-    starts: str | tuple[str, ...], *ends: str, keys: Keys | None = None, wording: Wording | None = None
+    starts: str | tuple[str, ...], *ends: str, keys: Keys | None = None, grammar: CallGrammar | None = None
 ) -> ToolFormat:
     """JSON objects between markers; without `ends` up to the end of the JSON."""
     starts = (starts,) if isinstance(starts, str) else starts
@@ -62,4 +62,4 @@ def json_blocks(
     def read(scan: Scanner, writer: EventWriter, _schemas: ToolSchemas) -> Steps[None]:
         yield from call_blocks(scan, writer, markup, lambda _start: calls(scan, writer, members))
 
-    return ToolFormat(read, (*starts, *ends), wordings=() if wording is None else (wording,), starts=starts)
+    return ToolFormat(read, (*starts, *ends), grammars=() if grammar is None else (grammar,), starts=starts)

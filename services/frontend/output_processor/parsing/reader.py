@@ -25,10 +25,10 @@ class MarkupReader:
     def push(self, text: str) -> list[Event]:
         self._scan.feed(text)
         next(self._steps, None)
-        return self._writer.take()
+        return self._writer.take_events()
 
     def finish(self) -> list[Event]:
         self._scan.end()
         next(self._steps, None)
         self._writer.finish()
-        return self._writer.take()
+        return self._writer.take_events()

@@ -3,7 +3,7 @@
 Formats are generators over a Scanner: where they need a character that has not come, they yield. Nothing that they can
 ask depends on where the text was cut, so that what they find does not either.
 
-`at` is where reading goes on. What lies before `settled` is accounted for: handed out, or markup that served its
+`at` is where reading goes on. What lies before `committed` is accounted for: handed out, or markup that served its
 purpose. What lies between the two has been read but may still turn out to be no markup; then it is content.
 """
 
@@ -64,37 +64,37 @@ class Markers:
 
 
 class Scanner:
-    """The text so far, from `settled` on. Positions count from the very beginning, so that they can be kept."""
+    """The text so far, from `committed` on. Positions count from the very beginning, so that they can be kept."""
 
-    __slots__ = ("_dropped", "_ended", "_text", "at", "marker_at", "settled")
+    __slots__ = ("_dropped", "_ended", "_text", "at", "committed", "marker_at")
 
     def __init__(self) -> None:
         self._text = ""
         self._dropped = 0  # characters in front of _text
         self._ended = False
         self.at = 0
-        self.settled = 0
+        self.committed = 0
         self.marker_at = 0  # where the marker that `until` found last begins, padding included
 
     def feed(self, text: str) -> None:
-        self._text = self._text[self.settled - self._dropped :] + text
-        self._dropped = self.settled
+        self._text = self._text[self.committed - self._dropped :] + text
+        self._dropped = self.committed
 
     def end(self) -> None:
         """No more comes."""
         self._ended = True
 
     @property
-    def begins(self) -> bool:
-        """Whether nothing has been handed out or settled yet."""
-        return not self.settled
+    def at_start(self) -> bool:
+        """Whether nothing has been handed out or committed yet."""
+        return not self.committed
 
-    def settle(self) -> None:
-        self.settled = self.at
+    def commit(self) -> None:
+        self.committed = self.at
 
     @property
-    def unsettled(self) -> str:
-        return self._text[self.settled - self._dropped : self._here]
+    def uncommitted(self) -> str:
+        return self._text[self.committed - self._dropped : self._here]
 
     @property
     def has_ended(self) -> bool:
@@ -108,7 +108,7 @@ class Scanner:
         return self._text[here] if here < len(self._text) else ""
 
     @property
-    def is_over(self) -> bool:
+    def at_end(self) -> bool:
         """Whether all of the text has come and was read."""
         return self._ended and self._here == len(self._text)
 
@@ -137,7 +137,7 @@ class Scanner:
         self.at += 1
         return character
 
-    def ready(self, run: re.Pattern[str]) -> str:
+    def take_run(self, run: re.Pattern[str]) -> str:
         """Of a run of characters of one class, what is there, read."""
         found = run.match(self._text, self._here)
         if found is None:
@@ -152,19 +152,19 @@ class Scanner:
             self.at += len(found[0])
         return found
 
-    def sees(self, pattern: re.Pattern[str]) -> bool:
+    def matches(self, pattern: re.Pattern[str]) -> bool:
         """Whether what is there begins with it; reads nothing."""
         return pattern.match(self._text, self.at - self._dropped) is not None
 
-    def whole(self, run: re.Pattern[str], at_most: int) -> Steps[str]:
+    def read_run(self, run: re.Pattern[str], at_most: int) -> Steps[str]:
         """A run of characters of one class, read; Malformed if it is longer than `at_most`."""
         parts: list[str] = []
-        keep = self.keeping(parts, at_most)
-        while (yield from self.peek()) and (part := self.ready(run)):
+        keep = self.bounded_sink(parts, at_most)
+        while (yield from self.peek()) and (part := self.take_run(run)):
             keep(part)
         return "".join(parts)
 
-    def keeping(self, parts: list[str], at_most: int) -> Sink:
+    def bounded_sink(self, parts: list[str], at_most: int) -> Sink:
         """For characters just read. Malformed if they are more than `at_most`; reading then goes on right behind the
         one too many, however many came at once."""
 
@@ -177,14 +177,14 @@ class Scanner:
 
         return keep
 
-    def rest(self) -> str:
+    def take_rest(self) -> str:
         """All that is there, read."""
         text = self._text[self._here :]
         self.at += len(text)
         return text
 
     def skip_space(self) -> Steps[None]:
-        while (yield from self.peek()) and self.ready(SPACE):
+        while (yield from self.peek()) and self.take_run(SPACE):
             pass
 
     def try_text(self, *options: str) -> Steps[str]:
@@ -210,37 +210,37 @@ class Scanner:
             raise Malformed
         return found
 
-    def comes(self, *options: str) -> Steps[bool]:
+    def next_is(self, *options: str) -> Steps[bool]:
         """Whether one of `options` comes next; reads nothing."""
         found = yield from self.try_text(*options)
         self.at -= len(found)
         return bool(found)
 
-    def breaks_off(self, *options: str) -> Steps[bool]:
+    def ends_within(self, *options: str) -> Steps[bool]:
         """Whether the text ends here, or within one of `options`; then it is read."""
-        comes = yield from self.comes(*options)
+        comes = yield from self.next_is(*options)
         rest = self._text[self._here :]
         if comes or not self._ended or not any(option.startswith(rest) for option in options):
             return False
         self.at += len(rest)
         return True
 
-    def until(self, markers: Markers, sink: Sink) -> Steps[str]:
-        """Hands out text up to the padding of the first marker; returns the marker, read but not settled, or nothing
+    def read_until(self, markers: Markers, sink: Sink) -> Steps[str]:
+        """Hands out text up to the padding of the first marker; returns the marker, read but not committed, or nothing
         at the end."""
         while True:
             found = markers.find.search(self._text, self._here)
             if found is not None:
-                self._hand_out(markers.padding(self._text, self._here, found.start()), sink)
+                self._emit(markers.padding(self._text, self._here, found.start()), sink)
                 self.marker_at = self.at
                 self.at = self._dropped + found.end()
                 return found[0]
-            self._hand_out(len(self._text) if self._ended else markers.undecided(self._text, self._here), sink)
+            self._emit(len(self._text) if self._ended else markers.undecided(self._text, self._here), sink)
             if self._ended:
                 return ""
             yield
 
-    def _hand_out(self, end: int, sink: Sink) -> None:
+    def _emit(self, end: int, sink: Sink) -> None:
         text = self._text[self._here : end]
         self.at = self._dropped + end
         if text:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from quire.services.frontend.output_processor.parsing.events import CallArguments, CallStart, Content, Event, Reasoning
 from quire.services.frontend.output_processor.parsing.scanner import Malformed, Scanner
-from quire.services.frontend.output_processor.parsing.values.arguments_json import ArgumentsJson
+from quire.services.frontend.output_processor.parsing.values.arguments_writer import ArgumentsWriter
 
 NO_ARGUMENTS = "{}"
 
@@ -26,28 +26,28 @@ class EventWriter:
         self._events: list[Event] = []
         self._kind: Text = Content  # of what is in _texts
         self._texts: list[str] = []  # written last, and not yet an event: arguments come in very many pieces
-        self._call: ArgumentsJson | None = None  # of the call that has not ended
+        self._call: ArgumentsWriter | None = None  # of the call that has not ended
         self._pending: CallStart | None = None  # that call, before it is announced
         self.num_calls = 0  # announced
 
     def content(self, text: str) -> None:
-        self.break_call()
-        self._scan.settle()
+        self.abort_call()
+        self._scan.commit()
         self._add(Content, text)
 
     def reasoning(self, text: str) -> None:
-        self._scan.settle()
+        self._scan.commit()
         self._add(Reasoning, text)
 
-    def start(self, name: str, call_id: str = "") -> ArgumentsJson:
+    def start_call(self, name: str, call_id: str = "") -> ArgumentsWriter:
         """Malformed if no tool of that name is on offer. Names go to clients as UTF-8, in which half of a surrogate
         pair cannot be written."""
-        self.break_call()
+        self.abort_call()
         name = name.strip()
         if not self._is_tool(name):
             raise Malformed
         self._pending = CallStart(name.encode("utf-8", "replace").decode(), call_id)
-        self._call = ArgumentsJson(self.arguments)
+        self._call = ArgumentsWriter(self.arguments)
         return self._call
 
     @property
@@ -60,30 +60,30 @@ class EventWriter:
         if self._call is not None and not self._call.finish() and self._pending is not None:
             self.arguments(NO_ARGUMENTS)
         self._call = None
-        self._scan.settle()
+        self._scan.commit()
 
-    def break_call(self) -> bool:
+    def abort_call(self) -> bool:
         """Ends a call that is not read on: what was announced is closed, anything else was no call. Returns whether
-        there was one on its way; its text stays unsettled."""
+        there was one on its way; its text stays uncommitted."""
         call, self._call = self._call, None
         if call is not None and not self._pending:
-            settled = self._scan.settled
+            committed = self._scan.committed
             call.finish()
-            self._scan.settled = settled
+            self._scan.committed = committed
         self._pending = None
         return call is not None
 
-    def no_markup(self) -> None:
+    def flush_as_content(self) -> None:
         """What was read since the last settling is content after all."""
-        self.break_call()
-        if text := self._scan.unsettled:
+        self.abort_call()
+        if text := self._scan.uncommitted:
             self.content(text)
 
-    def no_text(self) -> None:
+    def drop_markup(self) -> None:
         """What was read since the last settling is markup alone, of a call that is none."""
 
     def finish(self) -> None:
-        self.break_call()
+        self.abort_call()
 
     def announce(self, call: CallStart) -> None:
         self._end_text()
@@ -95,7 +95,7 @@ class EventWriter:
         if self._pending is not None:
             self.announce(self._pending)
             self._pending = None
-        self._scan.settle()
+        self._scan.commit()
         self._add(CallArguments, text)
 
     def _add(self, kind: Text, text: str) -> None:
@@ -109,7 +109,7 @@ class EventWriter:
             self._events.append(self._kind("".join(self._texts)))
             self._texts = []
 
-    def take(self) -> list[Event]:
+    def take_events(self) -> list[Event]:
         self._end_text()
         events, self._events = self._events, []
         return events

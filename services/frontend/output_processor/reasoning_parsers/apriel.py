@@ -2,9 +2,9 @@
 
 The first line stands in the prompt already where the template is that of 1.6."""
 
-from quire.services.frontend.output_processor.parsing.markup.delimited_reasoning import ReasoningFrame, delimited
+from quire.services.frontend.output_processor.parsing.markup.delimited_reasoning import ReasoningFrame, delimited_format
 
-FORMAT = delimited(
+FORMAT = delimited_format(
     "Here are my reasoning steps:",
     "[BEGIN FINAL RESPONSE]",
     frame=ReasoningFrame((), "[END FINAL RESPONSE]", may_be_open=True),

@@ -3,6 +3,6 @@
 
 from dataclasses import replace
 
-from quire.services.frontend.output_processor.parsing.markup.delimited_reasoning import delimited
+from quire.services.frontend.output_processor.parsing.markup.delimited_reasoning import delimited_format
 
-FORMAT = replace(delimited("<|channel>thought", "<channel|>"), tokens=("<|channel>", "<channel|>"))
+FORMAT = replace(delimited_format("<|channel>thought", "<channel|>"), tokens=("<|channel>", "<channel|>"))

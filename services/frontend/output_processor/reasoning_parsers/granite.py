@@ -1,7 +1,7 @@
 """Granite 3.2 says it in words: Here is my thought process: … Here is my response: …"""
 
-from quire.services.frontend.output_processor.parsing.markup.delimited_reasoning import delimited
+from quire.services.frontend.output_processor.parsing.markup.delimited_reasoning import delimited_format
 
-FORMAT = delimited(
+FORMAT = delimited_format(
     ("Here is my thought process:", "Here's my thought process:"), ("Here is my response:", "Here's my response:")
 )

@@ -1,5 +1,5 @@
 """Kimi K2: <think>…</think>"""
 
-from quire.services.frontend.output_processor.parsing.markup.delimited_reasoning import delimited
+from quire.services.frontend.output_processor.parsing.markup.delimited_reasoning import delimited_format
 
-FORMAT = delimited("<think>", "</think>")
+FORMAT = delimited_format("<think>", "</think>")

@@ -5,12 +5,12 @@ The prompt ends with the first tag of the two elements that comes."""
 
 from dataclasses import replace
 
-from quire.services.frontend.output_processor.parsing.markup.delimited_reasoning import ReasoningFrame, delimited
+from quire.services.frontend.output_processor.parsing.markup.delimited_reasoning import ReasoningFrame, delimited_format
 
 OPEN, CLOSE, SEPARATOR = "<|open|>", "<|close|>", "<|sep|>"
 RESPONSE = f"{OPEN}response{SEPARATOR}"
 FORMAT = replace(
-    delimited(
+    delimited_format(
         f"{OPEN}think{SEPARATOR}",
         f"{CLOSE}think{SEPARATOR}",
         frame=ReasoningFrame(

@@ -1,5 +1,5 @@
 """Magistral: [THINK]…[/THINK]"""
 
-from quire.services.frontend.output_processor.parsing.markup.delimited_reasoning import delimited
+from quire.services.frontend.output_processor.parsing.markup.delimited_reasoning import delimited_format
 
-FORMAT = delimited("[THINK]", "[/THINK]")
+FORMAT = delimited_format("[THINK]", "[/THINK]")

@@ -1,5 +1,5 @@
 """Seed-OSS: <seed:think>…</seed:think>"""
 
-from quire.services.frontend.output_processor.parsing.markup.delimited_reasoning import delimited
+from quire.services.frontend.output_processor.parsing.markup.delimited_reasoning import delimited_format
 
-FORMAT = delimited("<seed:think>", "</seed:think>")
+FORMAT = delimited_format("<seed:think>", "</seed:think>")

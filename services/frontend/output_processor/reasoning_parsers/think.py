@@ -1,6 +1,6 @@
 """DeepSeek R1 and V3.1, Qwen3, QwQ, GLM 4.5, MiniMax M2, Step 3, OLMo 3, Nemotron 3 and most others: <think>…</think>,
 the first of them often in the prompt already."""
 
-from quire.services.frontend.output_processor.parsing.markup.delimited_reasoning import delimited
+from quire.services.frontend.output_processor.parsing.markup.delimited_reasoning import delimited_format
 
-FORMAT = delimited("<think>", "</think>")
+FORMAT = delimited_format("<think>", "</think>")

@@ -1,12 +1,12 @@
 """Apertus: <|tools_prefix|>[{"add": {"a": 1}}]<|tools_suffix|>"""
 
+from quire.services.frontend.output_processor.parsing.call_grammar import CallGrammar, json_arguments
 from quire.services.frontend.output_processor.parsing.formats import ToolFormat
 from quire.services.frontend.output_processor.parsing.markup.call_blocks import CallMarkup, call_blocks
 from quire.services.frontend.output_processor.parsing.markup.json_calls import LONGEST_NAME
 from quire.services.frontend.output_processor.parsing.scanner import Malformed, Scanner, Steps
 from quire.services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
 from quire.services.frontend.output_processor.parsing.values import json_repair, json_text
-from quire.services.frontend.output_processor.parsing.wording import Wording, json_arguments
 from quire.services.frontend.output_processor.parsing.writer import EventWriter
 
 START, END = "<|tools_prefix|>", "<|tools_suffix|>"
@@ -29,17 +29,17 @@ def _calls(scan: Scanner, writer: EventWriter) -> Steps[None]:
         yield from scan.skip_space()
         yield from scan.expect(":")
         yield from scan.skip_space()
-        if not name or not (yield from scan.comes("{")):
+        if not name or not (yield from scan.next_is("{")):
             raise Malformed
-        yield from json_repair.value(scan, writer.start(name))
+        yield from json_repair.value(scan, writer.start_call(name))
         writer.end_call()
         yield from scan.skip_space()
         yield from scan.expect("}")
-        scan.settle()
+        scan.commit()
         yield from scan.skip_space()
         more = yield from scan.expect(",", "]")
-    scan.settle()
+    scan.commit()
 
 
-WORDING = Wording(json_arguments("{NAME: ", "}"), before=f"{START}[", between=", ", after=f"]{END}")
-FORMAT = ToolFormat(read, (START, END), wordings=(WORDING,), starts=(START,))
+GRAMMAR = CallGrammar(json_arguments("{NAME: ", "}"), before=f"{START}[", between=", ", after=f"]{END}")
+FORMAT = ToolFormat(read, (START, END), grammars=(GRAMMAR,), starts=(START,))

@@ -7,15 +7,15 @@
 </｜DSML｜function_calls>
 """
 
-from quire.services.frontend.output_processor.parsing.markup.tagged_calls import Tags, tagged
+from quire.services.frontend.output_processor.parsing.markup.tagged_calls import CallTags, tagged_format
 from quire.services.frontend.output_processor.parsing.tool_schemas import ANYTHING
 from quire.services.frontend.output_processor.parsing.values.typed_arguments import STRING
 
 MARK = "｜DSML｜"
 
 
-def _tags(*blocks: str) -> Tags:
-    return Tags(
+def _tags(*blocks: str) -> CallTags:
+    return CallTags(
         blocks=tuple((f"<{MARK}{block}>", f"</{MARK}{block}>") for block in blocks),
         function=f'<{MARK}invoke name="',
         named='">',
@@ -26,5 +26,5 @@ def _tags(*blocks: str) -> Tags:
     )
 
 
-FORMAT = tagged(_tags("function_calls", "tool_calls"), MARK)
-V4 = tagged(_tags("tool_calls", "function_calls"), MARK)
+FORMAT = tagged_format(_tags("function_calls", "tool_calls"), MARK)
+V4 = tagged_format(_tags("tool_calls", "function_calls"), MARK)

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import re
 
+from quire.services.frontend.output_processor.parsing.call_grammar import CallGrammar, json_arguments
 from quire.services.frontend.output_processor.parsing.formats import ToolFormat
-from quire.services.frontend.output_processor.parsing.markup.call_blocks import CallMarkup, call_blocks, no_call
+from quire.services.frontend.output_processor.parsing.markup.call_blocks import CallMarkup, call_blocks, reject_call
 from quire.services.frontend.output_processor.parsing.markup.json_calls import LONGEST_NAME
 from quire.services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Steps
 from quire.services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
 from quire.services.frontend.output_processor.parsing.values import json_repair
 from quire.services.frontend.output_processor.parsing.values.json_text import quoted
-from quire.services.frontend.output_processor.parsing.wording import Wording, json_arguments
 from quire.services.frontend.output_processor.parsing.writer import EventWriter
 
 FUNCTION, FUNCTION_END, PYTHON_TAG = "<function=", "</function>", "<|python_tag|>"
@@ -36,7 +36,7 @@ def _call(scan: Scanner, writer: EventWriter, schemas: ToolSchemas, start: str) 
     if start == PYTHON_TAG:
         yield from _arguments(scan, writer, schemas, INTERPRETER)
         return
-    name = yield from scan.whole(NAME, LONGEST_NAME)
+    name = yield from scan.read_run(NAME, LONGEST_NAME)
     yield from scan.expect(">")
     yield from scan.skip_space()
     if not name:
@@ -52,13 +52,13 @@ def read_recipients(scan: Scanner, writer: EventWriter, schemas: ToolSchemas) ->
         try:
             yield from _message(scan, writer, schemas)
         except Malformed:
-            no_call(scan, writer)
-        if not (yield from scan.until(RECIPIENTS, writer.content)):
+            reject_call(scan, writer)
+        if not (yield from scan.read_until(RECIPIENTS, writer.content)):
             return
 
 
 def _message(scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> Steps[None]:
-    name = yield from scan.whole(NAME, LONGEST_NAME)
+    name = yield from scan.read_run(NAME, LONGEST_NAME)
     yield from scan.expect("\n")
     if name not in (EVERYBODY, *schemas.names):
         raise Malformed
@@ -66,27 +66,27 @@ def _message(scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> Steps[
         yield from scan.skip_space()
         yield from _arguments(scan, writer, schemas, name)
         yield from scan.skip_space()
-    scan.settle()
+    scan.commit()
 
 
 def _arguments(scan: Scanner, writer: EventWriter, schemas: ToolSchemas, name: str) -> Steps[None]:
     """An object of JSON, or the interpreter's code up to the end of the text."""
-    if name == INTERPRETER and not (yield from scan.comes("{")):
-        out = writer.start(name)
+    if name == INTERPRETER and not (yield from scan.next_is("{")):
+        out = writer.start_call(name)
         out.begin("{")
         out.key(quoted(next(iter(schemas.parameters(name)), CODE)))
         while (yield from scan.peek()):
-            out.string_part(quoted(scan.rest()))
+            out.string_part(quoted(scan.take_rest()))
         out.end_string()
         out.end()
-    elif (yield from scan.comes("{")):
-        yield from json_repair.value(scan, writer.start(name))
+    elif (yield from scan.next_is("{")):
+        yield from json_repair.value(scan, writer.start_call(name))
     else:
         raise Malformed
     writer.end_call()
 
 
-TAGGED = Wording(json_arguments(f"{FUNCTION}NAME>", FUNCTION_END, quote=False), between="")
-ADDRESSED = Wording(json_arguments("NAME\n", "", quote=False), between=RECIPIENT)
-FORMAT = ToolFormat(read, (FUNCTION, PYTHON_TAG), wordings=(TAGGED,), starts=MARKUP.starts)
-V32 = ToolFormat(read_recipients, (), wordings=(ADDRESSED,), frames_text=True)
+TAGGED = CallGrammar(json_arguments(f"{FUNCTION}NAME>", FUNCTION_END, quote=False), between="")
+ADDRESSED = CallGrammar(json_arguments("NAME\n", "", quote=False), between=RECIPIENT)
+FORMAT = ToolFormat(read, (FUNCTION, PYTHON_TAG), grammars=(TAGGED,), starts=MARKUP.starts)
+V32 = ToolFormat(read_recipients, (), grammars=(ADDRESSED,), frames_text=True)

@@ -13,7 +13,7 @@ from quire.services.frontend.output_processor.parsing.markup.json_calls import L
 from quire.services.frontend.output_processor.parsing.markup.tagged_calls import no_padding
 from quire.services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Steps
 from quire.services.frontend.output_processor.parsing.tool_schemas import ANYTHING, ToolSchemas
-from quire.services.frontend.output_processor.parsing.values.arguments_json import ArgumentsJson
+from quire.services.frontend.output_processor.parsing.values.arguments_writer import ArgumentsWriter
 from quire.services.frontend.output_processor.parsing.values.json_text import quoted
 from quire.services.frontend.output_processor.parsing.values.typed_arguments import as_json
 from quire.services.frontend.output_processor.parsing.writer import EventWriter
@@ -25,7 +25,7 @@ LONGEST_BARE = 4096
 CALL = "call:"
 
 
-class _Reading:
+class _CallReader:
     """Of one text."""
 
     def __init__(self, markup: CallMarkup, delimiter: str, scan: Scanner, writer: EventWriter) -> None:
@@ -41,13 +41,13 @@ class _Reading:
     def _call(self) -> Steps[None]:
         yield from self._scan.skip_space()
         yield from self._scan.expect(CALL)
-        name = yield from self._scan.whole(NAME, LONGEST_NAME)
-        if not name or not (yield from self._scan.comes("{")):
+        name = yield from self._scan.read_run(NAME, LONGEST_NAME)
+        if not name or not (yield from self._scan.next_is("{")):
             raise Malformed
-        yield from self._object(self._writer.start(name), 0)
+        yield from self._object(self._writer.start_call(name), 0)
         self._writer.end_call()
 
-    def _object(self, out: ArgumentsJson, depth: int) -> Steps[None]:
+    def _object(self, out: ArgumentsWriter, depth: int) -> Steps[None]:
         yield from self._scan.expect("{")
         out.begin("{")
         yield from self._scan.skip_space()
@@ -59,7 +59,7 @@ class _Reading:
 
     def _key(self) -> Steps[str]:
         delimited = yield from self._scan.try_text(self._delimiter)
-        key = yield from self._scan.whole(NAME, LONGEST_NAME)
+        key = yield from self._scan.read_run(NAME, LONGEST_NAME)
         if delimited:
             yield from self._scan.expect(self._delimiter)
         yield from self._scan.skip_space()
@@ -67,7 +67,7 @@ class _Reading:
         yield from self._scan.skip_space()
         return key
 
-    def _list(self, out: ArgumentsJson, depth: int) -> Steps[None]:
+    def _list(self, out: ArgumentsWriter, depth: int) -> Steps[None]:
         yield from self._scan.expect("[")
         out.begin("[")
         yield from self._scan.skip_space()
@@ -78,33 +78,33 @@ class _Reading:
 
     def _end_of_item(self, end: str) -> Steps[None]:
         yield from self._scan.skip_space()
-        if not (yield from self._scan.comes(end)):
+        if not (yield from self._scan.next_is(end)):
             yield from self._scan.expect(",")
             yield from self._scan.skip_space()
 
-    def _value(self, out: ArgumentsJson, depth: int) -> Steps[None]:
+    def _value(self, out: ArgumentsWriter, depth: int) -> Steps[None]:
         if depth > DEEPEST:
             raise Malformed
         if (yield from self._scan.try_text(self._delimiter)):
-            if not (yield from self._scan.until(self._delimiters, lambda text: out.string_part(quoted(text)))):
+            if not (yield from self._scan.read_until(self._delimiters, lambda text: out.string_part(quoted(text)))):
                 raise Malformed
             out.end_string()
-        elif (yield from self._scan.comes("{")):
+        elif (yield from self._scan.next_is("{")):
             yield from self._object(out, depth)
-        elif (yield from self._scan.comes("[")):
+        elif (yield from self._scan.next_is("[")):
             yield from self._list(out, depth)
         else:
-            text = yield from self._scan.whole(BARE, LONGEST_BARE)
+            text = yield from self._scan.read_run(BARE, LONGEST_BARE)
             if not text.strip() or not (yield from self._scan.peek()):
                 raise Malformed
             out.scalar(as_json(text.strip(), ANYTHING))
 
 
 def marked(start: str, end: str, delimiter: str) -> ToolFormat:
-    markup = CallMarkup((start,), (end,), scraps=re.compile(re.escape(delimiter)))
+    markup = CallMarkup((start,), (end,), stray_markup=re.compile(re.escape(delimiter)))
 
     def read(scan: Scanner, writer: EventWriter, _schemas: ToolSchemas) -> Steps[None]:
-        yield from _Reading(markup, delimiter, scan, writer).run()
+        yield from _CallReader(markup, delimiter, scan, writer).run()
 
     return ToolFormat(read, (start, end, delimiter), starts=(start,))
 

@@ -8,14 +8,14 @@ function call<|role_sep|>
 
 from dataclasses import replace
 
+from quire.services.frontend.output_processor.parsing.call_grammar import CallGrammar, json_arguments
 from quire.services.frontend.output_processor.parsing.formats import json_blocks
-from quire.services.frontend.output_processor.parsing.wording import Wording, json_arguments
 
 CALL, ROLE, ROLE_END, MESSAGE_END = "<|function_call|>", "function call", "<|role_sep|>", "<|message_sep|>"
-NEW = Wording(json_arguments(f'{CALL}{{"name": NAME, "arguments": ', "}"), between="", needs=CALL)
-OLD = Wording(json_arguments(f'{ROLE}{ROLE_END}\n{{"name": NAME, "arguments": ', "}"), between=f"{MESSAGE_END}\n\n")
+NEW = CallGrammar(json_arguments(f'{CALL}{{"name": NAME, "arguments": ', "}"), between="", needs=CALL)
+OLD = CallGrammar(json_arguments(f'{ROLE}{ROLE_END}\n{{"name": NAME, "arguments": ', "}"), between=f"{MESSAGE_END}\n\n")
 FORMAT = replace(
     json_blocks((CALL, f"{ROLE}{ROLE_END}"), MESSAGE_END),
     tokens=(CALL, ROLE_END, MESSAGE_END),
-    wordings=(NEW, OLD),
+    grammars=(NEW, OLD),
 )

@@ -8,6 +8,6 @@
 4.7 leaves the line breaks out.
 """
 
-from quire.services.frontend.output_processor.parsing.markup.key_value_calls import PairTags, paired
+from quire.services.frontend.output_processor.parsing.markup.key_value_calls import KeyValueTags, key_value_format
 
-FORMAT = paired(PairTags())
+FORMAT = key_value_format(KeyValueTags())

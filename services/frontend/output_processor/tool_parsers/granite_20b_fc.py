@@ -1,7 +1,7 @@
 """Granite 20B function calling: <function_call> {"name": "add", "arguments": {"a": 1}}, several in a row."""
 
+from quire.services.frontend.output_processor.parsing.call_grammar import CallGrammar, json_arguments
 from quire.services.frontend.output_processor.parsing.formats import json_blocks
-from quire.services.frontend.output_processor.parsing.wording import Wording, json_arguments
 
-WORDING = Wording(json_arguments('<function_call> {"name": NAME, "arguments": ', "}"))
-FORMAT = json_blocks("<function_call>", wording=WORDING)
+GRAMMAR = CallGrammar(json_arguments('<function_call> {"name": NAME, "arguments": ', "}"))
+FORMAT = json_blocks("<function_call>", grammar=GRAMMAR)

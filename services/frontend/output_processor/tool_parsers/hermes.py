@@ -5,8 +5,8 @@
 </tool_call>
 """
 
+from quire.services.frontend.output_processor.parsing.call_grammar import CallGrammar, json_arguments
 from quire.services.frontend.output_processor.parsing.formats import json_blocks
-from quire.services.frontend.output_processor.parsing.wording import Wording, json_arguments
 
-WORDING = Wording(json_arguments('<tool_call>\n{"name": NAME, "arguments": ', "}\n</tool_call>"))
-FORMAT = json_blocks("<tool_call>", "</tool_call>", wording=WORDING)
+GRAMMAR = CallGrammar(json_arguments('<tool_call>\n{"name": NAME, "arguments": ', "}\n</tool_call>"))
+FORMAT = json_blocks("<tool_call>", "</tool_call>", grammar=GRAMMAR)

@@ -10,6 +10,6 @@
 Published checkpoints write each tag's name with :opensource behind it.
 """
 
-from quire.services.frontend.output_processor.parsing.markup.key_value_calls import PairTags, paired
+from quire.services.frontend.output_processor.parsing.markup.key_value_calls import KeyValueTags, key_value_format
 
-FORMAT = paired(PairTags(suffixes=("", ":opensource"), separator="tool_sep", block="tool_calls"))
+FORMAT = key_value_format(KeyValueTags(suffixes=("", ":opensource"), separator="tool_sep", block="tool_calls"))

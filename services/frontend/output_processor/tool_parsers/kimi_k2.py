@@ -9,6 +9,13 @@ What stands for the name is the call's id; templates want to see it again, so cl
 
 import re
 
+from quire.services.frontend.output_processor.parsing.call_grammar import (
+    CallGrammar,
+    Json,
+    arguments_schema,
+    schema,
+    sequence,
+)
 from quire.services.frontend.output_processor.parsing.formats import ToolFormat
 from quire.services.frontend.output_processor.parsing.markup import json_calls
 from quire.services.frontend.output_processor.parsing.markup.call_blocks import CallMarkup, call_blocks
@@ -16,7 +23,6 @@ from quire.services.frontend.output_processor.parsing.markup.delimited_calls imp
 from quire.services.frontend.output_processor.parsing.markup.json_calls import LONGEST_NAME, Keys
 from quire.services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Steps
 from quire.services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
-from quire.services.frontend.output_processor.parsing.wording import Json, Wording, arguments_schema, schema, sequence
 from quire.services.frontend.output_processor.parsing.writer import EventWriter
 from quire.services.frontend.request.request import Tool
 
@@ -26,7 +32,9 @@ SECTION_ENDS = (SECTION_END, "<|tool_call_section_end|>")
 CALL, ARGUMENTS, CALL_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
 ENDED_BY = (CALL_END, *SECTION_ENDS, CALL)
 ENDS = Markers(*ENDED_BY)
-MARKUP = CallMarkup((*SECTIONS, CALL), SECTION_ENDS, inner_ends=(CALL_END,), scraps=re.compile(re.escape(ARGUMENTS)))
+MARKUP = CallMarkup(
+    (*SECTIONS, CALL), SECTION_ENDS, inner_ends=(CALL_END,), stray_markup=re.compile(re.escape(ARGUMENTS))
+)
 ID = re.compile(r"[^<>\s]+")
 PREFIX = "functions."
 
@@ -43,7 +51,7 @@ def _calls(scan: Scanner, writer: EventWriter, schemas: ToolSchemas, start: str)
     while found == CALL:
         found = yield from _call(scan, writer, schemas)
         if found == CALL_END:
-            scan.settle()
+            scan.commit()
             yield from scan.skip_space()
             found = yield from scan.try_text(CALL)
         elif found in SECTION_ENDS:
@@ -53,7 +61,7 @@ def _calls(scan: Scanner, writer: EventWriter, schemas: ToolSchemas, start: str)
 def _call(scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> Steps[str]:
     """Returns what ends it. An id that names no function stands in front of a whole call in JSON."""
     yield from scan.skip_space()
-    call_id = yield from scan.whole(ID, LONGEST_NAME)
+    call_id = yield from scan.read_run(ID, LONGEST_NAME)
     name = call_id.removeprefix(PREFIX).rpartition(":")[0] or call_id.removeprefix(PREFIX)
     yield from scan.skip_space()
     yield from scan.expect(ARGUMENTS)
@@ -63,17 +71,17 @@ def _call(scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> Steps[str
         yield from json_calls.calls(scan, writer, Keys(), schemas.__contains__)
         yield from scan.skip_space()
         return (yield from scan.expect(*ENDED_BY)) if (yield from scan.peek()) else ""
-    return (yield from arguments(scan, writer, writer.start(name, call_id if ":" in call_id else ""), ENDS))
+    return (yield from arguments(scan, writer, writer.start_call(name, call_id if ":" in call_id else ""), ENDS))
 
 
 def new_id(index: int, name: str) -> str:
     return f"{PREFIX}{name}:{index}"
 
 
-def _worded(tool: Tool) -> Json:
+def _call_grammar(tool: Tool) -> Json:
     number = {"type": "regex", "pattern": "[0-9]{1,3}"}
     return sequence(f"{CALL}{PREFIX}{tool.name}:", number, ARGUMENTS, schema(arguments_schema(tool)), CALL_END)
 
 
-WORDING = Wording(_worded, before=SECTION, between="", after=SECTION_END)
-FORMAT = ToolFormat(read, (SECTION, SECTION_END, CALL, ARGUMENTS, CALL_END), new_id, (WORDING,), MARKUP.starts)
+GRAMMAR = CallGrammar(_call_grammar, before=SECTION, between="", after=SECTION_END)
+FORMAT = ToolFormat(read, (SECTION, SECTION_END, CALL, ARGUMENTS, CALL_END), new_id, (GRAMMAR,), MARKUP.starts)

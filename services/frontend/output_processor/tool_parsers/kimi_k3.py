@@ -8,28 +8,28 @@ without the line break, or <|open|>json type="object"<|sep|>{"a": 1}<|close|>jso
 
 from __future__ import annotations
 
-from quire.services.frontend.output_processor.parsing.formats import ToolFormat
-from quire.services.frontend.output_processor.parsing.markup.marked_tags import Tag, TagMarks, marked_calls
-from quire.services.frontend.output_processor.parsing.scanner import Malformed, Scanner, Steps
-from quire.services.frontend.output_processor.parsing.tool_schemas import ANYTHING, ToolSchemas
-from quire.services.frontend.output_processor.parsing.values.typed_arguments import STRING, TypedArguments
-from quire.services.frontend.output_processor.parsing.wording import (
+from quire.services.frontend.output_processor.parsing.call_grammar import (
+    CallGrammar,
     Json,
     ParameterTexts,
-    Wording,
     sequence,
     text_parameters,
 )
+from quire.services.frontend.output_processor.parsing.formats import ToolFormat
+from quire.services.frontend.output_processor.parsing.markup.marked_tags import MarkedTagSyntax, Tag, marked_calls
+from quire.services.frontend.output_processor.parsing.scanner import Malformed, Scanner, Steps
+from quire.services.frontend.output_processor.parsing.tool_schemas import ANYTHING, ToolSchemas
+from quire.services.frontend.output_processor.parsing.values.typed_arguments import STRING, TypedArguments
 from quire.services.frontend.output_processor.parsing.writer import EventWriter
 from quire.services.frontend.request.request import Tool
 
 OPEN, CLOSE, SEPARATOR = "<|open|>", "<|close|>", "<|sep|>"
 BLOCK, CALL, ARGUMENT, OBJECT, RESPONSE, MESSAGE = "tools", "call", "argument", "json", "response", "message"
 NAMES = (BLOCK, CALL, ARGUMENT, OBJECT, RESPONSE, MESSAGE, "think")
-TAGS = TagMarks({OPEN: False, CLOSE: True}, closing=SEPARATOR, names=NAMES)
+TAGS = MarkedTagSyntax({OPEN: False, CLOSE: True}, closing=SEPARATOR, names=NAMES)
 
 
-class _Reading:
+class _CallReader:
     """One text on its way."""
 
     def __init__(self, scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> None:
@@ -75,7 +75,7 @@ class _Reading:
 
 
 def read(scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> Steps[None]:
-    return _Reading(scan, writer, schemas).run()
+    return _CallReader(scan, writer, schemas).run()
 
 
 PARAMETERS = text_parameters(
@@ -88,13 +88,13 @@ PARAMETERS = text_parameters(
 )
 
 
-def _worded(tool: Tool) -> Json:
+def _call_grammar(tool: Tool) -> Json:
     index = {"type": "regex", "pattern": "[1-9][0-9]{0,2}"}
     return sequence(f'{OPEN}{CALL} tool="{tool.name}" index="', index, f'"{SEPARATOR}', PARAMETERS(tool))
 
 
-WORDING = Wording(
-    _worded,
+GRAMMAR = CallGrammar(
+    _call_grammar,
     before=f"{OPEN}{BLOCK}{SEPARATOR}",
     between="",
     after=f"{CLOSE}{BLOCK}{SEPARATOR}",
@@ -102,5 +102,5 @@ WORDING = Wording(
     plain_texts=True,
 )
 FORMAT = ToolFormat(
-    read, (OPEN, CLOSE, SEPARATOR), wordings=(WORDING,), starts=(f"{OPEN}{BLOCK}{SEPARATOR}", f"{OPEN}{CALL} tool=")
+    read, (OPEN, CLOSE, SEPARATOR), grammars=(GRAMMAR,), starts=(f"{OPEN}{BLOCK}{SEPARATOR}", f"{OPEN}{CALL} tool=")
 )

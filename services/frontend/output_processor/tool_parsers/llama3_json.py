@@ -5,15 +5,15 @@ from __future__ import annotations
 
 import re
 
+from quire.services.frontend.output_processor.parsing.call_grammar import CallGrammar, json_arguments
 from quire.services.frontend.output_processor.parsing.formats import ToolFormat
 from quire.services.frontend.output_processor.parsing.markup import python_calls
-from quire.services.frontend.output_processor.parsing.markup.call_blocks import close, no_call
+from quire.services.frontend.output_processor.parsing.markup.call_blocks import read_call_end, reject_call
 from quire.services.frontend.output_processor.parsing.markup.json_calls import LONGEST_NAME, Keys, calls
 from quire.services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Steps
 from quire.services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
 from quire.services.frontend.output_processor.parsing.values import json_repair
-from quire.services.frontend.output_processor.parsing.values.arguments_json import ArgumentsJson
-from quire.services.frontend.output_processor.parsing.wording import Wording, json_arguments
+from quire.services.frontend.output_processor.parsing.values.arguments_writer import ArgumentsWriter
 from quire.services.frontend.output_processor.parsing.writer import EventWriter
 
 TAG, BRACKET = "<|python_tag|>", "{"
@@ -26,9 +26,9 @@ METHOD = ".call"  # of built-in tools
 def read(scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> Steps[None]:
     """Objects stand in many answers: only those with the name of a tool on offer are calls."""
     yield from scan.skip_space()
-    if (yield from scan.comes("[")):
+    if (yield from scan.next_is("[")):
         yield from _calls(scan, writer, schemas, scan.at)
-    while found := (yield from scan.until(STARTS, writer.content)):
+    while found := (yield from scan.read_until(STARTS, writer.content)):
         if found == TAG:
             yield from scan.skip_space()
         else:
@@ -40,33 +40,33 @@ def _calls(scan: Scanner, writer: EventWriter, schemas: ToolSchemas, begin: int)
     """Calls from `begin` on, or content: of an object all of it, since no call stands inside of one."""
     before = writer.num_calls
     try:
-        if (yield from scan.comes(BRACKET, "[")):
+        if (yield from scan.next_is(BRACKET, "[")):
             yield from calls(scan, writer, KEYS, schemas.__contains__, between=";")
         else:
             yield from _built_in(scan, writer, schemas)
     except Malformed:
         called = writer.num_calls > before
-        if called or writer.in_call or writer.break_call():
-            no_call(scan, writer, called=called)
+        if called or writer.in_call or writer.abort_call():
+            reject_call(scan, writer, called=called)
         else:
             scan.at = begin
-            yield from _no_call(scan, writer)
-    yield from close(scan, writer, (), called=writer.num_calls > before)
+            yield from _reject_object(scan, writer)
+    yield from read_call_end(scan, writer, (), called=writer.num_calls > before)
 
 
-def _no_call(scan: Scanner, writer: EventWriter) -> Steps[None]:
+def _reject_object(scan: Scanner, writer: EventWriter) -> Steps[None]:
     """An object as it is written, or what could not be read; without the tag in front."""
-    writer.content(scan.unsettled.replace(TAG, ""))
+    writer.content(scan.uncommitted.replace(TAG, ""))
     try:
-        if (yield from scan.comes(BRACKET)):
-            yield from json_repair.value(scan, ArgumentsJson(lambda _part: writer.no_markup()))
+        if (yield from scan.next_is(BRACKET)):
+            yield from json_repair.value(scan, ArgumentsWriter(lambda _part: writer.flush_as_content()))
     except Malformed:
         pass
-    writer.no_markup()
+    writer.flush_as_content()
 
 
 def _built_in(scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> Steps[None]:
-    name = yield from scan.whole(NAME, LONGEST_NAME)
+    name = yield from scan.read_run(NAME, LONGEST_NAME)
     yield from scan.expect("(")
     name = name.removesuffix(METHOD)
     if name not in schemas:
@@ -74,5 +74,5 @@ def _built_in(scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> Steps
     yield from python_calls.arguments(scan, writer, schemas, name)
 
 
-WORDING = Wording(json_arguments('{"name": NAME, "parameters": ', "}"), between="; ")
-FORMAT = ToolFormat(read, (TAG,), wordings=(WORDING,), starts=(TAG,))
+GRAMMAR = CallGrammar(json_arguments('{"name": NAME, "parameters": ', "}"), between="; ")
+FORMAT = ToolFormat(read, (TAG,), grammars=(GRAMMAR,), starts=(TAG,))

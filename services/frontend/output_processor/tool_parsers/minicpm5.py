@@ -5,9 +5,9 @@ Models also write <tool_call> and </tool_call> around it.
 
 from dataclasses import replace
 
-from quire.services.frontend.output_processor.parsing.markup.tagged_calls import Tags, tagged
+from quire.services.frontend.output_processor.parsing.markup.tagged_calls import CallTags, tagged_format
 
-BARE = Tags(
+BARE = CallTags(
     function='<function name="',
     named='">',
     function_end="</function>",
@@ -18,5 +18,6 @@ BARE = Tags(
 )
 TOKENS = ("<function", "</function>", "<param", "</param>")
 FORMAT = replace(
-    tagged(replace(BARE, blocks=(("<tool_call>", "</tool_call>"),)), *TOKENS), wordings=tagged(BARE, *TOKENS).wordings
+    tagged_format(replace(BARE, blocks=(("<tool_call>", "</tool_call>"),)), *TOKENS),
+    grammars=tagged_format(BARE, *TOKENS).grammars,
 )

@@ -1,9 +1,9 @@
 """MiniMax M2: <minimax:tool_call><invoke name="add"><parameter name="a">1</parameter></invoke></minimax:tool_call>"""
 
-from quire.services.frontend.output_processor.parsing.markup.tagged_calls import Tags, tagged
+from quire.services.frontend.output_processor.parsing.markup.tagged_calls import CallTags, tagged_format
 
-FORMAT = tagged(
-    Tags(
+FORMAT = tagged_format(
+    CallTags(
         blocks=(("<minimax:tool_call>", "</minimax:tool_call>"),),
         function='<invoke name="',
         named='">',

@@ -12,19 +12,19 @@ from __future__ import annotations
 import json
 
 from quire.services.frontend.output_processor.parsing.formats import ToolFormat
-from quire.services.frontend.output_processor.parsing.markup.marked_tags import Tag, TagMarks, marked_calls
+from quire.services.frontend.output_processor.parsing.markup.marked_tags import MarkedTagSyntax, Tag, marked_calls
 from quire.services.frontend.output_processor.parsing.scanner import WHITE, Malformed, Scanner, Steps
 from quire.services.frontend.output_processor.parsing.tool_schemas import SchemaPart, ToolSchemas
 from quire.services.frontend.output_processor.parsing.values.typed_arguments import STRING, TypedArguments, as_json
 from quire.services.frontend.output_processor.parsing.writer import EventWriter
 
 MARK = "]<]minimax[>["
-TAGS = TagMarks({MARK: False}, opening="<", ends_with_slash=True)
+TAGS = MarkedTagSyntax({MARK: False}, opening="<", ends_with_slash=True)
 BLOCK, CALL, ITEM = "tool_call", "invoke", "item"
 DEEPEST = 64
 
 
-class _Reading:
+class _CallReader:
     """One text on its way."""
 
     def __init__(self, scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> None:
@@ -48,7 +48,7 @@ class _Reading:
         while True:
             yield from self._scan.skip_space()
             begin = self._scan.at
-            if not (yield from self._scan.comes(MARK)):
+            if not (yield from self._scan.next_is(MARK)):
                 yield from self._without_start(arguments, name)
                 continue
             tag = yield from TAGS.next_tag(self._scan)
@@ -71,7 +71,7 @@ class _Reading:
     def _without_start(self, arguments: TypedArguments, function: str) -> Steps[None]:
         """A parameter whose start tag the model has left out; its end tag says which."""
         texts: list[str] = []
-        mark = yield from self._scan.until(TAGS.in_values, texts.append)
+        mark = yield from self._scan.read_until(TAGS.in_values, texts.append)
         if not mark:
             raise Malformed
         tag = yield from TAGS.tag(self._scan, mark)
@@ -83,7 +83,7 @@ class _Reading:
         """Returns a value as JSON, from behind its tag up to the end of its element."""
         texts: list[str] = []
         elements: list[tuple[str, str]] = []
-        while mark := (yield from self._scan.until(TAGS.in_values, texts.append)):
+        while mark := (yield from self._scan.read_until(TAGS.in_values, texts.append)):
             begin = self._scan.at - len(mark)
             tag = yield from TAGS.tag(self._scan, mark)
             if tag.is_end or tag.name in (BLOCK, CALL):
@@ -122,7 +122,7 @@ def _joined(values: list[str]) -> str:
 
 
 def read(scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> Steps[None]:
-    return _Reading(scan, writer, schemas).run()
+    return _CallReader(scan, writer, schemas).run()
 
 
 FORMAT = ToolFormat(read, (MARK,), starts=(f"{MARK}<{BLOCK}>", f'{MARK}<{CALL} name="'))

@@ -5,17 +5,17 @@ import re
 import secrets
 import string
 
+from quire.services.frontend.output_processor.parsing.call_grammar import CallGrammar, json_arguments
 from quire.services.frontend.output_processor.parsing.formats import ToolFormat
 from quire.services.frontend.output_processor.parsing.markup.call_blocks import CallMarkup, call_blocks
 from quire.services.frontend.output_processor.parsing.markup.json_calls import LONGEST_NAME, Keys, calls
 from quire.services.frontend.output_processor.parsing.scanner import Malformed, Scanner, Steps
 from quire.services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
 from quire.services.frontend.output_processor.parsing.values import json_repair
-from quire.services.frontend.output_processor.parsing.wording import Wording, json_arguments
 from quire.services.frontend.output_processor.parsing.writer import EventWriter
 
 START, ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
-MARKUP = CallMarkup((START,), scraps=re.compile(f"{re.escape(ID)}|{re.escape(ARGUMENTS)}"))
+MARKUP = CallMarkup((START,), stray_markup=re.compile(f"{re.escape(ID)}|{re.escape(ARGUMENTS)}"))
 NAME = re.compile(r"[^\[\]{}\s]+")
 ID_LENGTH = 9  # what Mistral's templates insist on
 ALPHABET = string.ascii_letters + string.digits
@@ -34,18 +34,18 @@ def _calls(scan: Scanner, writer: EventWriter) -> Steps[None]:
 
 
 def _named(scan: Scanner, writer: EventWriter) -> Steps[None]:
-    name = yield from scan.whole(NAME, LONGEST_NAME)
+    name = yield from scan.read_run(NAME, LONGEST_NAME)
     if not name:
         raise Malformed
     call_id = ""
     yield from scan.skip_space()
     if (yield from scan.try_text(ID)):
-        call_id = yield from scan.whole(NAME, LONGEST_NAME)
+        call_id = yield from scan.read_run(NAME, LONGEST_NAME)
     yield from scan.try_text(ARGUMENTS)
     yield from scan.skip_space()
     if (yield from scan.peek()) != "{":
         raise Malformed
-    yield from json_repair.value(scan, writer.start(name, call_id))
+    yield from json_repair.value(scan, writer.start_call(name, call_id))
     writer.end_call()
 
 
@@ -53,6 +53,6 @@ def new_id(_index: int, _name: str) -> str:
     return "".join(secrets.choice(ALPHABET) for _ in range(ID_LENGTH))
 
 
-NAMED = Wording(json_arguments(f"{START}NAME{ARGUMENTS}", "", quote=False), between="", needs=ARGUMENTS)
-LISTED = Wording(json_arguments('{"name": NAME, "arguments": ', "}"), before=f"{START}[", between=", ", after="]")
+NAMED = CallGrammar(json_arguments(f"{START}NAME{ARGUMENTS}", "", quote=False), between="", needs=ARGUMENTS)
+LISTED = CallGrammar(json_arguments('{"name": NAME, "arguments": ', "}"), before=f"{START}[", between=", ", after="]")
 FORMAT = ToolFormat(read, (START, ID, ARGUMENTS), new_id, (NAMED, LISTED), (START,))

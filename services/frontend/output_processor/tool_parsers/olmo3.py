@@ -22,7 +22,7 @@ def _calls(scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> Steps[No
         yield from scan.skip_space()
         yield from call(scan, writer, schemas, any_name)
         yield from scan.skip_space()
-        more = bool((yield from scan.peek())) and not (yield from scan.comes(END))
+        more = bool((yield from scan.peek())) and not (yield from scan.next_is(END))
 
 
 FORMAT = ToolFormat(read, (START, END), starts=(START,))

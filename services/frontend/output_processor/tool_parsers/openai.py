@@ -3,6 +3,7 @@
 Reasoning is set apart as well: it is a message like a call, of another channel.
 """
 
+from quire.services.frontend.output_processor.parsing.call_grammar import CallGrammar, json_arguments
 from quire.services.frontend.output_processor.parsing.formats import ToolFormat
 from quire.services.frontend.output_processor.parsing.markup.harmony import (
     CALL,
@@ -16,7 +17,6 @@ from quire.services.frontend.output_processor.parsing.markup.harmony import (
 )
 from quire.services.frontend.output_processor.parsing.scanner import Scanner, Steps
 from quire.services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
-from quire.services.frontend.output_processor.parsing.wording import Wording, json_arguments
 from quire.services.frontend.output_processor.parsing.writer import EventWriter
 
 
@@ -24,8 +24,8 @@ def read(scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> Steps[None
     return read_messages(scan, writer, False, schemas.__contains__)
 
 
-WORDING = Wording(
+GRAMMAR = CallGrammar(
     json_arguments(f"{CHANNEL}commentary to={FUNCTIONS}NAME {CONSTRAIN}json{MESSAGE}", "", quote=False),
     between=f"{CALL}{START}assistant",
 )
-FORMAT = ToolFormat(read, TOKENS, wordings=(WORDING,), read_answer=read_messages)
+FORMAT = ToolFormat(read, TOKENS, grammars=(GRAMMAR,), read_answer=read_messages)

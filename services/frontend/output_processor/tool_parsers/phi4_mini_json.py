@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
+from quire.services.frontend.output_processor.parsing.call_grammar import CallGrammar, json_arguments
 from quire.services.frontend.output_processor.parsing.formats import json_blocks
-from quire.services.frontend.output_processor.parsing.wording import Wording, json_arguments
 
-WORDING = Wording(json_arguments('{"name": NAME, "arguments": ', "}"), before="functools[", between=", ", after="]")
-FORMAT = replace(json_blocks("functools", wording=WORDING), tokens=("<|tool_call|>", "<|/tool_call|>"))
+GRAMMAR = CallGrammar(json_arguments('{"name": NAME, "arguments": ', "}"), before="functools[", between=", ", after="]")
+FORMAT = replace(json_blocks("functools", grammar=GRAMMAR), tokens=("<|tool_call|>", "<|/tool_call|>"))

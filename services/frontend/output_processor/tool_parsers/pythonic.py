@@ -16,7 +16,7 @@ MARKUP = CallMarkup((START,), (END,))
 def read(scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> Steps[None]:
     """Without the markers it could be any list: only names of tools on offer count."""
     yield from scan.skip_space()
-    if not (yield from scan.comes(START)):
+    if not (yield from scan.next_is(START)):
         yield from listed_first(scan, writer, schemas, schemas.__contains__, END)
     yield from call_blocks(scan, writer, MARKUP, lambda _start: listed(scan, writer, schemas, any_name))
 

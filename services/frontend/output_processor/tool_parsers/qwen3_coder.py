@@ -9,10 +9,10 @@
 </tool_call>
 """
 
-from quire.services.frontend.output_processor.parsing.markup.tagged_calls import Tags, tagged
+from quire.services.frontend.output_processor.parsing.markup.tagged_calls import CallTags, tagged_format
 
-FORMAT = tagged(
-    Tags(
+FORMAT = tagged_format(
+    CallTags(
         blocks=(("<tool_call>", "</tool_call>"),),
         function="<function=",
         named=">",

@@ -1,9 +1,9 @@
 """Seed-OSS: <seed:tool_call><function=add><parameter=a>1</parameter></function></seed:tool_call>"""
 
-from quire.services.frontend.output_processor.parsing.markup.tagged_calls import Tags, tagged
+from quire.services.frontend.output_processor.parsing.markup.tagged_calls import CallTags, tagged_format
 
-FORMAT = tagged(
-    Tags(
+FORMAT = tagged_format(
+    CallTags(
         blocks=(("<seed:tool_call>", "</seed:tool_call>"),),
         function="<function=",
         named=">",

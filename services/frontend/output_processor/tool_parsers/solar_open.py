@@ -5,13 +5,19 @@ import re
 import secrets
 import string
 
+from quire.services.frontend.output_processor.parsing.call_grammar import (
+    CallGrammar,
+    Json,
+    arguments_schema,
+    schema,
+    sequence,
+)
 from quire.services.frontend.output_processor.parsing.formats import ToolFormat
 from quire.services.frontend.output_processor.parsing.markup.call_blocks import CallMarkup, call_blocks
 from quire.services.frontend.output_processor.parsing.markup.delimited_calls import arguments
 from quire.services.frontend.output_processor.parsing.markup.json_calls import LONGEST_NAME
 from quire.services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Steps
 from quire.services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
-from quire.services.frontend.output_processor.parsing.wording import Json, Wording, arguments_schema, schema, sequence
 from quire.services.frontend.output_processor.parsing.writer import EventWriter
 from quire.services.frontend.request.request import Tool
 
@@ -21,7 +27,7 @@ CALL, NAME, ARGUMENTS, CALL_END = "<|tool_call:begin|>", "<|tool_call:name|>", "
 STARTS = (MESSAGE, CALL)
 ENDS = Markers(CALL_END, BLOCK_END, CALL)
 MARKUP = CallMarkup(
-    STARTS, (BLOCK_END,), inner_ends=(CALL_END,), scraps=re.compile(f"{re.escape(NAME)}|{re.escape(ARGUMENTS)}")
+    STARTS, (BLOCK_END,), inner_ends=(CALL_END,), stray_markup=re.compile(f"{re.escape(NAME)}|{re.escape(ARGUMENTS)}")
 )
 WORD = re.compile(r"[^<>\s]+")
 ID_LENGTH = 10
@@ -32,7 +38,7 @@ def read(scan: Scanner, writer: EventWriter, _schemas: ToolSchemas) -> Steps[Non
     """The prompt may have begun the message."""
     yield from scan.skip_space()
     if (yield from scan.try_text(BLOCK)):
-        scan.settle()
+        scan.commit()
     yield from call_blocks(scan, writer, MARKUP, lambda start: _calls(scan, writer, start))
 
 
@@ -42,17 +48,17 @@ def _calls(scan: Scanner, writer: EventWriter, start: str) -> Steps[None]:
         yield from scan.expect(CALL)
     more = CALL
     while more == CALL:
-        call_id = yield from scan.whole(WORD, LONGEST_NAME)
+        call_id = yield from scan.read_run(WORD, LONGEST_NAME)
         yield from scan.expect(NAME)
-        name = yield from scan.whole(WORD, LONGEST_NAME)
+        name = yield from scan.read_run(WORD, LONGEST_NAME)
         yield from scan.expect(ARGUMENTS)
         if not name:
             raise Malformed
-        more = yield from arguments(scan, writer, writer.start(name, call_id), ENDS)
+        more = yield from arguments(scan, writer, writer.start_call(name, call_id), ENDS)
         if more == BLOCK_END:
             scan.at -= len(BLOCK_END)
         elif more == CALL_END:
-            scan.settle()
+            scan.commit()
             yield from scan.skip_space()
             more = yield from scan.try_text(CALL)
 
@@ -61,10 +67,10 @@ def new_id(_index: int, _name: str) -> str:
     return "".join(secrets.choice(ALPHABET) for _ in range(ID_LENGTH))
 
 
-def _worded(tool: Tool) -> Json:
+def _call_grammar(tool: Tool) -> Json:
     call_id = {"type": "regex", "pattern": f"[a-z0-9]{{{ID_LENGTH}}}"}
     return sequence(CALL, call_id, f"{NAME}{tool.name}{ARGUMENTS}", schema(arguments_schema(tool)), CALL_END)
 
 
-WORDING = Wording(_worded, before=BLOCK, between="", after=BLOCK_END)
-FORMAT = ToolFormat(read, (BLOCK, "<|begin|>", CALL, NAME, ARGUMENTS, CALL_END, BLOCK_END), new_id, (WORDING,), STARTS)
+GRAMMAR = CallGrammar(_call_grammar, before=BLOCK, between="", after=BLOCK_END)
+FORMAT = ToolFormat(read, (BLOCK, "<|begin|>", CALL, NAME, ARGUMENTS, CALL_END, BLOCK_END), new_id, (GRAMMAR,), STARTS)

@@ -1,11 +1,11 @@
 """xLAM: [{"name": "add", "arguments": {"a": 1}}] as the whole answer, bare or in a ```json fence."""
 
+from quire.services.frontend.output_processor.parsing.call_grammar import CallGrammar, json_arguments
 from quire.services.frontend.output_processor.parsing.formats import ToolFormat
-from quire.services.frontend.output_processor.parsing.markup.call_blocks import close, no_call
+from quire.services.frontend.output_processor.parsing.markup.call_blocks import read_call_end, reject_call
 from quire.services.frontend.output_processor.parsing.markup.json_calls import Keys, calls
 from quire.services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Steps
 from quire.services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
-from quire.services.frontend.output_processor.parsing.wording import Wording, json_arguments
 from quire.services.frontend.output_processor.parsing.writer import EventWriter
 
 FENCE = "```json"
@@ -18,19 +18,19 @@ KEYS = Keys(others=("type",))
 def read(scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> Steps[None]:
     """It could be any JSON answer: only names of tools on offer count."""
     yield from scan.skip_space()
-    found = yield from scan.comes(*STARTS)
+    found = yield from scan.next_is(*STARTS)
     while True:
         before = writer.num_calls
         try:
             if not found:
                 yield from calls(scan, writer, KEYS, schemas.__contains__)
         except Malformed:
-            no_call(scan, writer, called=writer.num_calls > before)
-        yield from close(scan, writer, ENDS, called=writer.num_calls > before)
-        if not (yield from scan.until(MARKERS, writer.content)):
+            reject_call(scan, writer, called=writer.num_calls > before)
+        yield from read_call_end(scan, writer, ENDS, called=writer.num_calls > before)
+        if not (yield from scan.read_until(MARKERS, writer.content)):
             return
         found = False
 
 
-WORDING = Wording(json_arguments('{"name": NAME, "arguments": ', "}"), before="[", between=", ", after="]")
-FORMAT = ToolFormat(read, (), wordings=(WORDING,), starts=("<tool_call>",))
+GRAMMAR = CallGrammar(json_arguments('{"name": NAME, "arguments": ', "}"), before="[", between=", ", after="]")
+FORMAT = ToolFormat(read, (), grammars=(GRAMMAR,), starts=("<tool_call>",))

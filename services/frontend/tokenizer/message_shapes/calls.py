@@ -11,7 +11,7 @@ from typing import Any
 from quire.services.frontend.request.conversation import NO_JSON
 from quire.services.frontend.tokenizer.message_shapes.contents import REASONING_FIELDS, joined, reasoning_of, text_of
 from quire.services.frontend.tokenizer.message_shapes.shape import MessageShape
-from quire.shared import inner_json
+from quire.shared import strict_json
 
 Message = Mapping[str, Any]
 TAG, END_TAG = "<tool_call>", "</tool_call>"
@@ -179,7 +179,7 @@ def arguments_object(call: Mapping[str, Any]) -> Mapping[str, Any]:
         if not isinstance(given, str):
             break
         try:
-            given = inner_json.read(given or "{}")
+            given = strict_json.read(given or "{}")
         except ValueError:
             return {NO_JSON: call["function"]["arguments"]}
     if given is None:

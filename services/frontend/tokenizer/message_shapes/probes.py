@@ -30,7 +30,7 @@ class ShapeProbe:
     messages: Sequence[Mapping[str, Any]]
     words: tuple[str, ...]
     tools: Sequence[Mapping[str, Any]] = field(default=TOOLS)
-    open_turn: bool = True
+    add_generation_prompt: bool = True
 
 
 def _parts(*texts: str) -> list[Mapping[str, Any]]:

@@ -51,7 +51,7 @@ class MessageShape:
             if getattr(self, field.name) != field.default
         }
 
-    def described(self) -> str:
+    def describe(self) -> str:
         """Returns one line for people."""
         return ", ".join(f"{name}={value}" for name, value in self.changes().items()) or "as transformers gives them"
 

@@ -16,11 +16,11 @@ import numpy.typing as npt
 
 from quire.services.scheduler.core.beam.moves import BeamMover
 from quire.services.scheduler.core.drafts.rows import DraftedRows
-from quire.services.scheduler.core.plan import Finished, LogprobColumns, Logprobs, TokenColumns
+from quire.services.scheduler.core.plan import LogprobColumns, Logprobs, SequenceFinished, TokenColumns
 from quire.services.scheduler.core.running.searches import Beam, RunningSearch
-from quire.services.scheduler.core.scheduling.entry import Entry
-from quire.services.scheduler.core.scheduling.preemption import make_room
-from quire.services.scheduler.core.sequences.beam_search import BeamNode, Entries, LiveBeams
+from quire.services.scheduler.core.scheduling.preemption import preempt_for_blocks
+from quire.services.scheduler.core.scheduling.sequence_starter import SequenceStarter
+from quire.services.scheduler.core.sequences.beam_search import BeamCandidates, BeamNode, BeamSearchState
 from quire.services.scheduler.core.sequences.ending import Failure, Reason
 from quire.services.scheduler.core.sequences.sequence import Sequence
 from quire.services.scheduler.core.sequences.tokens import SequenceTokens
@@ -32,18 +32,18 @@ from quire.shared.kv import block_hash
 TOO_FEW_BLOCKS = Failure("RESOURCE_EXHAUSTED", "beam_search: the beams need more KV blocks than this worker has")
 TOO_FEW_RESULTS = Failure("INVALID_ARGUMENT", "beam_search: there are fewer sequences than n asks for")
 Keys = npt.NDArray[np.int64]
-FIRST_KEY = -2  # of the beams' sequences, which nobody finds by their keys; -1 is nobody's
+FIRST_BEAM_KEY = -2  # of the beams' sequences, which nobody finds by their keys; -1 is nobody's
 
 
-class Beams:
+class BeamScheduler:
     """The searches of a state."""
 
-    def __init__(self, state: CoreState, entry: Entry) -> None:
+    def __init__(self, state: CoreState, entry: SequenceStarter) -> None:
         self._state = state
-        self._entry = entry
+        self._starter = entry
         self._groups = state.searches
         self._mover = BeamMover(state.tables)
-        self._keys = itertools.count(FIRST_KEY, -1)
+        self._keys = itertools.count(FIRST_BEAM_KEY, -1)
 
     # Coming and going.
 
@@ -56,18 +56,18 @@ class Beams:
         if not self._fits(root, search):
             if len(state.running) or state.kv.num_fenced:
                 return False
-            state.end(root, Reason.ERROR, failure=TOO_FEW_BLOCKS)
+            state.finish(root, Reason.ERROR, failure=TOO_FEW_BLOCKS)
             return True
         beams = [self._new_beam(root, node) for node in search.live]
         state.queue.pop()
         group = self._groups.add(root, search)
         for beam in beams:
-            self._groups.join(group, beam)
-            self._entry.occupy(builder, beam.sequence)
-        self._entry.count(root, beams[0].sequence.num_cached_tokens, now)
+            self._groups.add_beam(group, beam)
+            self._starter.start_beam(builder, beam.sequence)
+        self._starter.record_admission(root, beams[0].sequence.num_cached_tokens, now)
         return True
 
-    def _fits(self, root: Sequence, search: LiveBeams) -> bool:
+    def _fits(self, root: Sequence, search: BeamSearchState) -> bool:
         """Even if none of its beams finds another's blocks in the cache."""
         kv = self._state.kv
         lengths = [root.num_tokens + (0 if node is None else node.length) for node in search.live]
@@ -100,22 +100,22 @@ class Beams:
 
     # A step.
 
-    def carry_out(self, builder: PlanBuilder) -> None:
+    def apply_decisions(self, builder: PlanBuilder) -> None:
         """What has been decided since the last step, as far as there is room."""
         for group in self._groups:
-            if group.decision is not None and self._groups.holds(group):
-                self._carry_out(builder, group)
+            if group.decision is not None and self._groups.is_running(group):
+                self._apply_decision(builder, group)
 
-    def _carry_out(self, builder: PlanBuilder, group: RunningSearch) -> None:
+    def _apply_decision(self, builder: PlanBuilder, group: RunningSearch) -> None:
         assert group.decision is not None
         slots = [beam.slot for beam in group.beams]
         moves = self._mover.plan(slots, [child.parent for child in group.decision])
         if moves.num_blocks > self._state.kv.num_free:
-            self._make_room(builder, group)
+            self._free_blocks_for(builder, group)
             return
         for slot in moves.ended:
             beam = next(beam for beam in group.beams if beam.slot == slot)
-            self._groups.drop(group, beam)
+            self._groups.remove_beam(group, beam)
             self._state.release_slot(beam.sequence)
         by_slot = {beam.slot: beam for beam in group.beams}
         group.beams = []
@@ -128,27 +128,27 @@ class Beams:
             else:
                 beam = by_slot[target]
             beam.candidates = None
-            self._groups.join(group, beam)
+            self._groups.add_beam(group, beam)
         tokens = [child.node.token for child in group.decision]
-        builder.budget.left -= len(tokens)
-        self._mover.carry_out(builder, moves, [beam.sequence for beam in group.beams], tokens)
+        builder.budget.remaining -= len(tokens)
+        self._mover.execute(builder, moves, [beam.sequence for beam in group.beams], tokens)
         group.decision = None
 
-    def _make_room(self, builder: PlanBuilder, group: RunningSearch) -> None:
+    def _free_blocks_for(self, builder: PlanBuilder, group: RunningSearch) -> None:
         state = self._state
         builder.short_of_blocks = True
         others = any(self._groups.root_of(int(key)) is not group.root for key in state.running.keys[state.running.live])
         if others or state.kv.num_fenced:
-            make_room(state, builder)
+            preempt_for_blocks(state, builder)
         else:
-            state.end(group.root, Reason.ERROR, failure=TOO_FEW_BLOCKS)
+            state.finish(group.root, Reason.ERROR, failure=TOO_FEW_BLOCKS)
 
-    def skip_waiting(self, builder: PlanBuilder) -> None:
+    def skip_idle_beams(self, builder: PlanBuilder) -> None:
         """Beams that do nothing in this step, though they have one token to go."""
         running = self._state.running
         for group in self._groups:
             for beam in group.beams:
-                if running.num_computed[beam.slot] == running.num_tokens[beam.slot] - 1 and not builder.computes(
+                if running.num_computed[beam.slot] == running.num_tokens[beam.slot] - 1 and not builder.has_chunk(
                     beam.slot
                 ):
                     builder.skip(beam.slot)
@@ -159,11 +159,11 @@ class Beams:
             return
         told = rows.logprobs.split([1] * len(rows.logprobs.ranks))
         touched: dict[int, RunningSearch] = {}
-        for key, entries in zip(keys[rows.asked].tolist(), told, strict=True):
+        for key, entries in zip(keys[rows.asks_logprobs].tolist(), told, strict=True):
             found = self._groups.find(key)
             if found is not None:
                 group, beam = found
-                beam.candidates = Entries(entries.token_ids[1:], entries.logprobs[1:])
+                beam.candidates = BeamCandidates(entries.token_ids[1:], entries.logprobs[1:])
                 touched[group.root.key] = group
         for group in touched.values():
             if all(beam.candidates is not None for beam in group.beams):
@@ -184,12 +184,12 @@ class Beams:
         if results:
             state.events.tokens.append(_columns(root, sequence_ids, [hypothesis.node.path() for hypothesis in results]))
         state.counts.generated_tokens += sum(hypothesis.node.length for hypothesis in results)
-        state.forget(root, Reason.STOP)
+        state.release(root, Reason.STOP)
         for output, hypothesis in zip(root.outputs, results, strict=False):
             stop = root.stop_token_id(hypothesis.node.token) if hypothesis.reason is Reason.STOP else None
-            state.events.finished.append(Finished(output, hypothesis.reason, stop, score=hypothesis.score))
+            state.events.finished.append(SequenceFinished(output, hypothesis.reason, stop, score=hypothesis.score))
         for output in root.outputs[len(results) :]:
-            state.events.finished.append(Finished(output, Reason.ERROR, failure=TOO_FEW_RESULTS))
+            state.events.finished.append(SequenceFinished(output, Reason.ERROR, failure=TOO_FEW_RESULTS))
 
 
 def _columns(root: Sequence, sequence_ids: list[int], paths: list[list[BeamNode]]) -> TokenColumns:

@@ -9,11 +9,11 @@ import numpy as np
 from quire.services.scheduler.core.plan import BeamMove
 from quire.services.scheduler.core.sequences.sequence import Sequence
 from quire.services.scheduler.core.step.plan_builder import PlanBuilder
-from quire.services.scheduler.core.tables import Tables
+from quire.services.scheduler.core.tables import SlotTables
 
 
 @dataclass(frozen=True, slots=True)
-class Moves:
+class BeamMovePlan:
     """Children in order: where each comes from and goes to."""
 
     parents: list[int]  # slots
@@ -25,10 +25,10 @@ class Moves:
 class BeamMover:
     """All beams of a search have the same length."""
 
-    def __init__(self, tables: Tables) -> None:
+    def __init__(self, tables: SlotTables) -> None:
         self._tables = tables
 
-    def plan(self, slots: list[int], parents: list[int]) -> Moves:
+    def plan(self, slots: list[int], parents: list[int]) -> BeamMovePlan:
         """`parents`: of each child, index in `slots`. Changes nothing."""
         free = [slot for index, slot in enumerate(slots) if index not in parents]
         targets: list[int | None] = []
@@ -41,14 +41,14 @@ class BeamMover:
                 targets.append(free.pop(0) if free else None)
         begins_block = self._begins_block(slots[0])
         num_blocks = len(parents) - (0 if begins_block else len(stays))
-        return Moves([slots[parent] for parent in parents], targets, free, num_blocks)
+        return BeamMovePlan([slots[parent] for parent in parents], targets, free, num_blocks)
 
     def _begins_block(self, slot: int) -> bool:
         """Whether the next token is the first in a block."""
         running = self._tables.running
         return int(running.num_computed[slot]) % running.block_size == 0
 
-    def carry_out(self, builder: PlanBuilder, moves: Moves, sequences: list[Sequence], tokens: list[int]) -> None:
+    def execute(self, builder: PlanBuilder, moves: BeamMovePlan, sequences: list[Sequence], tokens: list[int]) -> None:
         """Parents are read before any of them gets its next token; `sequences` and `tokens` of the children."""
         children = list(zip(moves.parents, moves.targets, sequences, tokens, strict=True))
         fresh = self._begins_block(moves.parents[0])
@@ -59,14 +59,14 @@ class BeamMover:
                 self._rebase(builder, parent, target, token, fresh)
         for parent, target, _, token in children:
             if target is not None:
-                self._go_on(builder, target, token, stays=target == parent, fresh=fresh)
+                self._continue_beam(builder, target, token, stays=target == parent, fresh=fresh)
 
     def _admit(self, builder: PlanBuilder, parent: int, sequence: Sequence, fresh: bool) -> None:
         """In a new slot, with its next token already among those it knows."""
         num_computed = int(self._tables.running.num_computed[parent])
         shared, last = self._split(parent)
         slot = self._tables.admit(builder, sequence, shared, num_computed, num_computed)
-        blocks = self._tables.append(builder, slot)
+        blocks = self._tables.append_blocks(builder, slot)
         if not fresh:
             builder.copy(last, blocks)
         self._tables.schedule_tokens(builder, slot, 1)
@@ -75,7 +75,7 @@ class BeamMover:
         """In the slot of a beam that ended: its blocks go, its parent's come."""
         shared, last = self._split(parent)
         self._tables.rebase(builder, slot, parent, shared)
-        blocks = self._tables.append(builder, slot, in_plan=fresh)
+        blocks = self._tables.append_blocks(builder, slot, in_plan=fresh)
         if not fresh:
             builder.copy(last, blocks)
         builder.move(BeamMove(slot, parent, token, (0,) * len(blocks) if fresh else tuple(blocks)))
@@ -86,11 +86,11 @@ class BeamMover:
         end = int(self._tables.running.num_computed[slot]) // self._tables.running.block_size * size
         return list(table[:end]), list(table[end : end + size])
 
-    def _go_on(self, builder: PlanBuilder, slot: int, token: int, *, stays: bool, fresh: bool) -> None:
+    def _continue_beam(self, builder: PlanBuilder, slot: int, token: int, *, stays: bool, fresh: bool) -> None:
         """It gets its next token, and computes it."""
         if stays:
             builder.move(BeamMove(slot, slot, token, (0,) * self._tables.groups.num))
             if fresh:
-                self._tables.append(builder, slot)
-        self._tables.extend(np.array([slot]), np.array([token], dtype=np.int32))
+                self._tables.append_blocks(builder, slot)
+        self._tables.append_tokens(np.array([slot]), np.array([token], dtype=np.int32))
         self._tables.schedule_tokens(builder, slot, 1)

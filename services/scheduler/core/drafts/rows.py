@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.services.scheduler.core.plan import I32, U32, LogprobColumns, Logprobs, StepResult, TokenColumns
-from quire.services.scheduler.core.step.plan_builder import Flight
+from quire.services.scheduler.core.step.plan_builder import InFlightStep
 
 NO_TOKEN = -1
 
@@ -22,11 +22,11 @@ class DraftedRows:
     token_ids: I32  # row after row
     assumed: I32  # [num_rows] drafts that were planned with
     verified: U32  # [num_rows] drafts that there were
-    asked: npt.NDArray[np.bool_]  # [num_rows] for log-probabilities
+    asks_logprobs: npt.NDArray[np.bool_]  # [num_rows] for log-probabilities
     logprobs: Logprobs | None  # positions of the rows that asked
 
     @classmethod
-    def of(cls, flight: Flight, result: StepResult) -> DraftedRows | None:
+    def from_result(cls, flight: InFlightStep, result: StepResult) -> DraftedRows | None:
         """None where every row was to have one token, and has."""
         if flight.drafts is None and result.token_counts is None:
             assert len(result.token_ids) == len(flight.slots), "one token for each slot that sampled"
@@ -34,22 +34,22 @@ class DraftedRows:
         return cls._make(flight, result)
 
     @classmethod
-    def single(cls, flight: Flight, result: StepResult) -> DraftedRows:
+    def from_single_tokens(cls, flight: InFlightStep, result: StepResult) -> DraftedRows:
         """Where `of` gives None."""
         return cls._make(flight, result)
 
     @classmethod
-    def _make(cls, flight: Flight, result: StepResult) -> DraftedRows:
+    def _make(cls, flight: InFlightStep, result: StepResult) -> DraftedRows:
         num_rows = len(flight.slots)
         counts = np.ones(num_rows, dtype=np.uint32) if result.token_counts is None else result.token_counts
         assumed = np.zeros(num_rows, dtype=np.int32) if flight.drafts is None else flight.drafts
         verified = np.zeros(num_rows, dtype=np.uint32) if result.draft_counts is None else result.draft_counts
         assert len(counts) == len(verified) == num_rows, "a count for each slot that may have sampled"
         assert len(result.token_ids) == counts.sum(), "as many tokens as the counts say"
-        return cls(counts, result.token_ids, assumed, verified, flight.asked, result.logprobs)
+        return cls(counts, result.token_ids, assumed, verified, flight.asks_logprobs, result.logprobs)
 
     @property
-    def refused(self) -> I32:
+    def num_rejected(self) -> I32:
         """[num_rows] tokens that were planned with and did not come."""
         return self.assumed + 1 - self.counts.astype(np.int32)
 
@@ -59,23 +59,23 @@ class DraftedRows:
 
     def select(self, rows: npt.NDArray[np.bool_]) -> DraftedRows:
         """Some of the rows."""
-        positions = np.repeat(rows[self.asked], self.counts[self.asked])
+        positions = np.repeat(rows[self.asks_logprobs], self.counts[self.asks_logprobs])
         return DraftedRows(
             self.counts[rows],
             self.token_ids[np.repeat(rows, self.counts)],
             self.assumed[rows],
             self.verified[rows],
-            self.asked[rows],
+            self.asks_logprobs[rows],
             None if self.logprobs is None else self.logprobs.select(positions),
         )
 
-    def cut(self, counts: U32) -> DraftedRows:
+    def truncate(self, counts: U32) -> DraftedRows:
         """The first so many tokens of each row."""
         kept = self._within(self.counts) < np.repeat(counts, self.counts)
-        asked = self.counts[self.asked]
-        positions = self._within(asked) < np.repeat(counts[self.asked], asked)
+        asked = self.counts[self.asks_logprobs]
+        positions = self._within(asked) < np.repeat(counts[self.asks_logprobs], asked)
         logprobs = None if self.logprobs is None else self.logprobs.select(positions)
-        return DraftedRows(counts, self.token_ids[kept], self.assumed, self.verified, self.asked, logprobs)
+        return DraftedRows(counts, self.token_ids[kept], self.assumed, self.verified, self.asks_logprobs, logprobs)
 
     def columns(self) -> Iterator[I32]:
         """The first tokens of all rows [num_rows], then the second ones, ...; NO_TOKEN behind a row's last."""
@@ -89,7 +89,7 @@ class DraftedRows:
         rows = np.flatnonzero(self.counts)
         entries = None
         if self.logprobs is not None:
-            of_asked = np.repeat(np.flatnonzero(self.asked), self.counts[self.asked])
+            of_asked = np.repeat(np.flatnonzero(self.asks_logprobs), self.counts[self.asks_logprobs])
             entries = LogprobColumns(owners[of_asked], sequence_ids[of_asked], self.logprobs)
         counts = None if self.all_single else self.counts[rows]
         return TokenColumns(owners[rows], sequence_ids[rows], self.token_ids, counts, entries)

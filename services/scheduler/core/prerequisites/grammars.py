@@ -49,7 +49,7 @@ class Grammars(Prerequisite):
         if unused is not None and not unused.has_place:  # else the worker is preparing it
             self._cache.remove(sequence.grammar_id)
 
-    def done(self, grammar_id: bytes, *, failed: bool = False) -> list[Sequence]:
+    def complete(self, grammar_id: bytes, *, failed: bool = False) -> list[Sequence]:
         """Takes the worker's answer; returns the sequences that were blocked on it. After a failure the next sequence
         under the same grammar makes the worker try again."""
         return self._cache.remove(grammar_id) if failed else self._cache.ready(grammar_id)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence as Seq
 
-from quire.services.scheduler.core.counts import Counts
+from quire.services.scheduler.core.counts import CoreCounts
 from quire.services.scheduler.core.prerequisites.port import InternalSequences, Prerequisite, Requeue
 from quire.services.scheduler.core.prerequisites.worker_cache import CacheEntry, CacheLimits, WorkerCache
 from quire.services.scheduler.core.sequences.sequence import LateQuery, Sequence
@@ -25,7 +25,12 @@ class QueryVectors(Prerequisite):
     """Query vectors of one worker. A document joins its query when it comes to the core."""
 
     def __init__(
-        self, max_vectors: int, hashed_block_size: int, counts: Counts, internal: InternalSequences, requeue: Requeue
+        self,
+        max_vectors: int,
+        hashed_block_size: int,
+        counts: CoreCounts,
+        internal: InternalSequences,
+        requeue: Requeue,
     ) -> None:
         """`hashed_block_size`: tokens of a block of the prefix cache; 0: there is none."""
         super().__init__()
@@ -53,7 +58,7 @@ class QueryVectors(Prerequisite):
         self._counts.query_hits += is_ready
         computing = None if is_ready else self._computing.get(query.name)
         if computing is not None and computing.priority > sequence.priority:
-            self._requeue.hasten(computing, sequence.priority)  # as urgent as the most urgent of its documents
+            self._requeue.raise_priority(computing, sequence.priority)  # as urgent as the most urgent of its documents
         return is_ready
 
     def leave(self, sequence: Sequence) -> None:
@@ -67,14 +72,14 @@ class QueryVectors(Prerequisite):
                 self._internal.withdraw(computing)
             self._cache.remove(query.name)
 
-    def prompts_scheduled(self, sequences: Seq[Sequence]) -> list[Sequence]:
+    def on_prompts_scheduled(self, sequences: Seq[Sequence]) -> list[Sequence]:
         freed: list[Sequence] = []
         for sequence in sequences if self._computing else ():
             if self._computes(sequence):
                 freed = self._cache.ready(_query_of(sequence).name) + freed
         return freed
 
-    def computed(self, sequence: Sequence, *, failed: bool) -> list[Sequence]:
+    def on_computed(self, sequence: Sequence, *, failed: bool) -> list[Sequence]:
         if not self._computes(sequence):
             return []
         name = _query_of(sequence).name

@@ -2,7 +2,7 @@
 
 A sequence whose prompt goes on in another worker's cache, where its own worker's ends, waits, blocked, until those
 blocks are here; it then finds them as any cached prefix. Both ends hold the blocks until the worker that gets them has
-told that it is done: nobody takes or writes them meanwhile. What is worth its way is for the neighbours to say.
+told that it is done: nobody takes or writes them meanwhile. What is worth its way is for the lenders to say.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence as Blocks
 from dataclasses import dataclass
 from typing import Protocol
 
-from quire.services.scheduler.core.counts import Counts
+from quire.services.scheduler.core.counts import CoreCounts
 from quire.services.scheduler.core.prerequisites.port import BlockSource
 from quire.services.scheduler.core.sequences.sequence import Sequence
 from quire.services.scheduler.kv_cache.kv_cache_manager import KVCacheManager
@@ -37,18 +37,18 @@ class Loan:
 
 
 @dataclass(frozen=True, slots=True)
-class Borrowed:
+class BorrowedBlocks:
     """Blocks that another worker gives."""
 
     source: object  # that worker; not looked at here
     loan: Loan
-    give_back: Callable[[], None]  # once the worker that got them is done
+    release: Callable[[], None]  # once the worker that got them is done
 
 
-class Neighbours(Protocol):
+class BlockLenders(Protocol):
     """The other workers, as one of them sees them."""
 
-    def borrow(self, hashes: Blocks[bytes], start: int, most: int) -> Borrowed | None:
+    def borrow(self, hashes: Blocks[bytes], start: int, most: int) -> BorrowedBlocks | None:
         """The blocks of a chain from the one at `start` on that another worker has, at most `most` and at least
         LEAST_BLOCKS; None where computing them takes no longer."""
 
@@ -58,26 +58,26 @@ class FetchOrder:
     """Order to a worker: blocks to fetch, and where they go."""
 
     fetch_id: int
-    borrowed: Borrowed
+    borrowed: BorrowedBlocks
     blocks: list[int]  # where it goes, in the order of the loan's
     hashes: list[bytes]
 
 
 @dataclass(slots=True)
-class _UnderWay:
+class _PendingFetch:
     order: FetchOrder
     holder: int | None  # keeps the blocks when they have come; None: whoever wants them takes them
-    num_looks: int = 0  # at it, since it was ordered
+    num_ticks: int = 0  # at it, since it was ordered
 
 
 class PeerFetches(BlockSource):
     """KV block fetches from other workers and loans to them. A sequence joins a fetch as the next to run."""
 
-    def __init__(self, kv: KVCacheManager, counts: Counts, last_step: Callable[[], int]) -> None:
+    def __init__(self, kv: KVCacheManager, counts: CoreCounts, last_step: Callable[[], int]) -> None:
         """`last_step`: the last that was ordered."""
         super().__init__()
         assert kv.groups.plain, "blocks of several groups stay where they are"
-        self.neighbours: Neighbours | None = None  # none: nothing comes
+        self.lenders: BlockLenders | None = None  # none: nothing comes
         self._kv = kv
         self._counts = counts
         self._last_step = last_step
@@ -85,29 +85,29 @@ class PeerFetches(BlockSource):
         self._kept_ids = itertools.count(FIRST_KEPT)
         self._kept: set[int] = set()
         self._orders: list[FetchOrder] = []
-        self._under_way: dict[int, _UnderWay] = {}
-        self._coming: dict[bytes, int] = {}  # by which fetch
+        self._in_flight: dict[int, _PendingFetch] = {}
+        self._incoming: dict[bytes, int] = {}  # by which fetch
         self._lent: dict[int, Loan] = {}
         self._refused_key: int | None = None  # the last sequence for which nothing came: it is looked at in every step
 
     # What is asked.
 
     @property
-    def is_open(self) -> bool:
-        return self.neighbours is not None
+    def is_available(self) -> bool:
+        return self.lenders is not None
 
     @property
-    def num_under_way(self) -> int:
+    def num_in_flight(self) -> int:
         """Fetches, and loans to others."""
-        return len(self._under_way) + len(self._lent)
+        return len(self._in_flight) + len(self._lent)
 
     def awaits(self, fetch_id: int) -> bool:
         """Whether the worker owes word of this fetch."""
-        return fetch_id in self._under_way
+        return fetch_id in self._in_flight
 
     def order(self, fetch_id: int) -> FetchOrder:
         """Under way."""
-        return self._under_way[fetch_id].order
+        return self._in_flight[fetch_id].order
 
     def num_found(self, hashes: Blocks[bytes], start: int, most: int) -> int:
         """How many blocks of a chain, from the one at `start` on, are here."""
@@ -125,115 +125,117 @@ class PeerFetches(BlockSource):
         found = [self._kv.pool.find(block_hash) for block_hash in hashes[start : start + count]]
         loan = Loan(next(self._loan_ids), [block for block in found if block is not None], self._last_step())
         assert len(loan.blocks) == count, "they were found"
-        self._kv.hold(loan.loan_id, loan.blocks)
+        self._kv.hold_blocks(loan.loan_id, loan.blocks)
         self._lent[loan.loan_id] = loan
         return loan
 
-    def give_back(self, loan: Loan) -> None:
+    def end_loan(self, loan: Loan) -> None:
         """Ends a loan: the borrower reads its blocks no longer."""
         del self._lent[loan.loan_id]
-        self._kv.let_go(loan.loan_id)
+        self._kv.release_held(loan.loan_id)
 
     # What is kept for a sequence that comes from another worker.
 
-    def begin_keeping(self, blocks: Blocks[int]) -> int:
+    def open_reservation(self, blocks: Blocks[int]) -> int:
         """Holds blocks until let_go(). Returns the holder, which bring() can add others to."""
         holder = next(self._kept_ids)
         self._kept.add(holder)
-        self._kv.hold(holder, blocks)
+        self._kv.hold_blocks(holder, blocks)
         return holder
 
-    def let_go(self, holder: int) -> None:
+    def close_reservation(self, holder: int) -> None:
         """Ends a holder; blocks that are still coming are free to any sequence."""
-        for fetch in self._under_way.values():
+        for fetch in self._in_flight.values():
             if fetch.holder == holder:
                 fetch.holder = None
         if holder in self._kept:
             self._kept.discard(holder)
-            self._kv.let_go(holder)
+            self._kv.release_held(holder)
 
-    def num_coming(self, holder: int) -> int:
+    def num_incoming(self, holder: int) -> int:
         """Fetches whose blocks it will keep."""
-        return sum(fetch.holder == holder for fetch in self._under_way.values())
+        return sum(fetch.holder == holder for fetch in self._in_flight.values())
 
-    def let_all_go(self) -> None:
+    def release_reserved_blocks(self) -> None:
         """The blocks; what keeps them goes on, and others may come to it."""
         for holder in self._kept:
-            self._kv.let_go(holder)
-            self._kv.hold(holder, ())
+            self._kv.release_held(holder)
+            self._kv.hold_blocks(holder, ())
 
     # What comes.
 
     def fetch(self, sequence: Sequence, found: Blocks[int], most: int) -> bool:
         """Brings what comes behind the blocks `found`, at most `most` blocks. Whether the sequence has to wait for
         that."""
-        if self.neighbours is None or sequence.num_fetches >= MOST_FETCHES or sequence.key == self._refused_key:
+        if self.lenders is None or sequence.num_fetches >= MOST_FETCHES or sequence.key == self._refused_key:
             return False
         hashes, start = sequence.block_hashes, len(found)
-        coming = self._coming.get(hashes[start]) if start < len(hashes) else None
+        coming = self._incoming.get(hashes[start]) if start < len(hashes) else None
         if coming is None:
-            borrowed = self.neighbours.borrow(hashes, start, most) if most >= LEAST_BLOCKS else None
+            borrowed = self.lenders.borrow(hashes, start, most) if most >= LEAST_BLOCKS else None
             if borrowed is None:
                 self._refused_key = sequence.key
                 return False
-            coming = self.bring(borrowed, found, hashes[start : start + len(borrowed.loan.blocks)])
+            coming = self.order_fetch(borrowed, found, hashes[start : start + len(borrowed.loan.blocks)])
         sequence.num_fetches += 1
         self._blocked.add(coming, sequence)
         return True
 
-    def bring(self, borrowed: Borrowed, found: Blocks[int], hashes: list[bytes], *, holder: int | None = None) -> int:
+    def order_fetch(
+        self, borrowed: BorrowedBlocks, found: Blocks[int], hashes: list[bytes], *, holder: int | None = None
+    ) -> int:
         """There is room for them. `found`: what must still be there when they come; `holder`: keeps them then."""
         fetch_id = next(self._fetch_ids)
-        self._kv.hold(fetch_id, found)
+        self._kv.hold_blocks(fetch_id, found)
         order = FetchOrder(fetch_id, borrowed, self._kv.allocate_for(fetch_id, len(hashes)), hashes)
         self._orders.append(order)
-        self._under_way[fetch_id] = _UnderWay(order, holder)
-        self._coming.update(dict.fromkeys(hashes, fetch_id))
+        self._in_flight[fetch_id] = _PendingFetch(order, holder)
+        self._incoming.update(dict.fromkeys(hashes, fetch_id))
         return fetch_id
 
-    def done(self, fetch_id: int, *, failed: bool) -> list[Sequence]:
+    def complete(self, fetch_id: int, *, failed: bool) -> list[Sequence]:
         """The worker is done with it: those who waited, in the order in which they came."""
-        fetch = self._under_way.pop(fetch_id)
+        fetch = self._in_flight.pop(fetch_id)
         order = fetch.order
         for block, block_hash in zip(order.blocks, order.hashes, strict=True):
-            if self._coming.get(block_hash) == fetch_id:
-                del self._coming[block_hash]
+            if self._incoming.get(block_hash) == fetch_id:
+                del self._incoming[block_hash]
             if not failed:
-                self._kv.pool.name(block, block_hash)
+                self._kv.pool.record_hash(block, block_hash)
         if failed:
             self._counts.failed_fetches += 1
         else:
             self._counts.fetches += 1
             self._counts.blocks_from_others += len(order.blocks)
             if fetch.holder is not None:
-                self._kv.hold(fetch.holder, order.blocks)
-        self._kv.let_go(fetch_id)
-        order.borrowed.give_back()
+                self._kv.hold_blocks(fetch.holder, order.blocks)
+        self._kv.release_held(fetch_id)
+        order.borrowed.release()
         freed = self._blocked.free(fetch_id)
         return _computing(freed) if failed else freed
 
-    def give_up(self, source: object) -> list[Sequence]:
+    def abandon_source(self, source: object) -> list[Sequence]:
         """Returns the sequences that waited for blocks of a worker that is gone: they compute them."""
-        gone = [fetch for fetch in self._under_way.values() if fetch.order.borrowed.source == source]
+        gone = [fetch for fetch in self._in_flight.values() if fetch.order.borrowed.source == source]
         return [sequence for fetch in gone for sequence in self._wait_no_more(fetch)]
 
-    def look(self, most_looks: int) -> list[Sequence]:
+    def tick(self, max_ticks: int) -> list[Sequence]:
         """Counts a look at each fetch; returns the sequences that have waited for too many: they compute the blocks."""
         freed: list[Sequence] = []
-        for fetch in self._under_way.values():
-            fetch.num_looks += 1
-            if fetch.num_looks > most_looks and self._blocked.on(fetch.order.fetch_id):
+        for fetch in self._in_flight.values():
+            fetch.num_ticks += 1
+            if fetch.num_ticks > max_ticks and self._blocked.on(fetch.order.fetch_id):
                 freed += self._wait_no_more(fetch)
         return freed
 
     def orders_under_way(self) -> list[FetchOrder]:
-        return [fetch.order for fetch in self._under_way.values()]
+        return [fetch.order for fetch in self._in_flight.values()]
 
-    def _wait_no_more(self, fetch: _UnderWay) -> list[Sequence]:
+    def _wait_no_more(self, fetch: _PendingFetch) -> list[Sequence]:
         """The blocks stay held until the worker has told what became of them; nobody else waits for them."""
         for block_hash in fetch.order.hashes:
-            if self._coming.get(block_hash) == fetch.order.fetch_id:
-                del self._coming[block_hash]
+            if self._incoming.get(block_hash) == fetch.order.fetch_id:
+                del self._incoming[block_hash]
         return _computing(self._blocked.free(fetch.order.fetch_id))
 
 

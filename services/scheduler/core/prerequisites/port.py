@@ -42,11 +42,11 @@ class Prerequisite:
     def release_slot(self, sequence: Sequence) -> None:
         """Notes that `sequence` is about to give up its slot, because it ends, is preempted or goes elsewhere."""
 
-    def prompts_scheduled(self, sequences: Seq[Sequence]) -> list[Sequence]:
+    def on_prompts_scheduled(self, sequences: Seq[Sequence]) -> list[Sequence]:
         """Returns the sequences that come next because the step being planned completes the prompts of `sequences`."""
         return []
 
-    def computed(self, sequence: Sequence, *, failed: bool) -> list[Sequence]:
+    def on_computed(self, sequence: Sequence, *, failed: bool) -> list[Sequence]:
         """Takes the result of an internal sequence; returns the sequences that cannot run because it failed."""
         return []
 
@@ -63,7 +63,7 @@ class BlockSource(Prerequisite, ABC):
     """A place outside the device that KV blocks come from. A sequence joins it when it is the next to run."""
 
     @property
-    def is_open(self) -> bool:
+    def is_available(self) -> bool:
         """Whether blocks may come from there at all."""
         return True
 
@@ -92,7 +92,7 @@ class Requeue(Protocol):
     def block(self, sequence: Sequence) -> None:
         """Blocks a sequence that could run until now."""
 
-    def hasten(self, sequence: Sequence, priority: int) -> None:
+    def raise_priority(self, sequence: Sequence, priority: int) -> None:
         """Gives `sequence` a more urgent priority."""
 
     def restart(self, sequence: Sequence) -> None:

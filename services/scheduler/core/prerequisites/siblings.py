@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 
 from quire.services.scheduler.core.prerequisites.port import Prerequisite, Requeue
-from quire.services.scheduler.core.sequences.sequence import Family, Sequence
+from quire.services.scheduler.core.sequences.sequence import SampleGroup, Sequence
 
 
 class Siblings(Prerequisite):
@@ -22,8 +22,8 @@ class Siblings(Prerequisite):
     def __init__(self, requeue: Requeue) -> None:
         super().__init__()
         self._requeue = requeue
-        self._computing: dict[Family, Sequence] = {}  # the sibling that computes the prompt, or waits to do so
-        self._donors: dict[Family, dict[int, None]] = {}  # slots whose prompt is computed, by steps planned before
+        self._computing: dict[SampleGroup, Sequence] = {}  # the sibling that computes the prompt, or waits to do so
+        self._donors: dict[SampleGroup, dict[int, None]] = {}  # slots whose prompt is computed, by steps planned before
 
     @property
     def num_computing(self) -> int:
@@ -31,49 +31,49 @@ class Siblings(Prerequisite):
         return len(self._computing)
 
     def join(self, sequence: Sequence) -> bool:
-        family = sequence.family
-        if family is None or not sequence.starts:
+        sample_group = sequence.sample_group
+        if sample_group is None or not sequence.has_prompt_only:
             return True
-        if self._computing.setdefault(family, sequence) is sequence or sequence.asks_prompt_logprobs:
+        if self._computing.setdefault(sample_group, sequence) is sequence or sequence.asks_prompt_logprobs:
             return True
-        self._blocked.add(family, sequence)
+        self._blocked.add(sample_group, sequence)
         return False
 
     def leave(self, sequence: Sequence) -> None:
         """Forgets `sequence`. If it was to compute the prompt, the next of its siblings does that."""
-        family = sequence.family
-        if family is None:
+        sample_group = sequence.sample_group
+        if sample_group is None:
             return
         self._blocked.remove(sequence)
-        if self._computing.get(family) is not sequence:
+        if self._computing.get(sample_group) is not sequence:
             return
-        del self._computing[family]
-        blocked = self._blocked.on(family)
+        del self._computing[sample_group]
+        blocked = self._blocked.on(sample_group)
         if blocked:
-            heir = self._computing[family] = blocked[0]
+            heir = self._computing[sample_group] = blocked[0]
             self._blocked.remove(heir)
             self._requeue.restart(heir)
 
     def release_slot(self, sequence: Sequence) -> None:
-        donors = None if sequence.family is None else self._donors.get(sequence.family)
-        if donors is not None and sequence.family is not None:
+        donors = None if sequence.sample_group is None else self._donors.get(sequence.sample_group)
+        if donors is not None and sequence.sample_group is not None:
             donors.pop(sequence.slot, None)
             if not donors:
-                del self._donors[sequence.family]
+                del self._donors[sequence.sample_group]
 
-    def prompts_scheduled(self, sequences: Seq[Sequence]) -> list[Sequence]:
+    def on_prompts_scheduled(self, sequences: Seq[Sequence]) -> list[Sequence]:
         freed: list[Sequence] = []
         for sequence in sequences:
-            family = sequence.family
-            if family is not None:
-                self._donors.setdefault(family, {})[sequence.slot] = None
-                if self._computing.get(family) is sequence:
-                    del self._computing[family]
-                    freed += self._blocked.free(family)
+            sample_group = sequence.sample_group
+            if sample_group is not None:
+                self._donors.setdefault(sample_group, {})[sequence.slot] = None
+                if self._computing.get(sample_group) is sequence:
+                    del self._computing[sample_group]
+                    freed += self._blocked.free(sample_group)
         return freed
 
     def donor(self, sequence: Sequence) -> int | None:
         """Returns a slot that has computed the prompt of `sequence`, which has nothing else yet."""
-        if sequence.family is None or not sequence.starts or sequence.asks_prompt_logprobs:
+        if sequence.sample_group is None or not sequence.has_prompt_only or sequence.asks_prompt_logprobs:
             return None
-        return next(iter(self._donors.get(sequence.family, ())), None)
+        return next(iter(self._donors.get(sequence.sample_group, ())), None)

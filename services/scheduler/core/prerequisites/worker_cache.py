@@ -111,7 +111,7 @@ class WorkerCache:
 
     def remove(self, entry_id: bytes) -> list[Sequence]:
         """Removes an entry that failed or is not wanted any more; returns its users."""
-        users = list(self._forget(entry_id).users.values())
+        users = list(self._remove_entry(entry_id).users.values())
         self._blocked.free(entry_id)
         self._give_places()
         return users
@@ -120,7 +120,7 @@ class WorkerCache:
         """Forgets everything that is ready. Returns those entries that are still in use: they have to be prepared
         again, and block their users until then."""
         for entry_id in list(self._idle):
-            self._forget(entry_id)
+            self._remove_entry(entry_id)
         lost = [entry for entry in self._entries.values() if entry.is_ready]
         for entry in lost:
             entry.is_ready = False
@@ -167,10 +167,10 @@ class WorkerCache:
 
     def _evict_oldest(self) -> None:
         entry_id = next(iter(self._idle))
-        self._forget(entry_id)
+        self._remove_entry(entry_id)
         self._evict(entry_id)
 
-    def _forget(self, entry_id: bytes) -> CacheEntry:
+    def _remove_entry(self, entry_id: bytes) -> CacheEntry:
         entry = self._entries.pop(entry_id)
         self._unplaced.pop(entry_id, None)
         if entry_id in self._idle:

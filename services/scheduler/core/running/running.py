@@ -13,7 +13,7 @@ from quire.services.scheduler.core.running.free_slots import FreeSlots
 from quire.services.scheduler.core.running.token_rows import TokenRows
 from quire.services.scheduler.core.sequences.sequence import Sequence
 from quire.services.scheduler.core.sequences.tokens import TOKEN_BYTES
-from quire.services.scheduler.kv_cache.groups import Groups
+from quire.services.scheduler.kv_cache.groups import KVGroups
 
 Slots = npt.NDArray[np.intp]
 Mask = npt.NDArray[np.bool_]
@@ -25,14 +25,14 @@ class Running:
     """Owns the columns. `num_tokens` and `num_computed` are as planned: they count the steps under way as done, and
     the drafts in them as right; `num_drafts_in_flight` of those tokens may turn out not to be there."""
 
-    def __init__(self, num_slots: int, groups: Groups, num_micro_batches: int = 1) -> None:
+    def __init__(self, num_slots: int, groups: KVGroups, num_micro_batches: int = 1) -> None:
         self.num_slots = num_slots
         self.block_size = block_size = groups.block_size
         self._groups, self._plain = groups, groups.plain
         self.sequences: list[Sequence | None] = [None] * num_slots
-        self.most_blocks = 0  # that all of them can ever need, sharing left out
+        self.max_blocks = 0  # that all of them can ever need, sharing left out
         self.prefilling: set[int] = set()  # slots with more than one token to compute, or that compute only when named
-        self.silent: set[int] = set()  # slots that sample nothing
+        self.non_sampling: set[int] = set()  # slots that sample nothing
         self.live = np.zeros(num_slots, dtype=bool)
         self.keys = np.full(num_slots, -1, dtype=np.int64)
         self.order = np.full(num_slots, -1, dtype=np.int64)
@@ -47,14 +47,14 @@ class Running:
         self.num_prompt_tokens = np.zeros(num_slots, dtype=np.int32)
         self._token_rows = TokenRows(num_slots, block_size)
         self.num_known = self._token_rows.num_known  # tokens whose value has come back
-        self.num_at_entry = np.zeros(num_slots, dtype=np.int32)  # num_known when it got the slot
+        self.num_known_at_admission = np.zeros(num_slots, dtype=np.int32)  # num_known when it got the slot
         self.limit = np.zeros(num_slots, dtype=np.int32)  # tokens at which it ends
         self.capacity = np.zeros(num_slots, dtype=np.int32)  # positions its blocks have room for
         self.asks_logprobs = np.zeros(num_slots, dtype=bool)
         self.num_constrained = 0  # sequences under a grammar
         self.asks_prompt_logprobs = np.zeros(num_slots, dtype=bool)
-        self.watched = np.zeros(num_slots, dtype=bool)  # for repetition
-        self.num_watched = 0
+        self.detects_repetition = np.zeros(num_slots, dtype=bool)  # for repetition
+        self.num_detecting_repetition = 0
         self.is_beam = np.zeros(num_slots, dtype=bool)
         self.num_beams = 0
         self.stop_ids = np.full((2, num_slots), NO_TOKEN, dtype=np.int32)
@@ -87,23 +87,23 @@ class Running:
         self.tenants[slot] = sequence.tenant_index
         self.urgency[slot] = sequence.urgency
         self.num_prompt_tokens[slot] = sequence.num_prompt_tokens
-        self.num_tokens[slot] = self.num_at_entry[slot] = num_tokens
+        self.num_tokens[slot] = self.num_known_at_admission[slot] = num_tokens
         self.num_computed[slot] = num_computed
         if self._has_drafted:
             self.num_drafts_in_flight[slot] = 0
         self.limit[slot] = sequence.max_total_tokens
-        self.most_blocks += self.most_blocks_of(sequence)
+        self.max_blocks += self.max_blocks_of(sequence)
         self.capacity[slot] = 0
-        if sequence.asks_more:
-            self._enter_wishes(slot, sequence)
-        self._enter_stops(slot, sequence)
+        if sequence.has_optional_features:
+            self._set_optional_columns(slot, sequence)
+        self._set_stop_ids(slot, sequence)
         if sequence.samples_nothing:
-            self.silent.add(slot)
+            self.non_sampling.add(slot)
         if sequence.is_beam or sequence.samples_nothing or num_computed < num_tokens - 1:
             self.prefilling.add(slot)
         return slot
 
-    def most_blocks_of(self, sequence: Sequence) -> int:
+    def max_blocks_of(self, sequence: Sequence) -> int:
         """Returns the blocks that `sequence` can ever need, sharing left out."""
         num_blocks = sequence.max_total_tokens // self.block_size + 1
         return num_blocks if self._plain else self._groups.cost(num_blocks)
@@ -111,22 +111,22 @@ class Running:
     def fork(self, parent: int, slot: int) -> None:
         """`slot` is where `parent` is: a beam goes on from another, of the same search."""
         source, target = self.sequence(parent), self.sequence(slot)
-        target.tokens.become(source.tokens)
+        target.tokens.copy_from(source.tokens)
         target.block_hashes[:] = source.block_hashes
 
     def release(self, slot: int) -> Sequence:
         """Frees the slot and returns its sequence."""
         sequence = self.sequence(slot)
         sequence.tokens.unbind()
-        self.most_blocks -= self.most_blocks_of(sequence)
+        self.max_blocks -= self.max_blocks_of(sequence)
         self.sequences[slot] = None
-        if sequence.asks_more:
-            self._leave_wishes(slot, sequence)
+        if sequence.has_optional_features:
+            self._clear_optional_columns(slot, sequence)
         self.live[slot] = False
         self.keys[slot] = -1
         self.order[slot] = -1
         self.prefilling.discard(slot)
-        self.silent.discard(slot)
+        self.non_sampling.discard(slot)
         self.free_slots.free(slot)
         sequence.slot = -1
         return sequence
@@ -139,17 +139,17 @@ class Running:
     def has_progressed(self, sequence: Sequence) -> bool:
         """Whether it got a token since it got its slot."""
         slot = sequence.slot
-        return slot >= 0 and bool(self.num_known[slot] > self.num_at_entry[slot])
+        return slot >= 0 and bool(self.num_known[slot] > self.num_known_at_admission[slot])
 
     def ready(self) -> Mask:
         """Slots with exactly one token to compute: those that advance without being named. Beams are always named, and
         so are slots that sample nothing."""
         ready: Mask = self.live & (self.num_computed == self.num_tokens - 1)
-        if self.silent:
-            ready[list(self.silent)] = False
+        if self.non_sampling:
+            ready[list(self.non_sampling)] = False
         return ready & ~self.is_beam if self.num_beams else ready
 
-    def surely(self, planned: I32) -> I32:
+    def confirmed(self, planned: I32) -> I32:
         """`planned`, num_tokens or num_computed, without the drafts that may turn out not to be there."""
         return planned - self.num_drafts_in_flight if self._has_drafted else planned
 
@@ -186,28 +186,28 @@ class Running:
                 may_end |= stop_ids[slots] == tokens
         else:
             may_end |= (self.stop_ids[:, slots] == tokens).any(axis=0)
-        if self.num_watched:
-            may_end |= self.watched[slots]
+        if self.num_detecting_repetition:
+            may_end |= self.detects_repetition[slots]
         return may_end.nonzero()[0]
 
-    def _enter_wishes(self, slot: int, sequence: Sequence) -> None:
+    def _set_optional_columns(self, slot: int, sequence: Sequence) -> None:
         """Sets the columns of what few sequences ask for: they are False for all others, and in free slots."""
         self.asks_logprobs[slot] = sequence.asks_logprobs
         self.asks_prompt_logprobs[slot] = sequence.asks_prompt_logprobs
         self.num_constrained += bool(sequence.grammar_id)
-        self.watched[slot] = sequence.repetition is not None
-        self.num_watched += sequence.repetition is not None
+        self.detects_repetition[slot] = sequence.repetition is not None
+        self.num_detecting_repetition += sequence.repetition is not None
         self.is_beam[slot] = sequence.is_beam
         self.num_beams += sequence.is_beam
 
-    def _leave_wishes(self, slot: int, sequence: Sequence) -> None:
-        for column in (self.asks_logprobs, self.asks_prompt_logprobs, self.watched, self.is_beam):
+    def _clear_optional_columns(self, slot: int, sequence: Sequence) -> None:
+        for column in (self.asks_logprobs, self.asks_prompt_logprobs, self.detects_repetition, self.is_beam):
             column[slot] = False
         self.num_constrained -= bool(sequence.grammar_id)
-        self.num_watched -= sequence.repetition is not None
+        self.num_detecting_repetition -= sequence.repetition is not None
         self.num_beams -= sequence.is_beam
 
-    def _enter_stops(self, slot: int, sequence: Sequence) -> None:
+    def _set_stop_ids(self, slot: int, sequence: Sequence) -> None:
         stops = (*sequence.eos_token_ids, *sequence.stop_token_ids)
         width = len(self.stop_ids)
         if len(stops) > width:

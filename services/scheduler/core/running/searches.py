@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from quire.services.scheduler.core.sequences.beam_search import BeamChild, Entries, LiveBeams
+from quire.services.scheduler.core.sequences.beam_search import BeamCandidates, BeamChild, BeamSearchState
 from quire.services.scheduler.core.sequences.sequence import Sequence
 
 
@@ -14,7 +14,7 @@ class Beam:
     """A live beam in a slot."""
 
     sequence: Sequence
-    candidates: Entries | None = None  # None: still to come
+    candidates: BeamCandidates | None = None  # None: still to come
 
     @property
     def slot(self) -> int:
@@ -26,7 +26,7 @@ class RunningSearch:
     """A search that has slots."""
 
     root: Sequence
-    search: LiveBeams
+    search: BeamSearchState
     beams: list[Beam] = field(default_factory=list)  # as search.live before the decision
     decision: list[BeamChild] | None = None  # what is to be carried out
 
@@ -36,7 +36,7 @@ class RunningSearch:
         return self.search.rules.width - len(self.beams)
 
 
-class Searches:
+class RunningSearches:
     """Running searches, by their roots and by the sequences of their beams."""
 
     def __init__(self) -> None:
@@ -59,21 +59,21 @@ class Searches:
         """Tokens that the beams want which can go on."""
         return sum(len(group.decision) for group in self._groups.values() if group.decision is not None)
 
-    def add(self, root: Sequence, search: LiveBeams) -> RunningSearch:
+    def add(self, root: Sequence, search: BeamSearchState) -> RunningSearch:
         group = self._groups[root.key] = RunningSearch(root, search)
         return group
 
-    def join(self, group: RunningSearch, beam: Beam) -> None:
+    def add_beam(self, group: RunningSearch, beam: Beam) -> None:
         """Adds a beam after those that the search has."""
         group.beams.append(beam)
         self._of[beam.sequence.key] = group, beam
 
-    def drop(self, group: RunningSearch, beam: Beam) -> None:
+    def remove_beam(self, group: RunningSearch, beam: Beam) -> None:
         """Nothing goes on from it."""
         group.beams.remove(beam)
         del self._of[beam.sequence.key]
 
-    def holds(self, group: RunningSearch) -> bool:
+    def is_running(self, group: RunningSearch) -> bool:
         return self._groups.get(group.root.key) is group
 
     def find(self, key: int) -> tuple[RunningSearch, Beam] | None:
@@ -95,7 +95,7 @@ class Searches:
             del self._of[beam.sequence.key]
         return beams
 
-    def abandon(self) -> list[Sequence]:
+    def clear(self) -> list[Sequence]:
         """The worker is gone with all slots: the roots."""
         roots = [group.root for group in self._groups.values()]
         self._groups.clear()

@@ -6,23 +6,23 @@ from collections.abc import Callable
 
 import numpy as np
 
-from quire.services.scheduler.core.drafts.speculation import DraftLengths
+from quire.services.scheduler.core.drafts.speculation import DraftController
 from quire.services.scheduler.core.running.running import Slots
 from quire.services.scheduler.core.scheduling.chunks import chunk_size
-from quire.services.scheduler.core.scheduling.preemption import make_room
+from quire.services.scheduler.core.scheduling.preemption import preempt_for_blocks
 from quire.services.scheduler.core.state import CoreState
 from quire.services.scheduler.core.step.plan_builder import PlanBuilder
 
 
-class Grower:
+class RunningScheduler:
     """The running half of schedule()."""
 
-    def __init__(self, state: CoreState, speculation: DraftLengths, num_entering: Callable[[], int]) -> None:
-        """`num_entering`: sequences that wait for this step and nothing else, as far as is known."""
+    def __init__(self, state: CoreState, speculation: DraftController, num_new_seqs: Callable[[], int]) -> None:
+        """`num_new_seqs`: sequences that wait for this step and nothing else, as far as is known."""
         self._state = state
         self._tables, self._running, self._kv = state.tables, state.running, state.kv
         self._speculation = speculation
-        self._num_entering = num_entering
+        self._num_entering = num_new_seqs
 
     def advance_ready(self, builder: PlanBuilder) -> None:
         """One token for every sequence that is past its prompt and below its limit."""
@@ -30,7 +30,7 @@ class Grower:
         ready = running.ready()
         if running.num_micro_batches > 1:
             ready &= running.micro_batches == builder.micro_batch
-        done = running.surely(running.num_tokens) >= running.limit
+        done = running.confirmed(running.num_tokens) >= running.limit
         done &= ready
         if np.count_nonzero(done):
             for slot in done.nonzero()[0].tolist():
@@ -38,7 +38,7 @@ class Grower:
             ready &= ~done
         slots = ready.nonzero()[0]
         if self.drafts_wanted:
-            builder.num_drafts = self._speculation.length(len(slots), self._num_entering(), builder.budget.left)
+            builder.num_drafts = self._speculation.length(len(slots), self._num_entering(), builder.budget.remaining)
         slots = self._grow(builder, slots)
         running.num_computed[slots] += 1
         running.num_tokens[slots] += 1
@@ -50,7 +50,7 @@ class Grower:
         """The next chunk of every prompt that is not computed yet, oldest first."""
         running = self._running
         for slot in sorted(running.prefilling, key=lambda s: int(running.order[s])):
-            if builder.budget.left == 0:
+            if builder.budget.remaining == 0:
                 return
             if slot % running.num_micro_batches != builder.micro_batch:
                 continue
@@ -69,7 +69,7 @@ class Grower:
         computed = int(running.num_computed[slot])
         room = int(running.capacity[slot]) + self._kv.num_free * running.block_size - computed
         if room <= 0:
-            make_room(self._state, builder)
+            preempt_for_blocks(self._state, builder)
             return
         wanted = chunk_size(self._state, builder, min(int(running.num_tokens[slot]) - computed, room))
         self._tables.grow(builder, slot, computed + wanted)
@@ -79,7 +79,7 @@ class Grower:
         """Gives a block to each of `slots` that needs one for its next token; returns those that can advance."""
         running = self._running
         if self._speculation.enabled and (
-            builder.num_drafts or any(flight.drafts is not None for flight in self._state.flights)
+            builder.num_drafts or any(flight.drafts is not None for flight in self._state.steps_in_flight)
         ):
             return self._grow_for_drafts(builder, slots)
         needy = slots[running.num_computed[slots] >= running.capacity[slots]]
@@ -102,7 +102,7 @@ class Grower:
             least = running.num_computed[slots] - running.num_drafts_in_flight[slots]
             return self._grow_scarce(builder, slots, slots[least >= running.capacity[slots]])
         for slot, count in zip(slots[needy].tolist(), missing[needy].tolist(), strict=True):
-            self._tables.append(builder, slot, count)
+            self._tables.append_blocks(builder, slot, count)
         return slots
 
     def _grow_scarce(self, builder: PlanBuilder, slots: Slots, needy: Slots) -> Slots:
@@ -112,9 +112,9 @@ class Grower:
             if not running.live[slot]:
                 continue  # preempted for an older one
             if self._kv.num_free == 0:
-                make_room(self._state, builder)
+                preempt_for_blocks(self._state, builder)
             if running.live[slot] and self._kv.num_free:
-                self._tables.append(builder, slot)
+                self._tables.append_blocks(builder, slot)
             elif running.live[slot]:
                 waits.add(slot)
                 builder.skip(slot)

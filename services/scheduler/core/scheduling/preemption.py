@@ -6,12 +6,12 @@ from quire.services.scheduler.core.state import CoreState
 from quire.services.scheduler.core.step.plan_builder import PlanBuilder
 
 
-def make_room(state: CoreState, builder: PlanBuilder) -> None:
+def preempt_for_blocks(state: CoreState, builder: PlanBuilder) -> None:
     """Preempts a sequence, which may be the one in need, unless blocks are about to come back anyway."""
     builder.short_of_blocks = True
     if state.kv.num_fenced:
         return
     victim = state.waiting.victim(state.running)
-    if not builder.moves(victim):  # beams that have just moved must stay
+    if not builder.has_beam_move(victim):  # beams that have just moved must stay
         for slot in state.preempt(victim):
-            builder.preempted(slot)
+            builder.remove_slot(slot)

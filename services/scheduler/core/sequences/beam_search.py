@@ -40,7 +40,7 @@ class BeamRules:
         return float(total / length**self.length_penalty)
 
 
-class Entries(NamedTuple):
+class BeamCandidates(NamedTuple):
     """The most likely tokens behind a beam, best first."""
 
     token_ids: npt.NDArray[np.int32]
@@ -55,7 +55,7 @@ class BeamNode:
     token: int
     logprob: float
     rank: int  # among the candidates, from 1
-    candidates: Entries
+    candidates: BeamCandidates
     total: float  # log-probability of all tokens up to here
     length: int
 
@@ -86,7 +86,7 @@ class Hypothesis:
 
 
 @dataclass(slots=True)
-class LiveBeams:
+class BeamSearchState:
     """The state between two steps: it may go on on another worker."""
 
     rules: BeamRules
@@ -98,7 +98,7 @@ class LiveBeams:
         if max_output_tokens < self.rules.max_output_tokens:
             self.rules = replace(self.rules, max_output_tokens=max_output_tokens)
 
-    def advance(self, candidates: list[Entries]) -> list[BeamChild]:
+    def advance(self, candidates: list[BeamCandidates]) -> list[BeamChild]:
         """Returns the beams that follow from the candidates of each live one; none if the search is over."""
         ended, going_on = [], []
         for parent, node in self._continuations(candidates):
@@ -118,7 +118,7 @@ class LiveBeams:
         self.live = [child.node for child in children]
         return children
 
-    def _continuations(self, candidates: list[Entries]) -> Iterator[tuple[int, BeamNode]]:
+    def _continuations(self, candidates: list[BeamCandidates]) -> Iterator[tuple[int, BeamNode]]:
         for parent, (node, entries) in enumerate(zip(self.live, candidates, strict=True)):
             total, length = (0.0, 0) if node is None else (node.total, node.length)
             for rank, (token, logprob) in enumerate(

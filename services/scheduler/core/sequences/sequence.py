@@ -14,7 +14,7 @@ from quire.services.scheduler.core.sequences.tokens import TOKEN_BYTES, Sequence
 from quire.services.scheduler.kv_cache.kv_priority import KVPriority
 
 if TYPE_CHECKING:
-    from quire.services.scheduler.core.sequences.beam_search import LiveBeams
+    from quire.services.scheduler.core.sequences.beam_search import BeamSearchState
 
 
 class SequenceStatus(Enum):
@@ -27,7 +27,7 @@ class SequenceStatus(Enum):
     FINISHED = "finished"
 
 
-class Loss(NamedTuple):
+class WorkerLoss(NamedTuple):
     """An attachment of a worker that ended, and not of the worker's own will."""
 
     worker_id: str
@@ -35,10 +35,10 @@ class Loss(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Family:
+class SampleGroup:
     """The samples of one prompt. Compared by identity."""
 
-    home: object = None  # the replica that the last of them went to; not looked at here
+    replica: object = None  # the replica that the last of them went to; not looked at here
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,8 +79,8 @@ class Sequence:
     query: LateQuery | None = None  # that it is compared with, or that it computes
     is_query: bool = False  # it does the latter, for documents; no frontend knows it (late_queries.py)
     adapter: object = None  # what only some workers have and it needs; not looked at here
-    family: Family | None = None  # if it has siblings
-    search: LiveBeams | None = None  # of a root: it runs as beams (beam/beams.py)
+    sample_group: SampleGroup | None = None  # if it has siblings
+    search: BeamSearchState | None = None  # of a root: it runs as beams (beam/beams.py)
     outputs: list[Sequence] = field(default_factory=list)  # of a root: what the frontend gets, itself first
     num_logprobs: int | None = None  # of a root: asked for beside each token's own
     is_beam: bool = False  # of a search; nobody but that knows it
@@ -100,13 +100,15 @@ class Sequence:
     urgency: float = 0.0  # under the priority policy: smaller comes first
     fence: int = 0  # step that must have returned before it may run again
     num_preemptions: int = 0
-    ends: tuple[int, ...] = ()  # of its prompt, leading blocks behind which others may start (transfers/reach.py)
+    restart_points: tuple[
+        int, ...
+    ] = ()  # of its prompt, leading blocks behind which others may start (transfers/reach.py)
     num_fetches: int = 0  # times that blocks of it were brought back from host memory
-    losses: tuple[Loss, ...] = ()  # in a row, without a token in between
+    losses: tuple[WorkerLoss, ...] = ()  # in a row, without a token in between
     moved_at: float | None = None  # its last token on a worker that it had to leave; None once it goes on
     num_queued_tokens: int = 0  # num_tokens when it was last put into the queue
     num_cached_tokens: int = 0  # at its first admission
-    started: bool = False
+    was_admitted: bool = False
 
     @property
     def width(self) -> int:
@@ -114,7 +116,7 @@ class Sequence:
         return 1 if self.search is None else self.search.rules.width
 
     @property
-    def suspect(self) -> bool:
+    def is_suspect(self) -> bool:
         """Whether it may be what kills workers, and so runs alone."""
         return len(self.losses) > 1
 
@@ -124,17 +126,17 @@ class Sequence:
         return len(self.tokens)
 
     @property
-    def starts(self) -> bool:
+    def has_prompt_only(self) -> bool:
         """Whether it has nothing but its prompt."""
         return self.num_tokens == self.num_prompt_tokens
 
     @property
-    def has_begun(self) -> bool:
+    def has_output(self) -> bool:
         """Some of its output has been computed."""
-        return not self.starts or (self.search is not None and self.started)
+        return not self.has_prompt_only or (self.search is not None and self.was_admitted)
 
     @property
-    def asks_more(self) -> bool:
+    def has_optional_features(self) -> bool:
         """Than tokens, and one at a time, as nearly all do not."""
         return bool(
             self.asks_logprobs

@@ -75,7 +75,7 @@ class SequenceTokens:
         self.kept += self._rows.after(self._slot, len(self.kept))
         self._rows = None
 
-    def become(self, other: SequenceTokens) -> None:
+    def copy_from(self, other: SequenceTokens) -> None:
         """Replaces all tokens by those of another running sequence, of the same length."""
         assert self._rows is not None, "beams hold slots"
         self.kept[:] = other.kept

@@ -28,7 +28,7 @@ class ChunkLimit:
     def num_tokens(self) -> int:
         return int(self._tokens)
 
-    def learn(self, num_prompt_tokens: int, num_others: int, seconds: float) -> None:
+    def observe(self, num_prompt_tokens: int, num_others: int, seconds: float) -> None:
         """Of a step in which `num_others` tokens were those of streams."""
         if not num_others or seconds <= 0:
             return

@@ -31,7 +31,7 @@ class Deadlines:
             heapq.heapify(self._heap)
         heapq.heappush(self._heap, (sequence.deadline, sequence.key))
 
-    def passed(self, now: float) -> Iterator[Sequence]:
+    def pop_expired(self, now: float) -> Iterator[Sequence]:
         """Takes those that are over by `now`, of sequences that have not ended meanwhile."""
         while self._heap and self._heap[0][0] <= now:
             sequence = self._sequences.get(heapq.heappop(self._heap)[1])

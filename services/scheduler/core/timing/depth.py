@@ -19,7 +19,7 @@ LEAD = 0.2  # of the step's expected time: time to plan, to send, to get ready, 
 LEAST_LEAD_S = 0.02
 
 
-class Depth:
+class PipelineDepth:
     """A fixed number, or by how long steps take. A worker with several stages has one for each, and the next."""
 
     def __init__(self, fixed: int, num_stages: int = 1) -> None:
@@ -27,12 +27,12 @@ class Depth:
         self._fixed, self.num_stages = fixed, num_stages
         self._step_s = SHORT_STEP_S  # smoothed
 
-    def learn(self, seconds: float) -> None:
+    def observe(self, seconds: float) -> None:
         """A step took so long, not counting what it waited for the one before."""
         self._step_s += SMOOTHING * (seconds - self._step_s)
 
     @property
-    def most(self) -> int:
+    def max_steps(self) -> int:
         """Steps that may be under way now."""
         if self._fixed:
             return max(self._fixed, self.num_stages)
@@ -46,5 +46,5 @@ class Depth:
         return begun + expected_s - max(LEAST_LEAD_S, LEAD * expected_s)
 
     @staticmethod
-    def most_ever(fixed: int, num_stages: int = 1) -> int:
+    def max_steps_for(fixed: int, num_stages: int = 1) -> int:
         return max(fixed, num_stages) if fixed else MOST + num_stages - 1

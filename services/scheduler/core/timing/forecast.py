@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from quire.services.scheduler.core.running.running import Mask, Running
 from quire.services.scheduler.core.sequences.sequence import Sequence
-from quire.services.scheduler.kv_cache.groups import Groups
+from quire.services.scheduler.kv_cache.groups import KVGroups
 
 REMEMBERED_ANSWERS = 256
 # Of the mean: at 1.0 nothing is computed twice, but the batch is up to a tenth smaller than it could be; at 0.6 traces
@@ -34,11 +34,11 @@ class Forecast:
         self._lengths: deque[int] = deque(maxlen=REMEMBERED_ANSWERS)
         self._curve: tuple[Lengths, npt.NDArray[np.float64]] | None = None
 
-    def learn(self, num_output_tokens: int) -> None:
+    def observe(self, num_output_tokens: int) -> None:
         self._lengths.append(num_output_tokens)
         self._curve = None
 
-    def fits(self, running: Running, counted: Mask, newcomer: Sequence, num_blocks: int, groups: Groups) -> bool:
+    def fits(self, running: Running, counted: Mask, newcomer: Sequence, num_blocks: int, groups: KVGroups) -> bool:
         """Whether `num_blocks` will do for the `counted` ones of those that run and `newcomer`, until they end."""
         lengths = np.append(running.num_tokens[counted], newcomer.num_tokens).astype(np.int64)
         limits = np.append(running.limit[counted], newcomer.max_total_tokens)
@@ -68,7 +68,7 @@ class Forecast:
         return expected
 
 
-def peak_blocks(lengths: Lengths, rest: Lengths, groups: Groups) -> int:
+def peak_blocks(lengths: Lengths, rest: Lengths, groups: KVGroups) -> int:
     """Most blocks in use at any time, when sequence i has lengths[i] tokens now and ends after rest[i] more.
 
     The peak is at one of the ends: just before the k-th longest runner ends, it and all that last longer are there.

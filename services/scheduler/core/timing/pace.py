@@ -12,7 +12,7 @@ class PromptPace:
     def __init__(self) -> None:
         self._seconds_per_token: float | None = None
 
-    def learn(self, num_tokens: int, num_sampled: int, seconds: float) -> None:
+    def observe(self, num_tokens: int, num_sampled: int, seconds: float) -> None:
         if num_tokens < PROMPT_STEP_TOKENS * max(1, num_sampled):
             return
         measured = seconds / num_tokens

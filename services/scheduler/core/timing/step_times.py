@@ -11,7 +11,7 @@ class StepTimes:
     def __init__(self) -> None:
         self._known: dict[int, tuple[float, float]] = {}  # by size: seconds per token, smoothed and in the last step
 
-    def learn(self, num_tokens: int, seconds: float) -> None:
+    def observe(self, num_tokens: int, seconds: float) -> None:
         rate = seconds / num_tokens
         smoothed, _ = self._known.get(num_tokens.bit_length(), (rate, rate))
         self._known[num_tokens.bit_length()] = (smoothed + SMOOTHING * (rate - smoothed), rate)

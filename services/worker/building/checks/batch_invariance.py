@@ -18,16 +18,16 @@ from quire.shared.settings import WorkerSettings
 
 SETTING = "batch_invariant"
 COMPILED_DTYPES = (torch.float32, torch.bfloat16)
-BY_TORCH = "quire.kernels.reference"
+TORCH_PACKAGE = "quire.kernels.reference"
 # Which functions plain torch may have, by device: those that take each row by itself, and those that are not called.
-NOT_CALLED = frozenset({"prepare_quantized_linear", "quantized_linear", "ragged_attention"})
+UNUSED_OPS = frozenset({"prepare_quantized_linear", "quantized_linear", "ragged_attention"})
 # Not called where there is no adapter, where nothing latent is cached, and where no layer is recurrent.
-OF_ADAPTERS = frozenset({"add_low_rank", "prepare_low_rank", "put_low_rank"})
-OF_LATENT = frozenset({"head_linear", "latent_attention", "latent_store", "prepare_head_linear"})
-OF_RECURRENT = frozenset({"gated_delta_rule", "gated_norm", "short_convolution", "state_space_scan"})
-TAKES_ROWS = {
-    "cpu": frozenset({"best_of_part", "best_of_parts", "digit_sums", "log_softmax"}) | NOT_CALLED,
-    "cuda": frozenset({"embed"}) | NOT_CALLED,
+ADAPTER_OPS = frozenset({"add_low_rank", "prepare_low_rank", "put_low_rank"})
+LATENT_OPS = frozenset({"head_linear", "latent_attention", "latent_store", "prepare_head_linear"})
+RECURRENT_OPS = frozenset({"gated_delta_rule", "gated_norm", "short_convolution", "state_space_scan"})
+ROW_INDEPENDENT_OPS = {
+    "cpu": frozenset({"best_of_part", "best_of_parts", "digit_sums", "log_softmax"}) | UNUSED_OPS,
+    "cuda": frozenset({"embed"}) | UNUSED_OPS,
 }
 PACKAGE = {"cpu": "quire.kernels.cpu", "cuda": "quire.kernels.triton"}  # without which there is none for a device
 
@@ -46,13 +46,15 @@ def check(
     ops = place.ops
     for reason in _excluded(settings, place, drafting, is_latent):
         raise InvalidArgument(f"{SETTING}: {reason}", field=SETTING)
-    by_torch = {name for name, source in ops.sources.items() if source == BY_TORCH} - TAKES_ROWS[settings.device]
+    by_torch = {name for name, source in ops.sources.items() if source == TORCH_PACKAGE} - ROW_INDEPENDENT_OPS[
+        settings.device
+    ]
     if not settings.lora:
-        by_torch -= OF_ADAPTERS
+        by_torch -= ADAPTER_OPS
     if not is_latent:
-        by_torch -= OF_LATENT
+        by_torch -= LATENT_OPS
     if not is_recurrent:
-        by_torch -= OF_RECURRENT
+        by_torch -= RECURRENT_OPS
     if by_torch:
         package = PACKAGE[settings.device]
         reason = ops.refused.get(package, f"{package} has no {min(by_torch)}")

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from quire.kernels.state_pages import WORD_BYTES
-from quire.services.worker.building.checks.batch_invariance import BY_TORCH
+from quire.services.worker.building.checks.batch_invariance import TORCH_PACKAGE
 from quire.services.worker.layers.placement import LayerPlacement
 from quire.services.worker.layers.sharding import Shard
 from quire.services.worker.limits.worker_limits import WorkerLimits
@@ -49,7 +49,7 @@ def fit(
 def records_chunks(config: DecoderConfig, place: LayerPlacement) -> bool:
     """Whether no layer asks on the host how long the rows of a step are, as the reference of recurrent layers does."""
     names = () if config.recurrent is None else ("short_convolution", "gated_delta_rule", "state_space_scan")
-    return all(place.ops.sources[name] != BY_TORCH for name in names)
+    return all(place.ops.sources[name] != TORCH_PACKAGE for name in names)
 
 
 def _check(settings: WorkerSettings) -> None:

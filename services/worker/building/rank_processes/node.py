@@ -15,7 +15,7 @@ async def serve_node(settings: WorkerSettings, shutdown: lifecycle.Shutdown) -> 
     stopping = threading.Event()
     work = asyncio.get_running_loop().run_in_executor(None, run_node, settings, stopping)
     try:
-        await lifecycle.first(asyncio.shield(work), shutdown.wait())
+        await lifecycle.run_until_first(asyncio.shield(work), shutdown.wait())
     finally:
         stopping.set()
     await work

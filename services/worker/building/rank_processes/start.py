@@ -11,14 +11,14 @@ from typing import Any
 from quire.services.worker.building.build import build_replica, open_grammars
 from quire.services.worker.models.loading import weight_samples
 from quire.services.worker.ranks.follower import RankReplica
-from quire.services.worker.ranks.grammars import FollowedGrammars
+from quire.services.worker.ranks.grammars import FollowerGrammars
 from quire.services.worker.ranks.hosts import node
-from quire.services.worker.ranks.hosts.channel import Proofs
+from quire.services.worker.ranks.hosts.channel import HostHandshake
 from quire.services.worker.ranks.hosts.interfaces import interface_of
-from quire.services.worker.ranks.hosts.nodes import ALONE, Nodes
+from quire.services.worker.ranks.hosts.nodes import SINGLE_HOST, Nodes
 from quire.services.worker.ranks.hosts.wire import Welcome
-from quire.services.worker.ranks.local import LocalRanks
-from quire.services.worker.ranks.seat import Seat
+from quire.services.worker.ranks.placement import RankPlacement
+from quire.services.worker.ranks.replica_ranks import ReplicaRanks
 from quire.services.worker.structured.compile_pool import CompilePool
 from quire.shared import logs
 from quire.shared.errors import FailedPrecondition, InvalidArgument
@@ -31,18 +31,18 @@ from quire.shared.version import VERSION
 log = logs.logger("worker.node")
 
 # Of a worker's settings, what is each host's own.
-OF_A_HOST = frozenset(
+HOST_SETTINGS = frozenset(
     {"model", "revision", "scheduler", "grpc_port", "metrics_port", "share_ports", "threads"}
     | {"node_rank", "master_addr", "master_port", "nnodes", "weights_folders"}
 )
 
 
-def start_ranks(settings: WorkerSettings) -> LocalRanks | None:
+def start_ranks(settings: WorkerSettings) -> ReplicaRanks | None:
     """None for a replica of one. Raises InvalidArgument."""
     check_nodes(settings)
     if settings.num_ranks == 1:
         return None
-    return LocalRanks(
+    return ReplicaRanks(
         settings.num_ranks,
         functools.partial(build_part, settings),
         stages=settings.pipeline_parallel_size,
@@ -51,17 +51,17 @@ def start_ranks(settings: WorkerSettings) -> LocalRanks | None:
     )
 
 
-def build_part(settings: WorkerSettings, seat: Seat) -> RankReplica:
+def build_part(settings: WorkerSettings, placement: RankPlacement) -> RankReplica:
     """In the process of the rank."""
-    logs.configure(f"{settings.name} rank {seat.rank}", settings.log_level, settings.log_format)
+    logs.configure(f"{settings.name} rank {placement.rank}", settings.log_level, settings.log_format)
     pool = CompilePool(lambda: open_grammars(settings))
-    pool.look_ahead()
-    replica = build_replica(settings, pool, seat=seat)
+    pool.open_backend_early()
+    replica = build_replica(settings, pool, placement=placement)
     return RankReplica(
         replica,
-        FollowedGrammars(pool),
+        FollowerGrammars(pool),
         synchronous=settings.device == "cpu",
-        in_first_stage=seat.rank < seat.width,
+        in_first_stage=placement.rank < placement.width,
     )
 
 
@@ -69,10 +69,10 @@ def run_node(settings: WorkerSettings, stopping: threading.Event) -> None:
     """Of another host than rank 0's: one life of the replica after the other, until it is to stop. Raises QuireError
     for what does not fit."""
     check_nodes(settings)
-    present = node.PresentLife(stopping)
+    present = node.CurrentRun(stopping)
     while not stopping.is_set():
         number = settings.node_rank
-        found = node.dial(settings.master_addr, settings.master_port, _proofs(settings), number, stopping)
+        found = node.dial(settings.master_addr, settings.master_port, _handshake(settings), number, stopping)
         if found is None:
             return
         ranks = node.NodeRanks(*found, number, functools.partial(part_builder, settings))
@@ -103,40 +103,42 @@ def check_nodes(settings: WorkerSettings) -> None:
             raise InvalidArgument(f"{field}: {reason}", field=field)
 
 
-def _proofs(settings: WorkerSettings) -> Proofs:
+def _handshake(settings: WorkerSettings) -> HostHandshake:
     place, tls = f"{settings.master_addr}:{settings.master_port}", settings.tls
     serving = server_context(tls, "tls") if settings.node_rank == 0 and tls.serves else None
-    return Proofs(settings.cluster_secret(), place, tls, serving)
+    return HostHandshake(settings.cluster_secret(), place, tls, serving)
 
 
 def open_nodes(settings: WorkerSettings) -> Nodes:
     if settings.nnodes == 1:
-        return ALONE
+        return SINGLE_HOST
     try:
         address = socket.gethostbyname(settings.master_addr)
     except OSError as error:
         raise InvalidArgument(f"master_addr: {settings.master_addr}: {error.strerror}", field="master_addr") from None
     welcome = functools.partial(welcome_for, settings)
     interface = interface_of(address)
-    return Nodes(settings.nnodes, address, settings.master_port, interface, proofs=_proofs(settings), welcome=welcome)
+    return Nodes(
+        settings.nnodes, address, settings.master_port, interface, handshake=_handshake(settings), welcome=welcome
+    )
 
 
-def welcome_for(settings: WorkerSettings, seat: Seat) -> Welcome:
+def welcome_for(settings: WorkerSettings, placement: RankPlacement) -> Welcome:
     return Welcome(
         VERSION,
         _model(settings),
-        seat.host,
-        seat.port,
-        seat.size,
-        seat.stages,
-        seat.contexts,
-        seat.per_host,
+        placement.host,
+        placement.port,
+        placement.size,
+        placement.stages,
+        placement.contexts,
+        placement.per_host,
         _shared(settings),
     )
 
 
 def _shared(settings: WorkerSettings) -> dict[str, Any]:
-    own = WorkerSettings.model_fields.keys() - Settings.model_fields.keys() - OF_A_HOST
+    own = WorkerSettings.model_fields.keys() - Settings.model_fields.keys() - HOST_SETTINGS
     names = {name for name in own if not is_secret(WorkerSettings.model_fields[name])}
     return settings.model_dump(mode="json", include=names)
 
@@ -144,7 +146,7 @@ def _shared(settings: WorkerSettings) -> dict[str, Any]:
 def _model(settings: WorkerSettings) -> str:
     """What both sides must have alike, whatever their folders are called."""
     identity = model_identity.identity(Path(settings.model), "model").SerializeToString(deterministic=True)
-    return f"{identity.hex()} {weight_samples.digest_of(settings).hex()}"
+    return f"{identity.hex()} {weight_samples.weights_digest_of(settings).hex()}"
 
 
 def part_builder(own: WorkerSettings, welcome: Welcome) -> functools.partial[RankReplica]:

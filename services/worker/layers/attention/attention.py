@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from quire.services.worker.layers.linear import Linear, Projection
 from quire.services.worker.layers.norm.rms_norm import RMSNorm
-from quire.services.worker.layers.sharding import HeadShare, of_heads, portion
+from quire.services.worker.layers.sharding import HeadShare, head_features, portion
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,17 +48,19 @@ class Attention:
         backend: AttentionBackend,
         place: LayerPlacement,
         *,
-        adds_up: bool = True,
+        reduce_results: bool = True,
     ) -> None:
-        """`adds_up`: ranks do; otherwise what one gives is its part of the sum."""
+        """`reduce_results`: ranks do; otherwise what one gives is its part of the sum."""
         head_dim, q_size = config.head_dim, config.num_q_heads * config.head_dim
         kv_size = config.num_kv_heads * head_dim
         self._heads = place.shard.heads(config.num_q_heads, config.num_kv_heads)
         inputs = _of_heads(self.inputs(name, q_size, kv_size, config), self._heads, config)
         self.qkv = Linear(inputs, config.hidden_size, config.attention.qkv_bias, place)
-        (columns,) = of_heads(self._heads.queries, head_dim)
+        (columns,) = head_features(self._heads.queries, head_dim)
         outputs = [self.outputs(name, config)]
-        self.output = Linear(outputs, q_size, config.attention.o_bias, place, columns=columns, adds_up=adds_up)
+        self.output = Linear(
+            outputs, q_size, config.attention.o_bias, place, columns=columns, reduce_results=reduce_results
+        )
         norms = [f"{name}.q_norm", f"{name}.k_norm"] if config.attention.qk_norm else []
         offset = config.scales.norm_offset
         self._norms = [RMSNorm(norm, head_dim, config.rms_norm_eps, place, offset=offset) for norm in norms]
@@ -98,13 +100,13 @@ class Attention:
             yield from part.destinations()
 
     def finish(self) -> None:
-        self._arrange()
+        self._reorder()
         if self._config.scales.residual != 1:
             self.output.scale(self._config.scales.residual)
         for part in self._parts:
             part.finish()
 
-    def _arrange(self) -> None:
+    def _reorder(self) -> None:
         """Queries and keys have the pairs that are rotated where the kernels want them."""
         import torch
 
@@ -116,14 +118,14 @@ class Attention:
             return
         order = order.to(self._place.device)
         rows = torch.arange(self.qkv.out_features, device=order.device)  # values, and whatever else there is, stay
-        starts = torch.tensor(self._turned_heads, device=order.device).unsqueeze(1) * config.head_dim
+        starts = torch.tensor(self._reordered_heads, device=order.device).unsqueeze(1) * config.head_dim
         rows[(starts + torch.arange(config.head_dim, device=order.device)).flatten()] = (starts + order).flatten()
         self.qkv.reorder(rows)
         for norm in self._norms:
             norm.weight.copy_(norm.weight[order])
 
     @property
-    def _turned_heads(self) -> list[int]:
+    def _reordered_heads(self) -> list[int]:
         """Which of the input's heads are queries and keys, once they lie as they are read."""
         return [*range(self._heads.num_q + self._heads.num_kv)]
 
@@ -205,9 +207,9 @@ def _of_heads(inputs: list[Projection], heads: HeadShare, config: DecoderConfig)
     head_dim, fused = config.head_dim, len(inputs) == 1
     first_key, first_value = config.num_q_heads, config.num_q_heads + config.num_kv_heads
     taken = [
-        of_heads(heads.queries, head_dim if fused else inputs[0].out_features // config.num_q_heads),
-        of_heads(heads.keys, head_dim, first_key * head_dim if fused else 0),
-        of_heads(heads.keys, head_dim, first_value * head_dim if fused else 0),
+        head_features(heads.queries, head_dim if fused else inputs[0].out_features // config.num_q_heads),
+        head_features(heads.keys, head_dim, first_key * head_dim if fused else 0),
+        head_features(heads.keys, head_dim, first_value * head_dim if fused else 0),
     ]
     if fused:
         taken = [tuple(features for part in taken for features in part)]

@@ -30,7 +30,7 @@ class BidirectionalAttention:
         """`inputs`: queries, keys and values, in this order, in one tensor or three."""
         self._input = Linear(inputs, config.hidden_size, config.attention_bias, place)
         self._output = Linear([output], config.hidden_size, config.attention_bias, place)
-        self._heads, self._head_dim, self._reach = config.num_heads, config.head_dim, config.reach(layer)
+        self._heads, self._head_dim, self._reach = config.num_heads, config.head_dim, config.half_window(layer)
         self._is_rotated = bool(config.ropes)
         self._attend = place.ops.ragged_attention
 
@@ -51,7 +51,7 @@ class BidirectionalAttention:
         metadata = batch.attention
         assert metadata.query_start is not None
         attended = self._attend(
-            q, k, v, metadata.query_start, metadata.longest_query, self._head_dim**-0.5, self._reach, batch.num_seen
+            q, k, v, metadata.query_start, metadata.max_query_len, self._head_dim**-0.5, self._reach, batch.num_seen
         )
         return self._output(attended.flatten(1))
 

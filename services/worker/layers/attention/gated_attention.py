@@ -23,7 +23,7 @@ class GatedAttention(Attention):
     def inputs(name: str, q_size: int, kv_size: int, config: DecoderConfig) -> list[Projection]:
         return Attention.inputs(name, 2 * q_size, kv_size, config)
 
-    def _arrange(self) -> None:
+    def _reorder(self) -> None:
         """Queries and then their gates, which stay in their projection: adapters add to that."""
         import torch
 
@@ -31,10 +31,10 @@ class GatedAttention(Attention):
         rows = torch.arange(self.qkv.out_features, device=self._place.device)
         both = rows[:num_rows].view(self._heads.num_q, 2, self._config.head_dim)
         self.qkv.reorder(torch.cat((both.transpose(0, 1).flatten(), rows[num_rows:])))
-        super()._arrange()
+        super()._reorder()
 
     @property
-    def _turned_heads(self) -> list[int]:
+    def _reordered_heads(self) -> list[int]:
         num_q = self._heads.num_q
         return [*range(num_q), *range(2 * num_q, 2 * num_q + self._heads.num_kv)]
 

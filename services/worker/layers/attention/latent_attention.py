@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.services.worker.layers.linear import Linear, Projection, parts_of
 from quire.services.worker.layers.norm.rms_norm import RMSNorm
-from quire.services.worker.layers.sharding import of_heads
+from quire.services.worker.layers.sharding import head_features
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,25 +33,25 @@ class LatentConfig:
 
     q_rank: int  # 0: queries are projected at once
     kv_rank: int
-    still_dim: int  # of a head's keys, not rotated
-    rotated_dim: int  # of a head's keys; all heads share it
+    nope_dim: int  # of a head's keys, not rotated
+    rope_dim: int  # of a head's keys; all heads share it
     value_dim: int
 
     @property
     def cached_dim(self) -> int:
         """Elements of a token, for all heads."""
-        return self.kv_rank + self.rotated_dim
+        return self.kv_rank + self.rope_dim
 
 
-class MadeOfLatent:
+class LatentUpProjection:
     """What would make every head's keys and values of the compressed vectors (`kv_b_proj`), by head and in two parts.
 
     An adapter cannot change it: it would have to meet the queries of its own sequences alone.
     """
 
     def __init__(self, name: str, latent: LatentConfig, num_heads: int, own: range, place: LayerPlacement) -> None:
-        size = latent.still_dim + latent.value_dim
-        part = Projection(name, num_heads * size, taken=of_heads(own, size))
+        size = latent.nope_dim + latent.value_dim
+        part = Projection(name, num_heads * size, taken=head_features(own, size))
         self._loaded = parts_of([part], latent.kv_rank, False, place, columns=range(latent.kv_rank), quantized=False)
         self._latent, self._num_heads, self._ops = latent, len(own), place.ops
         self._keys: Any = None  # as the ops want them, once loaded
@@ -62,14 +62,14 @@ class MadeOfLatent:
 
     def finish(self) -> None:
         latent = self._latent
-        weight = self._loaded.floats().view(self._num_heads, -1, latent.kv_rank)
-        keys, values = weight.split((latent.still_dim, latent.value_dim), dim=1)
+        weight = self._loaded.dequantized().view(self._num_heads, -1, latent.kv_rank)
+        keys, values = weight.split((latent.nope_dim, latent.value_dim), dim=1)
         self._keys = self._ops.prepare_head_linear(keys.transpose(1, 2).contiguous())
         self._values = self._ops.prepare_head_linear(values.contiguous())
         del self._loaded
 
     def queries(self, still: Tensor) -> Tensor:
-        """[num_tokens, num_heads, still_dim] -> [num_tokens, num_heads, kv_rank]: what meets compressed vectors."""
+        """[num_tokens, num_heads, nope_dim] -> [num_tokens, num_heads, kv_rank]: what meets compressed vectors."""
         return self._ops.head_linear(still, self._keys)
 
     def values(self, found: Tensor) -> Tensor:
@@ -89,7 +89,7 @@ class LatentAttention:
         own = place.shard.heads(heads, 1).queries
         self._num_heads = len(own)
         q_size, bias = heads * config.head_dim, config.attention.qkv_bias
-        queries = of_heads(own, config.head_dim)
+        queries = head_features(own, config.head_dim)
         self._parts: list[Loadable] = []
         self._q_down = self._q_norm = None
         if latent.q_rank:
@@ -101,8 +101,8 @@ class LatentAttention:
             self._q_up = Linear([Projection(f"{name}.q_proj", q_size, taken=queries)], hidden, False, place)
         self._kv_down = Linear([Projection(f"{name}.kv_a_proj_with_mqa", latent.cached_dim)], hidden, bias, place)
         self._kv_norm = RMSNorm(f"{name}.kv_a_layernorm", latent.kv_rank, NORM_EPS, place)
-        self._made = MadeOfLatent(f"{name}.kv_b_proj", latent, heads, own, place)
-        (values,) = of_heads(own, latent.value_dim)
+        self._made = LatentUpProjection(f"{name}.kv_b_proj", latent, heads, own, place)
+        (values,) = head_features(own, latent.value_dim)
         output = Projection(f"{name}.o_proj", hidden)
         self._output = Linear([output], heads * latent.value_dim, config.attention.o_bias, place, columns=values)
         self._parts += [self._q_up, self._kv_down, self._kv_norm, self._made, self._output]
@@ -112,18 +112,18 @@ class LatentAttention:
             yield from part.destinations()
 
     def finish(self) -> None:
-        self._arrange()
+        self._reorder()
         for part in self._parts:
             part.finish()
 
-    def _arrange(self) -> None:
+    def _reorder(self) -> None:
         """Pairs that are rotated come where the kernels want them: one element in the first half, one in the second."""
         import torch
 
         from quire.services.worker.layers.attention.rotary import row_order
 
         latent = self._latent
-        order = row_order(self._config.rope, latent.rotated_dim)
+        order = row_order(self._config.rope, latent.rope_dim)
         if order is None:
             return
         order = order.to(self._place.device)
@@ -132,7 +132,7 @@ class LatentAttention:
             return torch.cat((torch.arange(num_still, device=order.device), num_still + order))
 
         heads = torch.arange(self._num_heads, device=order.device)[:, None] * self._config.head_dim
-        self._q_up.reorder((heads + behind(latent.still_dim)).flatten())
+        self._q_up.reorder((heads + behind(latent.nope_dim)).flatten())
         self._kv_down.reorder(behind(latent.kv_rank))
 
     def defer_all_reduce(self) -> None:
@@ -155,6 +155,6 @@ class LatentAttention:
 
     def attend(self, q: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
         """The queries of the tokens in `metadata` -> [num_tokens, hidden_size]"""
-        still, rotated = q.split((self._latent.still_dim, self._latent.rotated_dim), dim=2)
+        still, rotated = q.split((self._latent.nope_dim, self._latent.rope_dim), dim=2)
         found = self._backend.attend_latent(self._made.queries(still), rotated, cache.k, metadata, scale=self._scale)
         return self._output(self._made.values(found).flatten(1))

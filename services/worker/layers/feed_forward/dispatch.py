@@ -13,20 +13,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from quire.services.worker.layers.feed_forward.expert_places import NOBODY
+from quire.services.worker.layers.feed_forward.expert_placement import NO_EXPERT
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from quire.services.worker.layers.feed_forward.expert_places import ExpertPlaces
+    from quire.services.worker.layers.feed_forward.expert_placement import ExpertPlacement
     from quire.services.worker.layers.sharding import Shard
 
 # rows [n, hidden_size], places of their experts on this rank and weights [n, top_k] -> [n, hidden_size]
-Make = Callable[["Tensor", "Tensor", "Tensor"], "Tensor"]
+ExpertFunction = Callable[["Tensor", "Tensor", "Tensor"], "Tensor"]
 
 
 @dataclass(frozen=True, slots=True)
-class Choices:
+class ExpertChoices:
     """Of all rows of a step, as every rank knows them: [num_tokens, top_k] each."""
 
     ids: Tensor  # int32
@@ -34,7 +34,7 @@ class Choices:
 
 
 @dataclass(frozen=True, slots=True)
-class Crossing:
+class RowRoutes:
     """Which rows go where. A rank's own go to itself like others, without leaving it."""
 
     sent: list[int]  # rows, by rank that computes them
@@ -43,7 +43,7 @@ class Crossing:
     coming: Tensor  # int64: rows of the step that this rank computes, in their order
 
 
-def wanted_by(ranks: Tensor, size: int) -> Tensor:
+def needed_by(ranks: Tensor, size: int) -> Tensor:
     """ranks [num_tokens, top_k] that have a row's experts -> bool [num_tokens, size]: which compute it."""
     import torch  # here: families are also read where there is none
 
@@ -51,7 +51,7 @@ def wanted_by(ranks: Tensor, size: int) -> Tensor:
     return wanted.scatter_(1, ranks.long(), True)
 
 
-def crossing_counts(wanted: Tensor) -> Tensor:
+def route_counts(wanted: Tensor) -> Tensor:
     """bool [num_tokens, size] -> int64 [size, size]: rows, by owner and by the rank that computes them."""
     size = wanted.size(1)
     return _filled(wanted, -(-len(wanted) // size) * size).view(size, -1, size).sum(1)
@@ -67,14 +67,14 @@ def _filled(x: Tensor, num_rows: int) -> Tensor:
     return torch.cat((x, x.new_zeros((missing, *x.shape[1:]))))
 
 
-class Dispatch:
+class ExpertDispatch:
     """Of a layer."""
 
-    def __init__(self, shard: Shard, places: ExpertPlaces) -> None:
+    def __init__(self, shard: Shard, places: ExpertPlacement) -> None:
         self._shard, self._places = shard, places
 
     @staticmethod
-    def takes(x: Tensor) -> bool:
+    def is_supported(x: Tensor) -> bool:
         """A graph has one shape for every replay, but how many rows go where is another each time: what it records
         keeps to sums over all ranks."""
         if not x.is_cuda:
@@ -94,33 +94,33 @@ class Dispatch:
         part, room = x[rows.start : rows.stop], self._shard.room(x.size(0))
         return part.clone() if len(rows) == room else _filled(part, room)
 
-    def added_up(self, parts: Tensor) -> Tensor:
+    def reduce_scatter_rows(self, parts: Tensor) -> Tensor:
         """The sum over all ranks, of this rank's rows: [num_tokens, n] -> [room, n]."""
         num_rows = self._shard.size * self._shard.room(parts.size(0))
-        return self._shard.collectives.add_up_own(_filled(parts, num_rows))
+        return self._shard.collectives.reduce_scatter(_filled(parts, num_rows))
 
-    def of_all(self, own: Tensor, num_tokens: int) -> Tensor:
+    def all_gather_rows(self, own: Tensor, num_tokens: int) -> Tensor:
         """Every rank's rows: [room, n] -> [num_tokens, n]."""
-        return self._shard.collectives.gather(own).flatten(0, 1)[:num_tokens]
+        return self._shard.collectives.all_gather(own).flatten(0, 1)[:num_tokens]
 
-    def told(self, ids: Tensor, weights: Tensor, num_tokens: int) -> Choices:
+    def gather_choices(self, ids: Tensor, weights: Tensor, num_tokens: int) -> ExpertChoices:
         """Of this rank's rows, [room, top_k] each, to the others, and theirs to this one."""
         import torch
 
         top_k = ids.size(1)
-        both = self.of_all(torch.cat((ids, weights.view(torch.int32)), dim=1), num_tokens)
-        return Choices(both[:, :top_k].contiguous(), both[:, top_k:].contiguous().view(torch.float32))
+        both = self.all_gather_rows(torch.cat((ids, weights.view(torch.int32)), dim=1), num_tokens)
+        return ExpertChoices(both[:, :top_k].contiguous(), both[:, top_k:].contiguous().view(torch.float32))
 
-    def crossing(self, ids: Tensor) -> Crossing:
+    def routes(self, ids: Tensor) -> RowRoutes:
         """ids [num_tokens, top_k] of all rows. Waits for the device, which has to know how much comes."""
-        wanted = wanted_by(self._places.ranks_of(ids), self._shard.size)
-        counts, rank = crossing_counts(wanted).tolist(), self._shard.rank
+        wanted = needed_by(self._places.ranks_of(ids), self._shard.size)
+        counts, rank = route_counts(wanted).tolist(), self._shard.rank
         rows = self.own_rows(len(ids))
         going = wanted[rows.start : rows.stop].t().nonzero()[:, 1]
         coming = wanted[:, rank].nonzero()[:, 0]
-        return Crossing(counts[rank], [owner[rank] for owner in counts], going, coming)
+        return RowRoutes(counts[rank], [owner[rank] for owner in counts], going, coming)
 
-    def made_by_all(self, own: Tensor, choices: Choices, places: Tensor, make: Make) -> Tensor:
+    def run_experts(self, own: Tensor, choices: ExpertChoices, places: Tensor, make: ExpertFunction) -> Tensor:
         """What all experts make of this rank's rows: own [room, n] -> float32 of the same shape. `places`
         [num_tokens, top_k]: on this rank, of all rows' experts.
 
@@ -129,10 +129,10 @@ class Dispatch:
         """
         import torch
 
-        way, num_tokens = self.crossing(choices.ids), len(choices.ids)
+        way, num_tokens = self.routes(choices.ids), len(choices.ids)
         rows, num_here = own.new_empty((num_tokens, own.size(1))), len(way.coming)
         self._swap(own[way.going], way.sent, rows, way.received)
-        here = torch.full_like(places, NOBODY)
+        here = torch.full_like(places, NO_EXPERT)
         here[:num_here] = places[way.coming]
         weights = torch.zeros_like(choices.weights)
         weights[:num_here] = choices.weights[way.coming]
@@ -142,10 +142,10 @@ class Dispatch:
         return _summed(own, way, back)
 
     def _swap(self, rows: Tensor, sent: list[int], into: Tensor, received: list[int]) -> None:
-        self._shard.collectives.swap(rows, sent, into[: sum(received)], received)
+        self._shard.collectives.all_to_all(rows, sent, into[: sum(received)], received)
 
 
-def _summed(own: Tensor, way: Crossing, back: Tensor) -> Tensor:
+def _summed(own: Tensor, way: RowRoutes, back: Tensor) -> Tensor:
     """In the order of ranks: a row has the same bits each time."""
     import torch
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from quire.services.worker.layers.feed_forward.dispatch import Dispatch
-from quire.services.worker.layers.feed_forward.expert_places import ExpertPlaces
+from quire.services.worker.layers.feed_forward.dispatch import ExpertDispatch
+from quire.services.worker.layers.feed_forward.expert_placement import ExpertPlacement
 from quire.services.worker.layers.feed_forward.mlp import MLP
 from quire.services.worker.layers.linear import Linear, Projection
 from quire.services.worker.layers.sharding import WHOLE, portion, shifted
@@ -47,7 +47,7 @@ class Experts:
         # What adapters add to them; None: nothing, ever.
         self.adapters: ExpertAdapters | None = None
         if place.adapters is not None and self.takes_adapters:
-            self.adapters = place.adapters.of_experts(self._adapted_shapes(hidden_size))
+            self.adapters = place.adapters.for_experts(self._adapted_shapes(hidden_size))
 
     def _adapted_shapes(self, hidden_size: int) -> ExpertShapes:
         from quire.services.worker.lora.expert_adapters import ExpertShapes
@@ -123,7 +123,7 @@ class Experts:
         self.packed = self._ops.prepare_experts(*weights, gate=self._gate)
 
 
-class ChoiceBias:
+class ScoreCorrectionBias:
     """Added to the experts' scores where they are chosen, so that all of them are used (arXiv 2408.15664)."""
 
     def __init__(self, name: str, num_experts: int, place: LayerPlacement) -> None:
@@ -137,7 +137,7 @@ class ChoiceBias:
         """Used as it is, in float32."""
 
 
-def place_of_shared(place: LayerPlacement) -> LayerPlacement:
+def shared_expert_placement(place: LayerPlacement) -> LayerPlacement:
     """Where a shared expert lies: cut like all else, or whole, for rows that no other rank has."""
     return replace(place, shard=WHOLE) if place.shard.dispatches else place
 
@@ -156,32 +156,36 @@ class SparseMLP:
         shared: MLP | None = None,
     ) -> None:
         """`name`: of the layer's module in the checkpoint; `experts`: of another layout; `shared`: from elsewhere, at
-        place_of_shared()."""
+        shared_expert_placement()."""
         if place.quantization != "none":
             raise InvalidArgument(
                 f"quantization: {place.quantization} is there for dense layers, not for experts",
                 field="quantization",
             )
         self._routing, self._ops, self._shard = config.routing, place.ops, place.shard
-        self._adds_up = True
+        self._reduce_results = True
         router = Projection(f"{name}.{config.names.router}", config.num_experts)
         self.router = Linear([router], hidden_size, config.router_bias, place)
         self.experts = experts or Experts(f"{name}.experts", hidden_size, config, place)
-        self._choice_bias = ChoiceBias(router.name, config.num_experts, place) if config.choice_bias else None
+        self._score_bias = (
+            ScoreCorrectionBias(router.name, config.num_experts, place) if config.score_correction_bias else None
+        )
         self._shared = shared
         self._shared_gate: Linear | None = None
         if config.shared_intermediate_size and shared is None:
             shared_name = f"{name}.{config.names.shared}"
-            size, of_shared = config.shared_intermediate_size, place_of_shared(place)
-            self._shared = MLP(shared_name, hidden_size, size, False, of_shared, adds_up=False)
+            size, of_shared = config.shared_intermediate_size, shared_expert_placement(place)
+            self._shared = MLP(shared_name, hidden_size, size, False, of_shared, reduce_results=False)
             if config.shared_is_gated:
                 self._shared_gate = Linear([Projection(f"{shared_name}_gate", 1)], hidden_size, False, place)
         # Of ranks that have whole experts.
-        self.places = ExpertPlaces(config.num_experts, place.shard, place.device) if place.shard.whole_experts else None
-        self._dispatch: Dispatch | None = None
+        self.places = (
+            ExpertPlacement(config.num_experts, place.shard, place.device) if place.shard.whole_experts else None
+        )
+        self._dispatch: ExpertDispatch | None = None
         if place.shard.dispatches:
             assert self.places is not None, "experts are whole"
-            self._dispatch = Dispatch(place.shard, self.places)
+            self._dispatch = ExpertDispatch(place.shard, self.places)
         # How many tokens each expert has had: int64 [num_experts], given by the model before the first step.
         self.load: Tensor | None = None
 
@@ -189,8 +193,8 @@ class SparseMLP:
     def _parts(self) -> Iterator[Loadable]:
         yield self.router
         yield self.experts
-        if self._choice_bias is not None:
-            yield self._choice_bias
+        if self._score_bias is not None:
+            yield self._score_bias
         if self._shared is not None:
             yield self._shared
         if self._shared_gate is not None:
@@ -213,43 +217,45 @@ class SparseMLP:
         rows, ids, weights = self._routed(x)
         shared = None if self._shared is None else self._shared_part(self._shared, x)
         gate = None if self._shared_gate is None else self._shared_gate(x)
-        ids, load = self._here(ids)
-        made: Tensor = self._ops.experts(rows, ids, weights, self.experts.packed, shared, gate, load, self._added)
-        return self._shard.collectives.add_up(made) if self._adds_up else made
+        ids, load = self._local_ids(ids)
+        made: Tensor = self._ops.experts(
+            rows, ids, weights, self.experts.packed, shared, gate, load, self._expert_additions
+        )
+        return self._shard.collectives.all_reduce(made) if self._reduce_results else made
 
     def defer_all_reduce(self, *, deferred: bool = True) -> None:
         """Makes the output a rank's partial sum, or the whole sum again."""
-        self._adds_up = not deferred
+        self._reduce_results = not deferred
 
     @property
     def dispatches(self) -> bool:
-        """Whether it is called as behind()."""
+        """Whether it is called as forward_dispatched()."""
         return self._dispatch is not None
 
-    def behind(self, attended: Tensor, residual: Tensor, norm: RMSNorm) -> Tensor:
+    def forward_dispatched(self, attended: Tensor, residual: Tensor, norm: RMSNorm) -> Tensor:
         """attended [num_tokens, hidden_size]: this rank's part of what attention makes; `norm` takes such parts, too.
         Returns what is to be added to the residual, attention's sum included where that has not been added."""
         dispatch, num_tokens = self._dispatch, len(attended)
         assert dispatch is not None
-        if not dispatch.takes(attended):
+        if not dispatch.is_supported(attended):
             return self(norm(attended, residual))
-        attended = dispatch.added_up(attended)
-        x = norm.behind_sum(attended, dispatch.own(residual))
+        attended = dispatch.reduce_scatter_rows(attended)
+        x = norm.after_all_reduce(attended, dispatch.own(residual))
         rows, ids, weights = self._routed(x)
-        choices = dispatch.told(ids, weights, num_tokens)
-        places, _ = self._here(choices.ids)
-        added = dispatch.made_by_all(rows, choices, places, self._made).add_(attended)
+        choices = dispatch.gather_choices(ids, weights, num_tokens)
+        places, _ = self._local_ids(choices.ids)
+        added = dispatch.run_experts(rows, choices, places, self._run_experts).add_(attended)
         if self._shared is not None:
             shared = self._shared(x).float()
             added += shared if self._shared_gate is None else shared * self._shared_gate(x).float().sigmoid()
-        return dispatch.of_all(added.to(x.dtype), num_tokens)
+        return dispatch.all_gather_rows(added.to(x.dtype), num_tokens)
 
     def _routed(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """What experts get, which of them each row takes, and the weights of what they make."""
-        bias = None if self._choice_bias is None else self._choice_bias.values
+        bias = None if self._score_bias is None else self._score_bias.values
         return x, *self._ops.route(self.router(x), self._routing, bias)
 
-    def _made(self, rows: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+    def _run_experts(self, rows: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         """By experts of this rank."""
         made: Tensor = self._ops.experts(rows, ids, weights, self.experts.packed)
         return made
@@ -264,11 +270,11 @@ class SparseMLP:
         return part
 
     @property
-    def _added(self) -> ExpertAdditions | None:
+    def _expert_additions(self) -> ExpertAdditions | None:
         """What adapters add to the experts in the step that is computed now."""
         return None if self.experts.adapters is None else self.experts.adapters.added
 
-    def _here(self, ids: Tensor) -> tuple[Tensor, Tensor | None]:
+    def _local_ids(self, ids: Tensor) -> tuple[Tensor, Tensor | None]:
         """As this rank numbers its experts, -1 for those of others, who add what these make; and what still has to be
         counted: where experts are whole, every rank has counted those of all."""
         if self.places is None:
@@ -281,7 +287,7 @@ class SparseMLP:
     def run_row(self, kernels: RowKernels, residual: Tensor, norm: RMSNorm) -> None:
         """Of a step of one token, in fused kernels: what it makes of the normalised `residual` is added to that. The
         chain has no place for what adapters add to experts."""
-        if self._added is not None:
+        if self._expert_additions is not None:
             residual.add_(self(norm(residual)))
             return
         logits = kernels.linear(residual, self.router, norm=norm)

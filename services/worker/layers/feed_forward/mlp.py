@@ -57,10 +57,10 @@ class MLP:
         names: tuple[str, str] = ("gate_up_proj", "down_proj"),
         scale: float = 1.0,
         gate_scale: float = 1.0,
-        adds_up: bool = True,
+        reduce_results: bool = True,
     ) -> None:
         """`fused`: gate and up are one tensor in the checkpoint, with the first of `names`; the second is that of down.
-        `scale`: of what the layer gives; `gate_scale`: of what the activation gets. `adds_up`: ranks do;
+        `scale`: of what the layer gives; `gate_scale`: of what the activation gets. `reduce_results`: ranks do;
         otherwise what one gives is its part of the sum."""
         features = place.shard.part(intermediate_size, "intermediate_size")
         gate_up = [Projection(f"{name}.{part}_proj", intermediate_size, taken=(features,)) for part in ("gate", "up")]
@@ -71,7 +71,7 @@ class MLP:
         self._gate = place.ops.silu_mul if activation in SILU else gated(activation, place)
         self.gate_up = Linear(gate_up, hidden_size, bias, place)
         down = Projection(f"{name}.{names[1]}", hidden_size)
-        self.down = Linear([down], intermediate_size, bias, place, columns=features, adds_up=adds_up)
+        self.down = Linear([down], intermediate_size, bias, place, columns=features, reduce_results=reduce_results)
 
     def destinations(self) -> Iterator[tuple[str, Destination]]:
         yield from self.gate_up.destinations()

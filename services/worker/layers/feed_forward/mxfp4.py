@@ -14,7 +14,7 @@ VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # of E2M1; the fourth bit is 
 SCALE_BIAS = 127  # of E8M0: a power of two
 
 
-def widened(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+def dequantized(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
     """blocks: uint8 [rows, groups, GROUP_BYTES], the lower half of a byte first; scales: uint8 [rows, groups] ->
     `dtype` [rows, groups * GROUP]"""
     import torch

@@ -41,7 +41,7 @@ class QuantizedExperts(Experts):
     def finish(self) -> None:
         for stacked, given in ((self._gate_up, self._gates_and_ups), (self._down, self._downs)):
             for expert in stacked:
-                expert.copy_(given.pop(0).weight.widened())  # what was loaded is let go of
+                expert.copy_(given.pop(0).weight.dequantized())  # what was loaded is let go of
         super().finish()
 
 

@@ -24,11 +24,10 @@ class RMSNorm:
         *,
         offset: float = 0.0,
         scale: float = 1.0,
-        adds_up: bool = False,
+        reduce_results: bool = False,
     ) -> None:
-        """The weight is (offset + the checkpoint's) * scale. `adds_up`: what comes beside a residual is a rank's part
-        of a sum."""
-        self._collectives = place.shard.collectives if adds_up else None
+        """The weight is (offset + the checkpoint's) * scale. `reduce_results`: the input is a rank's partial sum."""
+        self._collectives = place.shard.collectives if reduce_results else None
         self._name, self._offset, self._scale, self.size = name, offset, scale, size
         self._ops = place.ops
         self.eps = eps
@@ -45,7 +44,7 @@ class RMSNorm:
         """Sets what adds up the ranks' partial sums that come beside a residual; None: the input is whole."""
         self._collectives = collectives
 
-    def behind_sum(self, x: Tensor, residual: Tensor) -> Tensor:
+    def after_all_reduce(self, x: Tensor, residual: Tensor) -> Tensor:
         """As a call, of what has been added up."""
         return self._ops.add_rms_norm(x, residual, self.weight, self.eps)
 
@@ -53,8 +52,8 @@ class RMSNorm:
         if residual is None:
             return self._ops.rms_norm(x, self.weight, self.eps)
         if self._collectives is not None:
-            normed = self._collectives.add_up_normed(residual, x, self.weight, self.eps)
+            normed = self._collectives.all_reduce_rms_norm(residual, x, self.weight, self.eps)
             if normed is not None:
                 return normed
-            x = self._collectives.add_up(x)
-        return self.behind_sum(x, residual)
+            x = self._collectives.all_reduce(x)
+        return self.after_all_reduce(x, residual)

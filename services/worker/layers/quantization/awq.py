@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from quire.services.worker.layers.quantization import names
+from quire.services.worker.layers.quantization import name_patterns
 from quire.services.worker.layers.quantization.bit_fields import unpacked
 from quire.services.worker.layers.quantization.fields import Fields
 from quire.services.worker.layers.quantization.port import CheckpointTensor
@@ -30,14 +30,14 @@ class Awq:
     zero_points: bool
     ignored: tuple[str, ...]
     method: str = METHOD
-    single_rows: bool = True
+    supports_single_row: bool = True
 
     @property
     def packed(self) -> tuple[int, float | None]:
         return self.group_size, None if self.zero_points else 8.0
 
     def scheme(self, name: str) -> Awq | None:
-        return None if names.matches(name, self.ignored) else self
+        return None if name_patterns.matches(name, self.ignored) else self
 
     def check(self, name: str, out_features: int, in_features: int) -> None:
         if in_features % (self.group_size or 1) or out_features % len(ORDER):
@@ -77,5 +77,5 @@ def read(fields: Fields) -> Awq:
     size = fields.integer("group_size", "q_group_size")
     if size < 1 and size != -1:
         raise fields.refusal("group_size", size, "at least 1, or -1 for whole rows")
-    ignored = (*fields.names("modules_to_not_convert"), *names.NEVER)
+    ignored = (*fields.names("modules_to_not_convert"), *name_patterns.NEVER_QUANTIZED)
     return Awq(max(size, 0), fields.flag("zero_point", True), ignored)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from quire.services.worker.layers.quantization import names
+from quire.services.worker.layers.quantization import name_patterns
 from quire.services.worker.layers.quantization.fields import Fields
 from quire.services.worker.layers.quantization.port import CheckpointTensor, Scheme
 from quire.shared.errors import InvalidArgument
@@ -34,15 +34,15 @@ class BitsAndBytes:
     all: Scheme
     ignored: tuple[str, ...]
     method: str = METHOD
-    single_rows: bool = False
+    supports_single_row: bool = False
     packed: None = None
 
     def scheme(self, name: str) -> Scheme | None:
-        return None if names.matches(name, self.ignored) else self.all
+        return None if name_patterns.matches(name, self.ignored) else self.all
 
 
 @dataclass(frozen=True, slots=True)
-class TableOf16:
+class FourBitTable:
     """4 bits an element."""
 
     table: str  # its name in the checkpoint: nf4, fp4
@@ -118,11 +118,11 @@ class Int8Rows:
 
 
 def read(fields: Fields) -> BitsAndBytes:
-    ignored = (*fields.names("llm_int8_skip_modules"), *names.NEVER)
+    ignored = (*fields.names("llm_int8_skip_modules"), *name_patterns.NEVER_QUANTIZED)
     if fields.flag("load_in_8bit", False):
         return BitsAndBytes(Int8Rows(), ignored)
     if not fields.flag("load_in_4bit", False):
         raise fields.refusal("load_in_4bit", False, "or load_in_8bit must be true")
     fields.one_of("bnb_4bit_quant_storage", ("uint8",), default="uint8")
     table = fields.one_of("bnb_4bit_quant_type", ("nf4", "fp4"), default="fp4")
-    return BitsAndBytes(TableOf16(table, fields.flag("bnb_4bit_use_double_quant", False)), ignored)
+    return BitsAndBytes(FourBitTable(table, fields.flag("bnb_4bit_use_double_quant", False)), ignored)

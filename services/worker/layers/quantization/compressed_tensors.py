@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import cast
 
-from quire.services.worker.layers.quantization import names
+from quire.services.worker.layers.quantization import name_patterns
 from quire.services.worker.layers.quantization.eight_bits import BLOCK, Activations, EightBits, Strategy
 from quire.services.worker.layers.quantization.fields import Fields
 from quire.services.worker.layers.quantization.packed_integers import PackedIntegers
 from quire.services.worker.layers.quantization.port import Scheme
 
 METHOD = "compressed-tensors"
-EVERY = "Linear"  # a class of modules: all projections
+ALL_LINEAR = "Linear"  # a class of modules: all projections
 PACKED = "pack-quantized"
 PLAIN = ("float-quantized", "int-quantized", "naive-quantized")
 
@@ -30,7 +30,7 @@ class CompressedTensors:
     method: str = METHOD
 
     @property
-    def single_rows(self) -> bool:
+    def supports_single_row(self) -> bool:
         return all(
             scheme.by_row if isinstance(scheme, EightBits) else isinstance(scheme, PackedIntegers) and scheme.bits == 4
             for _, scheme in self.groups
@@ -45,10 +45,10 @@ class CompressedTensors:
         return only.group_size, None if only.zero_points else 8.0
 
     def scheme(self, name: str) -> Scheme | None:
-        if names.matches(name, self.ignored):
+        if name_patterns.matches(name, self.ignored):
             return None
-        named = (scheme for targets, scheme in self.groups if names.matches(name, targets))
-        rest = (scheme for targets, scheme in self.groups if EVERY in targets)
+        named = (scheme for targets, scheme in self.groups if name_patterns.matches(name, targets))
+        rest = (scheme for targets, scheme in self.groups if ALL_LINEAR in targets)
         return next(named, next(rest, None))
 
 
@@ -70,7 +70,7 @@ def _scheme(group: Fields, form: str) -> Scheme:
     weights, inputs = group.section("weights"), group.section("input_activations")
     if weights is None:
         raise group.refusal("weights", None, "an object is needed")
-    group.only_without("output_activations")
+    group.reject_fields("output_activations")
     kind = weights.one_of("type", ("int", "float"), default="int")
     strategies = ("tensor", "channel", "group", "block") if form != PACKED else ("channel", "group")
     strategy = weights.one_of("strategy", strategies)

@@ -59,7 +59,7 @@ class Fields:
         """Every entry, an object each."""
         return [(key, section) for key in self._values if (section := self.section(key)) is not None]
 
-    def only_without(self, *keys: str) -> None:
+    def reject_fields(self, *keys: str) -> None:
         """Refuses what would change the numbers and is not done here."""
         for key in keys:
             if self.get(key):

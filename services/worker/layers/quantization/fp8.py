@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from quire.services.worker.layers.quantization import names
+from quire.services.worker.layers.quantization import name_patterns
 from quire.services.worker.layers.quantization.eight_bits import EightBits
 from quire.services.worker.layers.quantization.fields import Fields
 
@@ -29,7 +29,7 @@ class Fp8:
     method: str = METHOD
 
     @property
-    def single_rows(self) -> bool:
+    def supports_single_row(self) -> bool:
         return self.all.by_row
 
     @property
@@ -37,7 +37,7 @@ class Fp8:
         return None
 
     def scheme(self, name: str) -> Scheme | None:
-        return None if names.matches(name, self.ignored) else self.all
+        return None if name_patterns.matches(name, self.ignored) else self.all
 
 
 def read(fields: Fields) -> Fp8:
@@ -50,7 +50,7 @@ def read(fields: Fields) -> Fp8:
         raise fields.refusal(
             "activation_scheme", "static", "blocks of weights go with scales found as activations come"
         )
-    ignored = (*fields.names("modules_to_not_convert"), *fields.names("ignored_layers"), *names.NEVER)
+    ignored = (*fields.names("modules_to_not_convert"), *fields.names("ignored_layers"), *name_patterns.NEVER_QUANTIZED)
     return Fp8(
         EightBits("fp8", weight="block" if blocks else "tensor", activations="static" if static else "token"), ignored
     )

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from quire.services.worker.layers.quantization import names
+from quire.services.worker.layers.quantization import name_patterns
 from quire.services.worker.layers.quantization.bit_fields import WORD, unpacked
 from quire.services.worker.layers.quantization.fields import Fields
 from quire.services.worker.layers.quantization.groups import grouped
@@ -38,7 +38,7 @@ class Gptq:
     method: str = METHOD
 
     @property
-    def single_rows(self) -> bool:
+    def supports_single_row(self) -> bool:
         return self.bits == 4
 
     @property
@@ -47,7 +47,7 @@ class Gptq:
         return (self.group_size, 8.0 if self.symmetric else None) if self.bits == 4 and not self.act_order else None
 
     def scheme(self, name: str) -> Gptq | None:
-        return None if names.matches(name, self.ignored) else self
+        return None if name_patterns.matches(name, self.ignored) else self
 
     def check(self, name: str, out_features: int, in_features: int) -> None:
         count = WORD // self.bits
@@ -81,13 +81,13 @@ class Gptq:
 
 
 def read(fields: Fields) -> Gptq:
-    fields.only_without("dynamic", "modules_in_block_to_quantize", "lm_head")
+    fields.reject_fields("dynamic", "modules_in_block_to_quantize", "lm_head")
     bits = fields.one_of("bits", (4, 8))
     size = fields.integer("group_size")
     if size < 1 and size != -1:
         raise fields.refusal("group_size", size, "at least 1, or -1 for whole rows")
     version = fields.one_of("checkpoint_format", (FIRST_VERSION, "gptq_v2"), default=FIRST_VERSION)
-    ignored = (*fields.names("modules_to_not_convert"), *names.NEVER)
+    ignored = (*fields.names("modules_to_not_convert"), *name_patterns.NEVER_QUANTIZED)
     return Gptq(
         bits, max(size, 0), fields.flag("desc_act", False), version == FIRST_VERSION, fields.flag("sym", True), ignored
     )

@@ -78,9 +78,9 @@ class QuantizedParts:
 
     is_quantized = True
 
-    def floats(self) -> Tensor:
+    def dequantized(self) -> Tensor:
         """[out_features, in_features], what this rank has of both, in the model's dtype."""
-        return self.weight.widened().to(self._dtype)
+        return self.weight.dequantized().to(self._dtype)
 
     def _share_of(self, weight: QuantizedWeight) -> QuantizedWeight:
         import torch
@@ -90,7 +90,7 @@ class QuantizedParts:
             for part in self._parts:
                 rows += [torch.arange(first + taken.start, first + taken.stop) for taken in part.rows]
                 first += part.out_features
-            weight = weight.take_rows(torch.cat(rows).to(weight.codes.device))
+            weight = weight.select_rows(torch.cat(rows).to(weight.codes.device))
         if len(self._columns) < self._in_features:
             size = weight.group_size if weight.scales.size(1) > 1 else 1
             if weight.order is not None or self._columns.start % size:
@@ -98,12 +98,12 @@ class QuantizedParts:
                     f"tensor_parallel_size: {self._parts[0].name} has groups of columns that ranks would have to share",
                     field="tensor_parallel_size",
                 )
-            weight = weight.take_columns(self._columns.start, self._columns.stop)
+            weight = weight.select_columns(self._columns.start, self._columns.stop)
         return weight
 
-    def take_rows(self, rows: Tensor) -> None:
+    def select_rows(self, rows: Tensor) -> None:
         """Outputs `rows` alone, in that order."""
-        self._unpacked = self.weight.take_rows(rows)
+        self._unpacked = self.weight.select_rows(rows)
 
     def drop_bias(self) -> None:
         self._unpacked = replace(self.weight, bias=None)

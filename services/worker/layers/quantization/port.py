@@ -42,7 +42,7 @@ class CheckpointQuantization(Protocol):
         """As the checkpoint calls it."""
 
     @property
-    def single_rows(self) -> bool:
+    def supports_single_row(self) -> bool:
         """A chain for single rows can compute with every projection: 4 bits, or 8 with a scale for each row and
         activations that become 8 bits, too."""
 

@@ -15,7 +15,7 @@ from quire.services.worker.layers.norm.rms_norm import RMSNorm
 from quire.services.worker.layers.recurrent.layer import RecurrentConfig, RecurrentLayer
 from quire.services.worker.layers.recurrent.parameters import Convolution, HeadRates
 from quire.services.worker.layers.recurrent.recurrence import Recurrence, Rows, Tensors
-from quire.services.worker.layers.sharding import HeadShare, of_heads
+from quire.services.worker.layers.sharding import HeadShare, head_features
 
 if TYPE_CHECKING:
     import torch
@@ -44,17 +44,17 @@ class GatedDeltaNet(RecurrentLayer):
         self._rate = HeadRates(f"{name}.A_log", heads.queries, total, place)
         self._step_bias = HeadRates(f"{name}.dt_bias", heads.queries, total, place)
         self._norm = RMSNorm(f"{name}.norm", whole.value_dim, config.rms_norm_eps, place)
-        (columns,) = of_heads(heads.queries, whole.value_dim)
+        (columns,) = head_features(heads.queries, whole.value_dim)
         output = Linear([Projection(f"{name}.out_proj", hidden)], whole.values, False, place, columns=columns)
         own = (self._mixed, self._gates, self._convolution, self._rate, self._step_bias, self._norm)
         super().__init__(output, (*own, output))
 
     def finish(self) -> None:
-        self._arrange()
+        self._reorder()
         super().finish()
         self._rate.values.exp_().neg_()
 
-    def _arrange(self) -> None:
+    def _reorder(self) -> None:
         """Queries of all heads, then their keys, values and gates; strengths of all heads, then their steps."""
         sizes, device = self._sizes, self._place.device
         values = sizes.values // sizes.num_key_heads
@@ -102,8 +102,8 @@ def _of_groups(whole: RecurrentConfig, heads: HeadShare, of_key: int, of_values:
 
 def _channels(whole: RecurrentConfig, heads: HeadShare) -> tuple[range, ...]:
     """Of the convolution: queries, keys, values."""
-    queries, keys = (of_heads(heads.keys, whole.key_dim, first) for first in (0, whole.keys))
-    return (*queries, *keys, *of_heads(heads.queries, whole.value_dim, 2 * whole.keys))
+    queries, keys = (head_features(heads.keys, whole.key_dim, first) for first in (0, whole.keys))
+    return (*queries, *keys, *head_features(heads.queries, whole.value_dim, 2 * whole.keys))
 
 
 def _side_by_side(sizes: tuple[int, ...], num_groups: int, device: torch.device) -> Tensor:

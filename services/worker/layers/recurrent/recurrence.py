@@ -34,7 +34,7 @@ class Recurrence:
             self._kept = tuple(part.new_zeros(drafted.num_places, part.size(1)) for part in given)
         through = tuple(_sure(part, kept, drafted) for part, kept in zip(given, self._kept, strict=True))
         found = change(through, (rows.block_tables, drafted.row_start, drafted.row_lens))
-        found = tuple(part.index_select(0, drafted.of_sure) for part in found)
+        found = tuple(part.index_select(0, drafted.certain_indices) for part in found)
         return self._read(given, found, rows, drafted, change) if len(drafted.drafts) else found
 
     def _read(
@@ -49,7 +49,7 @@ class Recurrence:
         read = change(guesses, (tables, drafted.draft_start, drafted.draft_lens))
         return tuple(
             part.new_empty(len(given[0]), *part.shape[1:])
-            .index_copy_(0, drafted.sure, part)
+            .index_copy_(0, drafted.certain, part)
             .index_copy_(0, drafted.drafts, behind)
             for part, behind in zip(found, read, strict=True)
         )
@@ -57,6 +57,6 @@ class Recurrence:
 
 def _sure(part: Tensor, kept: Tensor, drafted: DraftedStates) -> Tensor:
     """[num_kept + num_sure, width]"""
-    rows = part.new_empty(len(drafted.of_kept) + len(drafted.of_sure), part.size(1))
-    rows.index_copy_(0, drafted.of_sure, part.index_select(0, drafted.sure))
-    return rows.index_copy_(0, drafted.of_kept, kept.index_select(0, drafted.kept))
+    rows = part.new_empty(len(drafted.kept_indices) + len(drafted.certain_indices), part.size(1))
+    rows.index_copy_(0, drafted.certain_indices, part.index_select(0, drafted.certain))
+    return rows.index_copy_(0, drafted.kept_indices, kept.index_select(0, drafted.kept_places))

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 from quire.kernels.state_pages import StatePages
 from quire.services.worker.layers.linear import Linear, Projection, by_rows
-from quire.services.worker.layers.norm.groups_norm import GroupsNorm
+from quire.services.worker.layers.norm.grouped_rms_norm import GroupedRMSNorm
 from quire.services.worker.layers.recurrent.layer import RecurrentConfig, RecurrentLayer
 from quire.services.worker.layers.recurrent.parameters import Convolution, HeadRates
 from quire.services.worker.layers.recurrent.recurrence import Recurrence, Rows, Tensors
-from quire.services.worker.layers.sharding import HeadShare, of_heads
+from quire.services.worker.layers.sharding import HeadShare, head_features
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -56,9 +56,9 @@ class StateSpace(RecurrentLayer):
         place: LayerPlacement,
         scales: SpaceScales | None = None,
         *,
-        adds_up: bool = True,
+        reduce_results: bool = True,
     ) -> None:
-        """`adds_up`: ranks do; otherwise what one gives is its part of the sum."""
+        """`reduce_results`: ranks do; otherwise what one gives is its part of the sum."""
         whole = config.recurrent
         assert isinstance(whole, SpaceConfig)
         hidden, heads, total = config.hidden_size, whole.heads_of(place.shard), whole.num_heads
@@ -72,13 +72,13 @@ class StateSpace(RecurrentLayer):
         self._rate = HeadRates(f"{name}.A_log", heads.queries, total, place)
         self._step_bias = HeadRates(f"{name}.dt_bias", heads.queries, total, place)
         self._past_state = HeadRates(f"{name}.D", heads.queries, total, place)
-        self._norm: GroupsNorm | None = None
+        self._norm: GroupedRMSNorm | None = None
         if whole.has_norm:
             groups = heads, whole.num_key_heads
-            self._norm = GroupsNorm(f"{name}.norm", *groups, whole.values, place, eps=config.rms_norm_eps)
-        (columns,) = of_heads(heads.queries, whole.value_dim)
+            self._norm = GroupedRMSNorm(f"{name}.norm", *groups, whole.values, place, eps=config.rms_norm_eps)
+        (columns,) = head_features(heads.queries, whole.value_dim)
         outputs = [Projection(f"{name}.out_proj", hidden)]
-        output = Linear(outputs, whole.values, whole.output_bias, place, columns=columns, adds_up=adds_up)
+        output = Linear(outputs, whole.values, whole.output_bias, place, columns=columns, reduce_results=reduce_results)
         own = (self._mixed, self._convolution, self._rate, self._step_bias, self._past_state)
         super().__init__(output, (*own, *([] if self._norm is None else [self._norm]), output))
 
@@ -89,11 +89,11 @@ class StateSpace(RecurrentLayer):
             self._mixed.scale(by_rows(scales.parts, parts), scales.input)
         if scales.output != 1:
             self._output.scale(scales.output)
-        self._arrange()
+        self._reorder()
         super().finish()
         self._rate.values.exp_().neg_()
 
-    def _arrange(self) -> None:
+    def _reorder(self) -> None:
         """Of the projection: outputs of states, their inputs, values; then gates, then steps."""
         import torch
 
@@ -136,15 +136,15 @@ class StateSpace(RecurrentLayer):
 
 def _input(name: str, whole: SpaceConfig, heads: HeadShare) -> Projection:
     """What a rank needs of it: gates, the convolution's channels, steps."""
-    gates = of_heads(heads.queries, whole.value_dim)
+    gates = head_features(heads.queries, whole.value_dim)
     channels = _channels(whole, heads, whole.values)
     first_step = whole.values + whole.state.num_channels
-    steps = of_heads(heads.queries, 1, first_step)
+    steps = head_features(heads.queries, 1, first_step)
     return Projection(f"{name}.in_proj", first_step + whole.num_heads, taken=(*gates, *channels, *steps))
 
 
 def _channels(whole: SpaceConfig, heads: HeadShare, offset: int = 0) -> tuple[range, ...]:
     """Values, states' inputs, their outputs; `offset`: of the first channel."""
     first = offset + whole.values
-    ins, outs = (of_heads(heads.keys, whole.key_dim, start) for start in (first, first + whole.keys))
-    return (*of_heads(heads.queries, whole.value_dim, offset), *ins, *outs)
+    ins, outs = (head_features(heads.keys, whole.key_dim, start) for start in (first, first + whole.keys))
+    return (*head_features(heads.queries, whole.value_dim, offset), *ins, *outs)

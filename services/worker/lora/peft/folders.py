@@ -13,7 +13,7 @@ from quire.shared.errors import InvalidArgument
 class AdapterFolders:
     """Any thread may call."""
 
-    def __init__(self, roots: Sequence[str], max_rank: int, most_bytes: int = peft_folder.MOST_BYTES) -> None:
+    def __init__(self, roots: Sequence[str], max_rank: int, most_bytes: int = peft_folder.MAX_WEIGHT_BYTES) -> None:
         self._allowed = AllowedFolders(roots)
         self._max_rank, self._most_bytes = max_rank, most_bytes
 

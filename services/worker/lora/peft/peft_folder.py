@@ -37,11 +37,11 @@ GATE_UP, DOWN = "gate_up_proj", "down_proj"  # what transformers calls the param
 WITH_BASE = ("embed_tokens", "lm_head")
 STACKED = re.compile(r"(.*\.experts)(\.base_layer)?")
 MAGNITUDES = (".lora_magnitude_vector", ".lora_magnitude_vector.weight")  # DoRA's
-MOST_RANK = 256
-MOST_CONFIG_BYTES = 1 << 20
-MOST_SAVED = 1_000
+MAX_RANK = 256
+MAX_CONFIG_BYTES = 1 << 20
+MAX_SAVED_NAMES = 1_000
 ADDED_BY_PEFT = ("classifier", "score")  # to modules_to_save of each adapter that classifies; one of them is there
-MOST_BYTES = 1 << 30  # of weights, or as many as its model has, if that is more
+MAX_WEIGHT_BYTES = 1 << 30  # of weights, or as many as its model has, if that is more
 
 # Fields of adapter_config.json that change what is computed, and what they may say.
 NEUTRAL: Mapping[str, tuple[object, ...]] = {
@@ -118,13 +118,13 @@ class PeftFolder:
         return sha.digest()
 
 
-def most_bytes(model: Path) -> int:
+def max_weight_bytes(model: Path) -> int:
     """What the weights of an adapter for this model, a folder or a file, may take on disk."""
     files = model.iterdir() if model.is_dir() else [model]
-    return max(MOST_BYTES, sum(file.stat().st_size for file in files if file.is_file()))
+    return max(MAX_WEIGHT_BYTES, sum(file.stat().st_size for file in files if file.is_file()))
 
 
-def read(name: str, folder: Path, max_rank: int = MOST_RANK, most_bytes: int = MOST_BYTES) -> PeftFolder:
+def read(name: str, folder: Path, max_rank: int = MAX_RANK, most_bytes: int = MAX_WEIGHT_BYTES) -> PeftFolder:
     """Raises InvalidArgument that names adapter, field and value. What is no file or is too large is not opened."""
     config = _config(name, folder)
     scales = peft_scales.read(name, config, max_rank)
@@ -159,7 +159,7 @@ def _check_file(name: str, path: Path, most: int) -> None:
 
 def _config(name: str, folder: Path) -> dict[str, Any]:
     path = folder / CONFIG
-    _check_file(name, path, MOST_CONFIG_BYTES)
+    _check_file(name, path, MAX_CONFIG_BYTES)
     try:
         config = json.loads(path.read_text())
     except OSError as error:
@@ -183,8 +183,8 @@ def _config(name: str, folder: Path) -> dict[str, Any]:
 def _modules_to_save(name: str, config: Mapping[str, Any]) -> Sequence[str]:
     """Ends of names."""
     given = config.get("modules_to_save") or []
-    if not isinstance(given, list) or len(given) > MOST_SAVED or not all(isinstance(n, str) and n for n in given):
-        text = f"modules_to_save is {repr(given)[:80]}, a list of at most {MOST_SAVED} names is needed"
+    if not isinstance(given, list) or len(given) > MAX_SAVED_NAMES or not all(isinstance(n, str) and n for n in given):
+        text = f"modules_to_save is {repr(given)[:80]}, a list of at most {MAX_SAVED_NAMES} names is needed"
         raise refusal(name, text)
     return given
 
@@ -196,7 +196,7 @@ class _Tensors:
         self._name, self._path, self._scales = name, path, scales
         try:
             # Mapped, a file that is cut short meanwhile would end the process.
-            self._left: dict[str, Tensor] = load(path.read_bytes())
+            self._remaining: dict[str, Tensor] = load(path.read_bytes())
         except (OSError, SafetensorError) as error:
             raise DamagedAdapter(f"lora: {name}: cannot read {path}: {error}", field="lora") from None
 
@@ -207,7 +207,7 @@ class _Tensors:
             found = STACKED.fullmatch(stem.removeprefix(PREFIX))
             assert found is not None
             module = found[1]
-            scales = {parameter: self._scales.of(f"{module}.{parameter}") for parameter in (GATE_UP, DOWN)}
+            scales = {parameter: self._scales.rank_and_scale(f"{module}.{parameter}") for parameter in (GATE_UP, DOWN)}
             stacks.append(ExpertStack(module, a, b, scales, version))
         return stacks
 
@@ -229,17 +229,21 @@ class _Tensors:
 
     def take_bases(self, modules: Mapping[str, LowRank]) -> dict[str, BaseCopy]:
         names = {module: PREFIX + module + BASE for module in modules if module.endswith(WITH_BASE)}
-        return {module: BaseCopy.of(self._left.pop(key)) for module, key in names.items() if key in self._left}
+        return {
+            module: BaseCopy.from_weight(self._remaining.pop(key))
+            for module, key in names.items()
+            if key in self._remaining
+        }
 
     def take_saved(self, ends: Sequence[str]) -> dict[str, Tensor]:
         """Whole weights of modules whose names end so, which PEFT saves under the names that they have in a model."""
         saved: dict[str, Tensor] = {}
         for end in ends:
-            found = [key for key in self._left if key.endswith(f"{end}.weight")]
+            found = [key for key in self._remaining if key.endswith(f"{end}.weight")]
             if not found and end not in ADDED_BY_PEFT and not any(name.endswith(end) for name in saved):
                 raise refusal(self._name, f"modules_to_save has {end!r}, {self._path} has no {PREFIX}{end}.weight")
             for key in found:
-                weight, module = self._left.pop(key), key.removeprefix(PREFIX).removesuffix(".weight")
+                weight, module = self._remaining.pop(key), key.removeprefix(PREFIX).removesuffix(".weight")
                 if weight.dim() != 2 or not weight.is_floating_point():
                     text = f"{list(weight.shape)} of {weight.dtype}"
                     raise refusal(self._name, f"modules_to_save: {module} is {text}, a matrix of floats is needed")
@@ -247,17 +251,17 @@ class _Tensors:
         return saved
 
     def check_empty(self) -> None:
-        if self._left:
+        if self._remaining:
             text = "A, B and DoRA's magnitudes of linear layers, A and B of embeddings and experts"
-            raise refusal(self._name, f"{self._path} holds {min(self._left)}: only {text} can be served")
+            raise refusal(self._name, f"{self._path} holds {min(self._remaining)}: only {text} can be served")
 
     def _pairs(
         self, a: str, b: str, wanted: Callable[[str], bool] = lambda _: True
     ) -> Iterator[tuple[str, Tensor, Tensor]]:
         """Names without their end, A and B."""
-        for key in sorted(key for key in self._left if key.endswith(a) and wanted(key.removesuffix(a))):
+        for key in sorted(key for key in self._remaining if key.endswith(a) and wanted(key.removesuffix(a))):
             stem = key.removesuffix(a)
-            down, up = self._left.pop(key), self._left.pop(stem + b, None)
+            down, up = self._remaining.pop(key), self._remaining.pop(stem + b, None)
             if up is None:
                 raise refusal(self._name, f"{self._path} has no {stem + b}")
             if down.dim() != 2 or up.dim() != 2:
@@ -266,13 +270,13 @@ class _Tensors:
             yield stem, down, up
 
     def _pair(self, stem: str, down: Tensor, up: Tensor) -> LowRank:
-        rank, scale = self._scales.of(stem.removeprefix(PREFIX))
+        rank, scale = self._scales.rank_and_scale(stem.removeprefix(PREFIX))
         if down.size(0) != rank or up.size(1) != rank:
             raise refusal(self._name, f"{stem} has shapes {list(down.shape)} and {list(up.shape)}, r is {rank}")
         return LowRank(down.float(), up.float() * scale)
 
     def _magnitude(self, stem: str, size: int) -> Tensor:
-        given = [self._left.pop(stem + end) for end in MAGNITUDES if stem + end in self._left]
+        given = [self._remaining.pop(stem + end) for end in MAGNITUDES if stem + end in self._remaining]
         if len(given) != 1 or given[0].numel() != size:
             shapes = [list(one.shape) for one in given]
             text = f"use_dora is True, {stem} has magnitude vectors of shapes {shapes}, one of {size} is needed"

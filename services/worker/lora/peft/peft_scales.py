@@ -9,8 +9,8 @@ from typing import Any
 
 from quire.shared.errors import InvalidArgument
 
-MOST_ALPHA = 1_000_000
-MOST_PATTERNS = 100_000
+MAX_ALPHA = 1_000_000
+MAX_PATTERNS = 100_000
 ANYWHERE = r".*\."  # what PEFT puts before the names of experts whose adapters it has joined
 PATTERN = re.compile(r"\^?(?:" + re.escape(ANYWHERE) + r")?[\w.]+")
 
@@ -25,7 +25,7 @@ class Scales:
     alphas: Mapping[str, float]
     by_root: bool
 
-    def of(self, module: str) -> tuple[int, float]:
+    def rank_and_scale(self, module: str) -> tuple[int, float]:
         """Rank and s."""
         rank, alpha = _found(self.ranks, module, self.rank), _found(self.alphas, module, self.alpha)
         return rank, alpha / (rank**0.5 if self.by_root else rank)
@@ -49,8 +49,8 @@ def _found(values: Mapping[str, Any], module: str, other: Any) -> Any:
 def _pattern(name: str, config: Mapping[str, Any], what: str) -> list[tuple[str, Any]]:
     field = f"{what}_pattern"
     pattern = config.get(field) or {}
-    if not isinstance(pattern, dict) or len(pattern) > MOST_PATTERNS:
-        raise refusal(name, f"{field} is {repr(pattern)[:40]}, an object of at most {MOST_PATTERNS:,} names is needed")
+    if not isinstance(pattern, dict) or len(pattern) > MAX_PATTERNS:
+        raise refusal(name, f"{field} is {repr(pattern)[:40]}, an object of at most {MAX_PATTERNS:,} names is needed")
     for key in pattern:
         if not PATTERN.fullmatch(key):
             raise refusal(name, f"{field} has {key[:80]!r}: names of modules can be served, no regular expressions")
@@ -64,8 +64,8 @@ def _rank(name: str, field: str, rank: object, most: int) -> int:
 
 
 def _alpha(name: str, field: str, alpha: object) -> float:
-    if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not abs(alpha) <= MOST_ALPHA:
-        raise refusal(name, f"{field} is {repr(alpha)[:40]}, a number of at most {MOST_ALPHA:,} is needed")
+    if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not abs(alpha) <= MAX_ALPHA:
+        raise refusal(name, f"{field} is {repr(alpha)[:40]}, a number of at most {MAX_ALPHA:,} is needed")
     return alpha
 
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 
-from quire.services.worker.host.background import Background
+from quire.services.worker.host.background import BackgroundThreads
 from quire.services.worker.lora.peft.folders import AdapterFolders
 from quire.services.worker.lora.peft.peft_folder import PeftFolder
 from quire.shared.errors import FailedPrecondition, Internal, QuireError
 from quire.shared.logs import logger
-from quire.shared.models.adapter_contents import AdapterId
+from quire.shared.models.adapter_ids import AdapterId
 
 log = logger("worker.lora")
 
-Found = tuple[PeftFolder, bytes] | QuireError  # with its digest, or why not
+ReadResult = tuple[PeftFolder, bytes] | QuireError  # with its digest, or why not
 
 
 class AdapterReader:
@@ -25,15 +25,15 @@ class AdapterReader:
         self._folders = folders
         self._most_kept = most_kept
         self._kept: OrderedDict[AdapterId, PeftFolder] = OrderedDict()  # used by one thread
-        self._thread: Background | None = None  # once something is to be read
+        self._thread: BackgroundThreads | None = None  # once something is to be read
 
-    def read(self, name: str, path: str, digest: bytes, done: Callable[[Found], None]) -> None:
+    def read(self, name: str, path: str, digest: bytes, done: Callable[[ReadResult], None]) -> None:
         """`done` is called once, from that thread. `digest`: what it has to be; empty: whatever is there now."""
         if self._thread is None:
-            self._thread = Background("adapters")
+            self._thread = BackgroundThreads("adapters")
         self._thread.submit(lambda: done(self.find(name, path, digest)))
 
-    def find(self, name: str, path: str, digest: bytes) -> Found:
+    def find(self, name: str, path: str, digest: bytes) -> ReadResult:
         """The same in the caller's thread: for one that never calls read()."""
         kept = self._kept.get(AdapterId(name, digest))
         if kept is not None:

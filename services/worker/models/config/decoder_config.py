@@ -63,7 +63,7 @@ class DecoderConfig:
     @property
     def rope_dim(self) -> int:
         """Elements of a head that the table of angles is made for."""
-        return self.head_dim if self.latent is None else self.latent.rotated_dim
+        return self.head_dim if self.latent is None else self.latent.rope_dim
 
     def with_next_layers(self) -> DecoderConfig:
         """As if those behind the last were more of them."""

@@ -32,7 +32,7 @@ class ExpertsConfig:
     shared_is_gated: bool = False  # by a sigmoid of its own, a token at a time
     activation: Gate = SILU
     router_bias: bool = False
-    choice_bias: bool = False  # the choice has one that the weights of the chosen have not
+    score_correction_bias: bool = False  # the choice has one that the weights of the chosen have not
     in_mxfp4: bool = False  # the checkpoint's experts
     biased: bool = False  # the experts' products
     by_expert: bool = True  # each has tensors of its own in the checkpoint

@@ -8,8 +8,8 @@ from typing import Any
 
 from quire.services.worker.layers.config_file import refusal
 
-MOST_LAYERS, MOST_WIDTH, MOST_HEADS, MOST_POSITIONS = 4096, 1 << 20, 1 << 14, 1 << 30
-LAYERS, WIDTH, HEADS, POSITIONS = (1, MOST_LAYERS), (1, MOST_WIDTH), (1, MOST_HEADS), (1, MOST_POSITIONS)
+MAX_LAYERS, MAX_WIDTH, MAX_HEADS, MAX_POSITIONS = 4096, 1 << 20, 1 << 14, 1 << 30
+LAYERS, WIDTH, HEADS, POSITIONS = (1, MAX_LAYERS), (1, MAX_WIDTH), (1, MAX_HEADS), (1, MAX_POSITIONS)
 
 # Inclusive, by the names that families have for the same size.
 BOUNDS: Mapping[str, tuple[int, int]] = {
@@ -24,9 +24,9 @@ BOUNDS: Mapping[str, tuple[int, int]] = {
     **dict.fromkeys(("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), WIDTH),
     **dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx"), POSITIONS),
     "original_max_position_embeddings": POSITIONS,
-    "sliding_window": (-1, MOST_POSITIONS),
-    "attention_chunk_size": (1, MOST_POSITIONS),
-    "q_lora_rank": (0, MOST_WIDTH),
+    "sliding_window": (-1, MAX_POSITIONS),
+    "attention_chunk_size": (1, MAX_POSITIONS),
+    "q_lora_rank": (0, MAX_WIDTH),
     "num_labels": (1, 1 << 20),
     "type_vocab_size": (0, 1 << 20),
 }

@@ -71,7 +71,7 @@ class EncoderModel(ABC):
     def embed(self, batch: ForwardBatch) -> Tensor:
         """[num_tokens, hidden_size]"""
 
-    def behind(self, x: Tensor) -> Tensor:
+    def finalize(self, x: Tensor) -> Tensor:
         """What hidden states are made of the last layer's."""
         return x
 
@@ -102,7 +102,7 @@ class EncoderModel(ABC):
             x = layer(x, batch, cos_sin)
         if batch.logit_tokens is not None:
             x = x.index_select(0, batch.logit_tokens)
-        return self.behind(x)
+        return self.finalize(x)
 
     def logits(self, hidden: Tensor, *_: object) -> Tensor:
         """Of slots that were refused and sit in a step all the same: nothing can be chosen."""

@@ -26,7 +26,7 @@ class EncoderConfig:
     dtype: str  # of the checkpoint; "" if it does not say
     first_position: int = 0  # row of position 0 in the table of positions
     num_token_types: int = 0  # 0: the model has none
-    reaches: tuple[int, ...] = ()  # by layer: how far a token sees to each side, 0: all; empty: all in all
+    half_windows: tuple[int, ...] = ()  # by layer: how far a token sees to each side, 0: all; empty: all in all
     ropes: tuple[RopeConfig, ...] = ()  # by layer; empty: positions are not rotated
     attention_bias: bool = True
     mlp_bias: bool = True
@@ -40,8 +40,8 @@ class EncoderConfig:
     def head_dim(self) -> int:
         return self.hidden_size // self.num_heads
 
-    def reach(self, layer: int) -> int:
-        return self.reaches[layer] if self.reaches else 0
+    def half_window(self, layer: int) -> int:
+        return self.half_windows[layer] if self.half_windows else 0
 
     def rope(self, layer: int) -> RopeConfig:
         return self.ropes[layer] if self.ropes else NO_ROPE

@@ -88,7 +88,7 @@ class ModernBert(EncoderModel):
             encoder,
             norm_eps=config.number("norm_eps", 1e-5),
             activation=read_activation(config, "hidden_activation"),
-            reaches=tuple(reach if kind == LOCAL else 0 for kind in kinds),
+            half_windows=tuple(reach if kind == LOCAL else 0 for kind in kinds),
             ropes=tuple(ropes[kind] for kind in kinds),
             attention_bias=config.flag("attention_bias"),
             mlp_bias=config.flag("mlp_bias"),
@@ -113,7 +113,7 @@ class ModernBert(EncoderModel):
     def embed(self, batch: ForwardBatch) -> Tensor:
         return self._norm(self._words(batch.token_ids))
 
-    def behind(self, x: Tensor) -> Tensor:
+    def finalize(self, x: Tensor) -> Tensor:
         return self._last_norm(x)
 
 

@@ -77,7 +77,7 @@ class DeepseekV3ForCausalLM(DeepseekForCausalLM):
         behind = config.integer("num_nextn_predict_layers", 0)
         if not 0 <= behind <= MOST_NEXT_LAYERS:
             raise refusal("num_nextn_predict_layers", behind, f"must be 0 to {MOST_NEXT_LAYERS}")
-        return replace(decoder, experts=replace(decoder.experts, choice_bias=True), num_next_layers=behind)
+        return replace(decoder, experts=replace(decoder.experts, score_correction_bias=True), num_next_layers=behind)
 
     @property
     def passed_over(self) -> tuple[str, ...]:
@@ -108,13 +108,13 @@ def _read(config: ConfigFile, routing: Routing, *, interleaved: bool) -> Decoder
     latent = LatentConfig(
         q_rank=config.integer("q_lora_rank", 0),
         kv_rank=config.integer("kv_lora_rank"),
-        still_dim=config.integer("qk_nope_head_dim"),
-        rotated_dim=config.integer("qk_rope_head_dim"),
+        nope_dim=config.integer("qk_nope_head_dim"),
+        rope_dim=config.integer("qk_rope_head_dim"),
         value_dim=config.integer("v_head_dim"),
     )
-    head_dim = latent.still_dim + latent.rotated_dim
-    if latent.rotated_dim % 2:
-        raise refusal("qk_rope_head_dim", latent.rotated_dim, "rotation takes pairs")
+    head_dim = latent.nope_dim + latent.rope_dim
+    if latent.rope_dim % 2:
+        raise refusal("qk_rope_head_dim", latent.rope_dim, "rotation takes pairs")
     rope = replace(read_rope(config), share=1.0, interleaved=interleaved)
     decoder = read_decoder(config, rope=rope)
     bias, scale = config.flag("attention_bias"), head_dim**-0.5 * _scale_of_long_contexts(config) ** 2

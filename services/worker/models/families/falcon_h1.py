@@ -32,7 +32,7 @@ OF_FEED_FORWARD, OF_SPACE = 2, 5  # how many multipliers these have
 
 
 @dataclass(frozen=True, slots=True)
-class Multipliers:
+class MupMultipliers:
     """Constants that parts of layers are multiplied by, which the model was trained with outside its weights (arXiv
     2203.03466); here they become part of the weights."""
 
@@ -48,14 +48,14 @@ class Multipliers:
 class FalconH1Config(DecoderConfig):
     """And the multipliers of parts of its layers."""
 
-    multipliers: Multipliers = field(kw_only=True)
+    multipliers: MupMultipliers = field(kw_only=True)
 
 
 class FalconH1Attention(Attention):
     """Llama's, with multipliers of what goes in, of keys, and of what comes out."""
 
     def __init__(self, name: str, config: FalconH1Config, backend: AttentionBackend, place: LayerPlacement) -> None:
-        super().__init__(name, config, 0, backend, place, adds_up=False)
+        super().__init__(name, config, 0, backend, place, reduce_results=False)
         self._multipliers = config.multipliers
 
     def finish(self) -> None:
@@ -74,8 +74,8 @@ class FalconH1Layer(DecoderLayer):
         multipliers = config.multipliers
         self._input_norm = RMSNorm(f"{name}.input_layernorm", size, eps, place)
         self._attention = FalconH1Attention(f"{name}.self_attn", config, backend, place)
-        self._space = StateSpace(f"{name}.mamba", config, place, multipliers.space, adds_up=False)
-        self._middle_norm = RMSNorm(f"{name}.pre_ff_layernorm", size, eps, place, adds_up=True)
+        self._space = StateSpace(f"{name}.mamba", config, place, multipliers.space, reduce_results=False)
+        self._middle_norm = RMSNorm(f"{name}.pre_ff_layernorm", size, eps, place, reduce_results=True)
         self.mlp = MLP(
             f"{name}.feed_forward",
             size,
@@ -111,11 +111,11 @@ class FalconH1Layer(DecoderLayer):
     def _stored(
         self, x: Tensor | None, residual: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor
     ) -> tuple[Tensor, Tensor]:
-        assert batch.beside is not None, "the layer keeps a state, too"
-        assert cache.beside is not None
+        assert batch.second is not None, "the layer keeps a state, too"
+        assert cache.second is not None
         x = normed(self._input_norm, x, residual)
         q = self._attention.store(x, batch, cache, cos_sin)
-        return q, self._space.store(x, batch.beside, cache.beside, cos_sin)
+        return q, self._space.store(x, batch.second, cache.second, cos_sin)
 
     def _completed(
         self, q: Tensor, found: Tensor, residual: Tensor, cache: LayerCache, metadata: AttentionMetadata
@@ -175,9 +175,9 @@ def _read_recurrent(config: ConfigFile, decoder: DecoderConfig) -> SpaceConfig:
     )
 
 
-def _read_multipliers(config: ConfigFile) -> Multipliers:
+def _read_multipliers(config: ConfigFile) -> MupMultipliers:
     gates, feed_forward = _read_list(config, "mlp_multipliers", OF_FEED_FORWARD)
-    return Multipliers(
+    return MupMultipliers(
         attention_input=_read_multiplier(config, "attention_in_multiplier"),
         keys=_read_multiplier(config, "key_multiplier"),
         attention_output=_read_multiplier(config, "attention_out_multiplier"),

@@ -1,5 +1,5 @@
 """gpt-oss (GptOssForCausalLM, arXiv 2508.10925): attention sinks, windows on every other layer, biased experts with a
-gate that is cut off. Experts in MXFP4 are widened to 16 bits as they are loaded."""
+gate that is cut off. Experts in MXFP4 are dequantized to 16 bits as they are loaded."""
 
 from __future__ import annotations
 
@@ -109,9 +109,9 @@ class Mxfp4Experts(InterleavedExperts):
         """[num_experts, out_features, in_features], an expert at a time: what lies between takes four times as much."""
         import torch
 
-        from quire.services.worker.layers.feed_forward.mxfp4 import widened
+        from quire.services.worker.layers.feed_forward.mxfp4 import dequantized
 
-        return torch.stack([widened(*expert, self._dtype) for expert in zip(blocks, scales, strict=True)])
+        return torch.stack([dequantized(*expert, self._dtype) for expert in zip(blocks, scales, strict=True)])
 
 
 def _gates_first(rows: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from quire.kernels.routing import Routing
 from quire.services.worker.layers.attention.attention import Attention
 from quire.services.worker.layers.config_file import ConfigFile, refusal
-from quire.services.worker.layers.feed_forward.experts import SparseMLP, place_of_shared
+from quire.services.worker.layers.feed_forward.experts import SparseMLP, shared_expert_placement
 from quire.services.worker.layers.feed_forward.mlp import MLP
 from quire.services.worker.layers.recurrent.state_space import SpaceConfig, StateSpace
 from quire.services.worker.models.config.decoder_config import DecoderConfig
@@ -44,11 +44,11 @@ class GraniteHybridLayer(MixtureLayer):
             hidden,
             config.intermediate_size if experts is None else experts.shared_intermediate_size,
             False,
-            place if experts is None else place_of_shared(place),
+            place if experts is None else shared_expert_placement(place),
             fused=True,
             names=("input_linear", "output_linear"),
             scale=config.scales.residual,
-            adds_up=experts is None,
+            reduce_results=experts is None,
         )
         self.experts = None
         if experts is not None:

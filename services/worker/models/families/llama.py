@@ -65,13 +65,13 @@ class LlamaLayer(DecoderLayer):
         """`attention`: another than Llama's; `experts`: replaces the dense feed-forward, as a mixture of experts."""
         name, size, eps = f"model.layers.{index}", config.hidden_size, config.rms_norm_eps
         offset, window = config.scales.norm_offset, config.sliding_windows[index]
-        norm_adds = attention is None and place.shard.collectives.norms_sums
+        norm_adds = attention is None and place.shard.collectives.fuses_rms_norm
         self.input_norm = RMSNorm(f"{name}.input_layernorm", size, eps, place, offset=offset)
         self.attention: Mixer = attention or Attention(
-            f"{name}.self_attn", config, window, backend, place, adds_up=not norm_adds
+            f"{name}.self_attn", config, window, backend, place, reduce_results=not norm_adds
         )
         self.middle_norm = RMSNorm(
-            f"{name}.post_attention_layernorm", size, eps, place, offset=offset, adds_up=norm_adds
+            f"{name}.post_attention_layernorm", size, eps, place, offset=offset, reduce_results=norm_adds
         )
         self.mlp: MLP | SparseMLP = experts or MLP(
             f"{name}.mlp",

@@ -38,7 +38,7 @@ DEFAULT_CHUNK = 8192
 
 
 @dataclass(frozen=True, slots=True)
-class Temperature:
+class AttentionTemperature:
     """Queries at position p are multiplied by 1 + growth * log(1 + (p + 1) // step) (arXiv 2501.19399)."""
 
     growth: float
@@ -50,7 +50,7 @@ class Llama4Config(DecoderConfig):
     """And what only this family's attention has."""
 
     unit_queries: bool = False  # where a layer rotates, queries and keys have a mean square of 1
-    temperature: Temperature | None = None  # where it does not
+    temperature: AttentionTemperature | None = None  # where it does not
 
 
 class Llama4Attention(Attention):
@@ -215,7 +215,7 @@ def _read_sparse_layers(config: ConfigFile, num_layers: int) -> tuple[bool, ...]
     return tuple(layer in sparse for layer in range(num_layers))
 
 
-def _read_temperature(config: ConfigFile) -> Temperature | None:
+def _read_temperature(config: ConfigFile) -> AttentionTemperature | None:
     """The switch is a number in some files."""
     tuned = config.get("attn_temperature_tuning", True)
     if not isinstance(tuned, int):
@@ -223,4 +223,4 @@ def _read_temperature(config: ConfigFile) -> Temperature | None:
     step = config.integer("floor_scale", 8192)
     if step < 1:
         raise refusal("floor_scale", step, "must be 1 or more")
-    return Temperature(config.number("attn_scale", 0.1), step) if tuned else None
+    return AttentionTemperature(config.number("attn_scale", 0.1), step) if tuned else None

@@ -13,7 +13,7 @@ from quire.services.worker.layers.attention.attention import Attention
 from quire.services.worker.layers.config_file import ConfigFile
 from quire.services.worker.layers.feed_forward.mlp import MLP
 from quire.services.worker.layers.norm.rms_norm import RMSNorm
-from quire.services.worker.layers.norm.whole_norm import whole_norms
+from quire.services.worker.layers.norm.sharded_rms_norm import sharded_rms_norms
 from quire.services.worker.models.causal_lm import CausalLM
 from quire.services.worker.models.config.block_config import AttentionConfig
 from quire.services.worker.models.config.decoder_config import DecoderConfig, read_decoder
@@ -33,7 +33,7 @@ class Olmo2Attention(Attention):
 
     def __init__(self, name: str, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement) -> None:
         super().__init__(name, config, 0, backend, place)
-        self._whole_norms = whole_norms(name, config, place)
+        self._whole_norms = sharded_rms_norms(name, config, place)
         self._sizes = tuple(norm.size for norm in self._whole_norms)
 
     def destinations(self) -> Iterator[tuple[str, Destination]]:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from quire.services.worker.models.loading.progress import Progress
-from quire.services.worker.models.loading.stored import StoredTensor
+from quire.services.worker.models.loading.safetensors_layout import StoredTensor
 from quire.shared.errors import InvalidArgument
 from quire.shared.logs import logger
 
@@ -31,13 +31,13 @@ log = logger("worker.loading")
 MOST_THREADS = 8
 PIECE = 32 << 20  # bytes of pinned memory, of which each thread has two; and what a thread is given at a time, at least
 MOST_WAITING = 16  # of what threads are given
-SAY_EVERY_S = 2.0
+LOG_INTERVAL_S = 2.0
 
 Pair = tuple[Tensor | StoredTensor, Tensor]
 """What is read, and where it goes."""
 
 
-class Copies:
+class WeightCopier:
     """Of one checkpoint. Tensors are named in the order in which they are found."""
 
     def __init__(self, num_threads: int, progress: Progress | None = None) -> None:
@@ -53,22 +53,22 @@ class Copies:
         self._inference = torch.is_inference_mode_enabled()
         self._begun = self._said = time.monotonic()
 
-    def takes(self, stored: StoredTensor, destination: Tensor) -> bool:
-        """Whether put_stored() does, of one of the same shape."""
+    def can_copy(self, stored: StoredTensor, destination: Tensor) -> bool:
+        """Whether copy_stored() does, of one of the same shape."""
         alike = stored.dtype == destination.dtype and stored.num_bytes == destination.nbytes
         return self._pool is not None and alike and destination.is_cuda and destination.is_contiguous()
 
-    def put_stored(self, stored: StoredTensor, destination: Tensor) -> None:
+    def copy_stored(self, stored: StoredTensor, destination: Tensor) -> None:
         """What takes() allows. Raises as put()."""
         if stored.path not in self._files:
             self._files[stored.path] = os.open(stored.path, os.O_RDONLY)
         self._put(stored, destination)
 
-    def put(self, tensor: Tensor, destination: Tensor) -> None:
+    def copy(self, tensor: Tensor, destination: Tensor) -> None:
         """Raises what an earlier copy raised."""
         self._put(tensor, destination)
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         """All that has been put is there. Raises what a copy raised."""
         if self._pool is not None:
             self._give(self._pool)
@@ -107,7 +107,7 @@ class Copies:
 
     def _say(self) -> None:
         now = time.monotonic()
-        if now - self._said >= SAY_EVERY_S:
+        if now - self._said >= LOG_INTERVAL_S:
             self._said = now
             gib, of_gib = (number / (1 << 30) for number in (self._progress.loaded_bytes, self._progress.total_bytes))
             rate = round(gib / (now - self._begun), 1)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 
 from torch import Tensor
 
-from quire.services.worker.layers.placement import Loadable, LoadableModel, LoadsItself, memory_of
+from quire.services.worker.layers.placement import Loadable, LoadableModel, SelfLoadingModel, memory_of
 from quire.services.worker.layers.storage import deallocate, is_empty
 from quire.services.worker.models.causal_lm import CausalLM
 
@@ -22,7 +22,7 @@ class LayerStorage:
         """`settle`: waits until the tensors passed to release() have arrived."""
         self._model, self._settle = model, settle
         self._filling: dict[str, _Filling] = {}  # by a tensor's name
-        layers = model.layers if isinstance(model, CausalLM) and not isinstance(model, LoadsItself) else ()
+        layers = model.layers if isinstance(model, CausalLM) and not isinstance(model, SelfLoadingModel) else ()
         for index, layer in enumerate(layers):
             tensors = _tensors(layer)
             if any(map(is_empty, tensors.values())):

@@ -16,13 +16,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from quire.services.worker.layers.placement import Destination, LoadableModel, LoadsItself, memory_of
+from quire.services.worker.layers.placement import Destination, LoadableModel, SelfLoadingModel, memory_of
 from quire.services.worker.layers.sharding import TensorPart
 from quire.services.worker.models.gguf import tensors as gguf
-from quire.services.worker.models.loading.copies import Copies, threads_for
+from quire.services.worker.models.loading.copies import WeightCopier, threads_for
 from quire.services.worker.models.loading.layer_storage import LayerStorage
 from quire.services.worker.models.loading.progress import Progress
-from quire.services.worker.models.loading.stored import StoredTensor, stored_tensors
+from quire.services.worker.models.loading.safetensors_layout import StoredTensor, stored_tensors
 from quire.services.worker.models.loading.tensor_names import (
     BESIDE_TEXT,
     DERIVED_SUFFIXES,
@@ -62,25 +62,27 @@ class Loader:
         """Of the tensors that the folder holds; none where weights are made up."""
         return frozenset() if self.load_format == "dummy" else frozenset(name for name, _ in named_tensors(folder))
 
-    def load(self, model: LoadableModel, folder: Path, is_elsewhere: Callable[[str], bool] = lambda _: False) -> None:
-        """`is_elsewhere`: of the tensors that others have, and this model does not."""
+    def load(
+        self, model: LoadableModel, folder: Path, is_on_other_stage: Callable[[str], bool] = lambda _: False
+    ) -> None:
+        """`is_on_other_stage`: of the tensors that others have, and this model does not."""
         if self.load_format == "dummy":
             fill_dummy(model, self.seed)
-        elif isinstance(model, LoadsItself):
+        elif isinstance(model, SelfLoadingModel):
             model.load_folder(folder)
         else:
-            load_checkpoint(model, folder, is_elsewhere, self.progress)
+            load_checkpoint(model, folder, is_on_other_stage, self.progress)
 
 
 def load_checkpoint(
     model: LoadableModel,
     folder: Path,
-    is_elsewhere: Callable[[str], bool] = lambda _: False,
+    is_on_other_stage: Callable[[str], bool] = lambda _: False,
     progress: Progress | None = None,
 ) -> None:
     first = next((memory_of(destination) for _, destination in model.destinations()), None)
     num_threads = 0 if first is None else threads_for(first.device)
-    _load(model, named_tensors(folder), str(folder), is_elsewhere, num_threads=num_threads, progress=progress)
+    _load(model, named_tensors(folder), str(folder), is_on_other_stage, num_threads=num_threads, progress=progress)
 
 
 def load_tensors(model: LoadableModel, tensors: Iterable[tuple[str, Tensor]]) -> None:
@@ -101,14 +103,14 @@ def _load(
     model: LoadableModel,
     sources: Iterable[tuple[str, TensorSource]],
     given: str,
-    is_elsewhere: Callable[[str], bool] = lambda _: False,
+    is_on_other_stage: Callable[[str], bool] = lambda _: False,
     *,
     num_threads: int = 0,
     progress: Progress | None = None,
 ) -> None:
     progress = progress or Progress()
-    copies = Copies(num_threads, progress)
-    storage = LayerStorage(model, copies.settle)
+    copies = WeightCopier(num_threads, progress)
+    storage = LayerStorage(model, copies.wait)
 
     def take(name: str, source: TensorSource, destination: Destination, covered: Collection[str]) -> None:
         storage.allocate(covered)
@@ -116,8 +118,8 @@ def _load(
         storage.release(covered)
 
     try:
-        _place(model, sources, given, take, is_elsewhere, progress=progress)
-        copies.settle()
+        _place(model, sources, given, take, is_on_other_stage, progress=progress)
+        copies.wait()
     finally:
         copies.close()
     model.finish()
@@ -128,7 +130,7 @@ def _place(
     sources: Iterable[tuple[str, TensorSource]],
     given: str,
     take: Callable[[str, TensorSource, Destination, Collection[str]], None],
-    is_elsewhere: Callable[[str], bool] = lambda _: False,
+    is_on_other_stage: Callable[[str], bool] = lambda _: False,
     *,
     progress: Progress | None = None,
 ) -> None:
@@ -155,7 +157,7 @@ def _place(
             not name.endswith(DERIVED_SUFFIXES)
             and name not in passed_over
             and not name.startswith(beginnings)
-            and not is_elsewhere(name)
+            and not is_on_other_stage(name)
         ):
             unexpected.append(name)
     if head is not None:  # of tied weights safetensors.torch.save_model keeps the first name only
@@ -214,19 +216,19 @@ class TensorSource:
         return replace(self, read=lambda: parts[(slice(None),)])
 
 
-def _copy(name: str, source: TensorSource, destination: Destination, copies: Copies) -> None:
+def _copy(name: str, source: TensorSource, destination: Destination, copies: WeightCopier) -> None:
     if isinstance(destination, TensorPart):
         _copy_parts(name, source, destination, copies)
         return
     stored = source.stored if list(source.shape) == list(destination.shape) else None
-    if stored is not None and copies.takes(stored, destination):
-        copies.put_stored(stored, destination)
+    if stored is not None and copies.can_copy(stored, destination):
+        copies.copy_stored(stored, destination)
         return
     tensor = source.read()
     _check_tensor(name, tensor, destination)
     if not destination.numel():  # as large as the checkpoint's
         destination.resize_(tensor.shape)
-    copies.put(tensor.view(destination.shape) if tensor.numel() == 1 else tensor, destination)
+    copies.copy(tensor.view(destination.shape) if tensor.numel() == 1 else tensor, destination)
 
 
 def _check(name: str, source: TensorSource, destination: Destination) -> None:
@@ -243,13 +245,13 @@ def _check_tensor(name: str, tensor: Tensor, destination: Tensor) -> None:
         _check_shape(name, tensor.shape, destination.shape)
 
 
-def _copy_parts(name: str, source: TensorSource, destination: TensorPart, copies: Copies) -> None:
+def _copy_parts(name: str, source: TensorSource, destination: TensorPart, copies: WeightCopier) -> None:
     _check_shape(name, source.shape, destination.shape)
     before, at = (slice(None),) * destination.dim, 0
     for taken in destination.taken:
         part = source.parts[(*before, slice(taken.start, taken.stop))]
         _check_kind(name, part, destination.tensor)
-        copies.put(part, destination.tensor.narrow(destination.dim, at, len(taken)))
+        copies.copy(part, destination.tensor.narrow(destination.dim, at, len(taken)))
         at += len(taken)
 
 

@@ -14,7 +14,7 @@ import torch
 from quire.services.worker.models.config.decoder_config import DecoderConfig
 from quire.services.worker.models.loading.loader import TensorSource, named_tensors
 from quire.services.worker.models.loading.tensor_names import EMBEDDING, HEAD
-from quire.services.worker.models.of_transformers.transformers_config import TransformersConfig
+from quire.services.worker.models.transformers_backend.transformers_config import TransformersConfig
 from quire.shared.errors import InvalidArgument
 from quire.shared.logs import logger
 
@@ -24,7 +24,7 @@ MOST_ROWS = 8192  # that are compared at a time
 TIE = "tie_word_embeddings"
 
 
-def settle_head(config: DecoderConfig, folder: Path) -> DecoderConfig:
+def resolve_output_head(config: DecoderConfig, folder: Path) -> DecoderConfig:
     """Returns `config`, untied if the folder's files hold an output head of their own with other values."""
     if not config.tie_word_embeddings or config.num_classes:
         return config

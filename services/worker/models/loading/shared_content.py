@@ -88,12 +88,12 @@ def _of_gpu(run: SharedRun) -> Iterator[memoryview]:
     buffer = torch.empty(min(AT_ONCE, run.bytes), dtype=torch.uint8, device="cuda")  # makes the context current
     try:
         driver = PeerDriver.load()
-        address = driver.open(run.cuda_handle)
+        address = driver.open_handle(run.cuda_handle)
         try:
-            _check_end(run, driver.extent(address)[1])
+            _check_end(run, driver.allocation_range(address)[1])
             yield from _from_gpu(driver, address + run.offset, run.bytes, buffer)
         finally:
-            driver.close(address)
+            driver.close_handle(address)
     except (OSError, PeerMemoryError) as error:
         raise FailedPrecondition(f"shared: the trainer's memory cannot be read: {error}", field="cuda_handle") from None
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from quire.services.worker.models.loading.loader import FILES, files
-from quire.services.worker.models.loading.stored import stored_tensors
+from quire.services.worker.models.loading.safetensors_layout import stored_tensors
 from quire.shared.errors import QuireError
 from quire.shared.gguf.header import read_header
 from quire.shared.logs import logger
@@ -38,33 +38,33 @@ GATHERED = 1024  # samples at a time
 DENSES = "*_Dense"  # folders of sentence-transformers, below the model's
 
 
-def digest_of(settings: WorkerSettings) -> bytes:
+def weights_digest_of(settings: WorkerSettings) -> bytes:
     """Of what a worker with these settings computes with at its start, 32 bytes; empty where nothing can be said: then
     the loader says why."""
     if settings.load_format == "dummy":
         told = f"dummy {settings.seed}"
     else:
-        found = of_folder(Path(settings.model))
+        found = folder_digest(Path(settings.model))
         if not found:
             return b""
         told = found.hex()
     return hashlib.sha256(json.dumps([told, settings.quantization]).encode()).digest()
 
 
-def of_folder(folder: Path) -> bytes:
+def folder_digest(folder: Path) -> bytes:
     """32 bytes; empty where there are no weights that can be read."""
     try:
         paths = [*files(folder)]
         for pattern in FILES:
             paths += sorted(folder.glob(f"{DENSES}/{pattern}"))
         with ThreadPoolExecutor(NUM_READERS, thread_name_prefix="samples") as readers:
-            return hashlib.sha256(b"".join(readers.map(_of_file, paths))).digest()
+            return hashlib.sha256(b"".join(readers.map(_file_digest, paths))).digest()
     except (OSError, ValueError, QuireError, zipfile.BadZipFile) as error:
         log.debug("no samples of the weights", folder=str(folder), reason=error)
         return b""
 
 
-def _of_file(path: Path) -> bytes:
+def _file_digest(path: Path) -> bytes:
     with path.open("rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
         digest = hashlib.sha256(f"{size} {_checksums(path)}\n".encode())

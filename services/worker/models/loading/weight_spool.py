@@ -17,7 +17,7 @@ from quire.services.worker.models.loading import shared_content
 from quire.shared.errors import InvalidArgument, ResourceExhausted
 from quire.shared.pb.common.v1.weights_stream_pb2 import BroadcastContent, TensorHead, WeightsPiece
 from quire.shared.pb.worker.v1 import worker_pb2
-from quire.shared.weights_heads import DEFAULT_GROUP
+from quire.shared.tensor_headers import DEFAULT_GROUP
 
 FILE = "model.safetensors"
 ELEMENT_BYTES = {
@@ -41,7 +41,7 @@ class WeightSpool:
         self._root: Path | None = None
 
     @contextmanager
-    def begin(self) -> Iterator[Spooling]:
+    def open_stream(self) -> Iterator[SpooledStream]:
         """One at a time. What is not kept is gone on leaving. Raises ResourceExhausted where nothing can be written,
         also out of the block."""
         try:
@@ -53,12 +53,12 @@ class WeightSpool:
             raise ResourceExhausted(text) from None
 
     @contextmanager
-    def _in_folder(self) -> Iterator[Spooling]:
+    def _in_folder(self) -> Iterator[SpooledStream]:
         if self._root is None or not self._root.exists():  # somebody cleans up what is old
             self._root = Path(tempfile.mkdtemp(prefix="quire-weights-"))
             atexit.register(shutil.rmtree, self._root, ignore_errors=True)
         folder = Path(tempfile.mkdtemp(dir=self._root))
-        spooling = Spooling(folder, self._most_bytes)
+        spooling = SpooledStream(folder, self._most_bytes)
         try:
             yield spooling
         finally:
@@ -76,7 +76,7 @@ class WeightSpool:
                 shutil.rmtree(other, ignore_errors=True)
 
 
-class Spooling:
+class SpooledStream:
     """One stream. Any thread may use it, one at a time."""
 
     def __init__(self, folder: Path, most_bytes: int) -> None:
@@ -89,7 +89,7 @@ class Spooling:
         self._file: BinaryIO | None = None
         self.is_kept = False
 
-    def take(self, piece: WeightsPiece) -> bool:
+    def append(self, piece: WeightsPiece) -> bool:
         """Whether that was all of it. Raises InvalidArgument for what is wrong, and what is too much."""
         match piece.WhichOneof("piece"):
             case "heads":

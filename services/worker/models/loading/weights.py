@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.services.worker.layers.placement import LayerPlacement, LoadsItself
+from quire.services.worker.layers.placement import LayerPlacement, SelfLoadingModel
 from quire.services.worker.models.causal_lm import CausalLM
 from quire.services.worker.models.loading.loader import check_tensors, load_checkpoint, load_tensors
-from quire.services.worker.models.loading.output_heads import settle_head
+from quire.services.worker.models.loading.output_heads import resolve_output_head
 from quire.services.worker.models.registry import find_model, read_model_config
 from quire.shared.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
 from quire.shared.models.model_identity import read_config
@@ -56,7 +56,7 @@ class NewWeights:
 
 
 @dataclass(frozen=True, slots=True)
-class Staged:
+class StagedWeights:
     """Weights that are ready to be swapped in."""
 
     id: WeightsId
@@ -64,12 +64,12 @@ class Staged:
 
 
 class Weights:
-    """Staged by one thread at a time, swapped in between steps, on the device's thread."""
+    """StagedWeights by one thread at a time, swapped in between steps, on the device's thread."""
 
-    def __init__(self, model: CausalLM, remake: Callable[[], CausalLM], place: LayerPlacement) -> None:
-        """`remake`: another `model`, without weights."""
-        self._model, self._remake, self._place = model, remake, place
-        self._staged: Staged | None = None
+    def __init__(self, model: CausalLM, new_model: Callable[[], CausalLM], place: LayerPlacement) -> None:
+        """`new_model`: another `model`, without weights."""
+        self._model, self._remake, self._place = model, new_model, place
+        self._staged: StagedWeights | None = None
         self._expected: tuple[WeightsId, CausalLM] | None = None
         self.id = WeightsId()
 
@@ -91,8 +91,8 @@ class Weights:
     def stage(self, source: Path | Iterable[tuple[str, Tensor]], staged_id: WeightsId) -> None:
         """Raises FailedPrecondition where weights cannot be changed, InvalidArgument with what is wrong with the new
         ones, and ResourceExhausted where there is no room for both. What was staged before is forgotten."""
-        self.drop()
-        self.check_possible()
+        self.discard_staged()
+        self.check_updatable()
         if isinstance(source, Path) and not staged_id.spooled:
             self._check_config(source)
         with _room():
@@ -101,13 +101,13 @@ class Weights:
                 load_checkpoint(fresh, source)
             else:
                 load_tensors(fresh, source)
-        self._staged = Staged(staged_id, [*_pairs(self._model, fresh, set())])
+        self._staged = StagedWeights(staged_id, [*_pairs(self._model, fresh, set())])
 
-    def expect(self, tensors: Iterable[tuple[str, Tensor]], staged_id: WeightsId) -> None:
+    def preallocate(self, tensors: Iterable[tuple[str, Tensor]], staged_id: WeightsId) -> None:
         """Has memory for weights that are still to come, and has checked their names, shapes and dtypes (`tensors` may
         be on the device "meta"). Raises as stage()."""
-        self.drop()
-        self.check_possible()
+        self.discard_staged()
+        self.check_updatable()
         with _room():
             fresh = self._remake()
         check_tensors(fresh, tensors)
@@ -122,7 +122,7 @@ class Weights:
         staged_id, fresh = expected
         with _room():
             load_tensors(fresh, tensors)
-        self._staged = Staged(staged_id, [*_pairs(self._model, fresh, set())])
+        self._staged = StagedWeights(staged_id, [*_pairs(self._model, fresh, set())])
 
     def swap(self, update: int) -> None:
         """In place of the old ones, with what was staged as this update. Raises FailedPrecondition if nothing was."""
@@ -147,17 +147,17 @@ class Weights:
         found = _tensors(self._model, set())
         return [tensor for tensor in found if tensor.untyped_storage().data_ptr() not in counted]
 
-    def read_again(self, load: Callable[[CausalLM], None]) -> None:
+    def reload_weights(self, load: Callable[[CausalLM], None]) -> None:
         """What they hold is lost, and `load` fills a model with the same."""
         fresh = self._remake()
         load(fresh)
         self._copy([*_pairs(self._model, fresh, set())])
 
-    def drop(self) -> None:
+    def discard_staged(self) -> None:
         """What was staged and not swapped in, or was expected."""
         self._staged = self._expected = None
 
-    def check_possible(self) -> None:
+    def check_updatable(self) -> None:
         """Raises FailedPrecondition where others hold them as well."""
         reason = (
             "each stage of a pipeline has layers of its own"
@@ -165,7 +165,7 @@ class Weights:
             else "adapters have been added to them"
             if self._place.adapters is not None
             else "the code of transformers has them"
-            if isinstance(self._model, LoadsItself)
+            if isinstance(self._model, SelfLoadingModel)
             else ""
         )
         if reason:
@@ -177,7 +177,7 @@ class Weights:
         if family is not type(self._model):
             named = f"{family.__name__}, not {type(self._model).__name__}"
             raise InvalidArgument(f"model: the weights in {folder} are those of {named}", field="model")
-        found = settle_head(read_model_config(values), folder)
+        found = resolve_output_head(read_model_config(values), folder)
         wrong = [name for name in (field.name for field in fields(config)) if name not in MAY_DIFFER]
         wrong = [name for name in wrong if getattr(found, name) != getattr(config, name)]
         if wrong:

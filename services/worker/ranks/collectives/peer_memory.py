@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from quire.services.worker.device.bytes_at import bytes_at
+from quire.services.worker.device.device_bytes_view import device_bytes_view
 from quire.services.worker.device.peer_driver import PeerDriver, PeerMemoryError
-from quire.services.worker.ranks.collectives.copied_sums import CopiedSums, GpuStreams, region_bytes
+from quire.services.worker.ranks.collectives.copy_engine_sums import CopyEngineSums, GpuStreams, region_bytes
 from quire.shared.logs import logger
 
 if TYPE_CHECKING:
@@ -22,11 +22,11 @@ log = logger("worker.ranks")
 # By what two H100s take (bench_sums; the figures are in the worker's README). Of a part that is added up in one shot,
 # while ranks are two: above it two shots are faster, which do not send each byte twice. Of more ranks each sends so
 # much in all.
-MOST_BYTES = 1 << 20
+ONE_SHOT_MAX_BYTES = 1 << 20
 # Of a part that is added up in two, by the number of ranks: with so many programs faster than NCCL at each size that
 # was measured.
 TWO_SHOT_BYTES = {2: 128 << 20}
-OF_OTHERS = 64 << 20  # numbers of ranks that were not measured
+DEFAULT_TWO_SHOT_BYTES = 64 << 20  # numbers of ranks that were not measured
 CHUNK_BYTES = 16 << 20  # that a rank adds up at a time: it takes as much memory twice of each other rank
 PROGRAMS = 64  # of a GPU's multiprocessors: 8 are faster up to 2 MiB by 1 us, and slower above
 
@@ -43,7 +43,7 @@ def open_mailbox(store: RankStore, rank: int, size: int, device: torch.device) -
     """Every rank calls it. None where this one cannot reach all others; each has to ask them whether they can."""
     from quire.kernels.triton.rank_sums import BLOCK, RankMailbox, inbox_words
 
-    num_blocks = MOST_BYTES // (size - 1) // (4 * BLOCK)
+    num_blocks = ONE_SHOT_MAX_BYTES // (size - 1) // (4 * BLOCK)
     shared = _share(store, rank, size, 8 * inbox_words(size, num_blocks), "inbox")
     if shared is None:
         return None
@@ -71,27 +71,27 @@ def open_exchange(
     return exchange
 
 
-def open_copied_sums(store: RankStore, rank: int, size: int, device: torch.device) -> CopiedSums | None:
+def open_copy_engine_sums(store: RankStore, rank: int, size: int, device: torch.device) -> CopyEngineSums | None:
     """The same for sums beside products, of two ranks; None for more. Each has to ask whether it was greeted."""
     shared = _share(store, rank, size, region_bytes(), "copies") if size == 2 else None
     if shared is None:
         return None
     own, peer = shared.addresses[rank], shared.addresses[1 - rank]
-    sums = CopiedSums(PeerDriver.load(), bytes_at(own, region_bytes(), device), peer, GpuStreams(device))
+    sums = CopyEngineSums(PeerDriver.load(), device_bytes_view(own, region_bytes(), device), peer, GpuStreams(device))
     weakref.finalize(sums, shared.free)
     try:
-        sums.greet()
+        sums.probe_peer()
     except PeerMemoryError as error:
         log.warning("ranks add up behind products", reason=str(error))
         return None
     return sums
 
 
-def two_shot_pays(x: torch.Tensor, size: int) -> bool:
+def uses_two_shot(x: torch.Tensor, size: int) -> bool:
     """For such a part, which one shot does not take. The same on all ranks."""
     from quire.kernels.triton.two_shot_sums import two_shot_sum_takes
 
-    return x.nbytes <= TWO_SHOT_BYTES.get(size, OF_OTHERS) and two_shot_sum_takes(x)
+    return x.nbytes <= TWO_SHOT_BYTES.get(size, DEFAULT_TWO_SHOT_BYTES) and two_shot_sum_takes(x)
 
 
 def _share(store: RankStore, rank: int, size: int, num_bytes: int, name: str) -> _SharedMemory | None:
@@ -122,7 +122,7 @@ class _SharedMemory:
         try:
             self._driver = driver = PeerDriver.load()
             self._own = driver.allocate(num_bytes)
-            handle = driver.handle(self._own)
+            handle = driver.export_handle(self._own)
         finally:
             store.set(f"{name} of {rank}", handle.hex())
         for other in range(size):
@@ -137,11 +137,11 @@ class _SharedMemory:
             return
         for address in self._others:
             with contextlib.suppress(PeerMemoryError):
-                self._driver.close(address)
+                self._driver.close_handle(address)
         if self._own:
             with contextlib.suppress(PeerMemoryError):
                 self._driver.free(self._own)
 
     def _open(self, driver: PeerDriver, handle: bytes) -> int:
-        self._others.append(driver.open(handle))
+        self._others.append(driver.open_handle(handle))
         return self._others[-1]

@@ -18,14 +18,14 @@ from dataclasses import dataclass
 
 from quire.services.worker.ranks.hosts.tls_session import TlsSession
 from quire.shared.errors import Unauthenticated, Unavailable
-from quire.shared.rpc.trust.meeting import NONCE_BYTES, Meeting
+from quire.shared.rpc.trust.transcript import NONCE_BYTES, HandshakeTranscript
 from quire.shared.security.secret_file import SecretFile
 from quire.shared.security.tls import client_context
 from quire.shared.security.tls_files import NO_TLS, Tls
 
 LENGTH = struct.Struct("<I")
-MOST_BYTES = 1 << 30
-MOST_UNPROVED_BYTES = 128
+MAX_FRAME_BYTES = 1 << 30
+MAX_HANDSHAKE_BYTES = 128
 PROOF_BYTES = 32
 NODE = struct.Struct("<I")
 SERVICE = "quire.ranks"
@@ -55,18 +55,18 @@ class Channel:
         with self._sending:
             self._bytes.sendall(LENGTH.pack(len(frame)) + frame)
 
-    def receive(self, most: int = MOST_BYTES) -> bytes:
+    def receive(self, most: int = MAX_FRAME_BYTES) -> bytes:
         """Raises Unavailable at the end of the link, and OSError."""
-        (size,) = LENGTH.unpack(self._take(LENGTH.size))
+        (size,) = LENGTH.unpack(self._receive_exactly(LENGTH.size))
         if size > most:
             raise Unavailable(f"a frame of {size} bytes, where {most} are taken")
-        return self._take(size)
+        return self._receive_exactly(size)
 
-    def patience(self, seconds: float | None) -> None:
+    def set_timeout(self, seconds: float | None) -> None:
         """Longest that a call waits; TimeoutError, an OSError, is raised then."""
         self._link.settimeout(seconds)
 
-    def bound_sends(self, seconds: int) -> None:
+    def set_send_timeout(self, seconds: int) -> None:
         """send() raises where the other side takes nothing for so long; receive() waits as before."""
         self._link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", seconds, 0))
 
@@ -75,7 +75,7 @@ class Channel:
             self._link.shutdown(socket.SHUT_RDWR)  # whoever receives hears of it
         self._link.close()
 
-    def _take(self, size: int) -> bytes:
+    def _receive_exactly(self, size: int) -> bytes:
         parts = []
         while size:
             part = self._bytes.recv(min(size, 1 << 20))
@@ -87,43 +87,43 @@ class Channel:
 
 
 @dataclass(frozen=True, slots=True)
-class Proofs:
+class HostHandshake:
     """Of a meeting. `secret`: None where the operator has said that nobody else is on the network."""
 
     secret: SecretFile | None
-    place: str  # HOST:PORT of rank 0's side, as both were told
+    address: str  # HOST:PORT of rank 0's side, as both were told
     tls: Tls = NO_TLS  # of the host that dials
     serving: ssl.SSLContext | None = None  # of rank 0's
 
-    def offer(self, channel: Channel, node: int) -> None:
+    def connect(self, channel: Channel, node: int) -> None:
         """By the host that dials. Raises Unauthenticated where the other one does not know the secret, Unavailable
         where it does not want this one, and OSError, also where only one of both speaks TLS."""
         if self.tls.dials:
-            name = self.tls.server_name or self.place.rpartition(":")[0]
+            name = self.tls.server_name or self.address.rpartition(":")[0]
             channel.encrypt(client_context(self.tls), server_name=name)
         try:
-            theirs, mine = channel.receive(MOST_UNPROVED_BYTES), os.urandom(NONCE_BYTES)
+            theirs, mine = channel.receive(MAX_HANDSHAKE_BYTES), os.urandom(NONCE_BYTES)
         except TimeoutError:
             raise Unavailable(
-                f"{self.place} does not greet: is it node 0, and is `tls` set there and not here?"
+                f"{self.address} does not greet: is it node 0, and is `tls` set there and not here?"
             ) from None
-        meeting = _meeting(self.place, node, mine, theirs)
+        meeting = _meeting(self.address, node, mine, theirs)
         channel.send(NODE.pack(node) + mine + meeting.proof(self._secrets[0], "client"))
-        if not meeting.is_proved(channel.receive(MOST_UNPROVED_BYTES), self._secrets, "server"):
-            raise Unauthenticated(f"{self.place} does not prove that it knows the cluster's secret")
+        if not meeting.is_proved(channel.receive(MAX_HANDSHAKE_BYTES), self._secrets, "server"):
+            raise Unauthenticated(f"{self.address} does not prove that it knows the cluster's secret")
 
-    def ask(self, channel: Channel) -> int:
+    def accept(self, channel: Channel) -> int:
         """By rank 0's host; returns the number of the one that dialled. Raises Unauthenticated and OSError."""
         if self.serving is not None:
             channel.encrypt(self.serving)
         mine = os.urandom(NONCE_BYTES)
         channel.send(mine)
-        said = channel.receive(MOST_UNPROVED_BYTES)
+        said = channel.receive(MAX_HANDSHAKE_BYTES)
         if len(said) != NODE.size + NONCE_BYTES + PROOF_BYTES:
             raise Unauthenticated("what it says is no introduction")
         node = int(NODE.unpack_from(said)[0])
         nonce, proof = said[NODE.size : -PROOF_BYTES], said[-PROOF_BYTES:]
-        meeting = _meeting(self.place, node, nonce, mine)
+        meeting = _meeting(self.address, node, nonce, mine)
         found = [one for one in self._secrets if hmac.compare_digest(meeting.proof(one, "client"), proof)]
         if not found:
             raise Unauthenticated("it does not prove that it knows the cluster's secret")
@@ -135,5 +135,5 @@ class Proofs:
         return (b"",) if self.secret is None else self.secret.all
 
 
-def _meeting(place: str, node: int, client_nonce: bytes, server_nonce: bytes) -> Meeting:
-    return Meeting(SERVICE, f"node {node}", "node 0", place, client_nonce, server_nonce)
+def _meeting(place: str, node: int, client_nonce: bytes, server_nonce: bytes) -> HandshakeTranscript:
+    return HandshakeTranscript(SERVICE, f"node {node}", "node 0", place, client_nonce, server_nonce)

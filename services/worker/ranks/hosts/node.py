@@ -12,11 +12,11 @@ from multiprocessing.connection import Connection, wait
 from quire.services.worker.ranks.follower import RankReplica
 from quire.services.worker.ranks.group import RankFailure
 from quire.services.worker.ranks.hosts import wire
-from quire.services.worker.ranks.hosts.channel import Channel, Proofs
+from quire.services.worker.ranks.hosts.channel import Channel, HostHandshake
 from quire.services.worker.ranks.hosts.interfaces import interface_of
 from quire.services.worker.ranks.hosts.wire import Welcome
+from quire.services.worker.ranks.placement import RankPlacement
 from quire.services.worker.ranks.processes import RankProcesses
-from quire.services.worker.ranks.seat import Seat
 from quire.services.worker.ranks.wire import Command, CommandKind
 from quire.shared.errors import QuireError, Unavailable
 from quire.shared.logs import logger
@@ -24,22 +24,24 @@ from quire.shared.logs import logger
 log = logger("worker.node")
 
 DIAL_PAUSE_S = 0.5
-DIAL_PATIENCE_S = 5.0
-MOST_SILENT_LOOKS = 40  # at the link, without a word of rank 0, which says something twice a second
-WRITE_PATIENCE_S = 120.0
-END_PATIENCE_S = 10.0
+DIAL_TIMEOUT_S = 5.0
+MAX_SILENT_CHECKS = 40  # at the link, without a word of rank 0, which says something twice a second
+WRITE_TIMEOUT_S = 120.0
+END_TIMEOUT_S = 10.0
 
-Build = Callable[[Welcome], Callable[[Seat], RankReplica]]
+Build = Callable[[Welcome], Callable[[RankPlacement], RankReplica]]
 
 
-def dial(host: str, port: int, proofs: Proofs, node: int, stopping: threading.Event) -> tuple[Channel, Welcome] | None:
+def dial(
+    host: str, port: int, handshake: HostHandshake, node: int, stopping: threading.Event
+) -> tuple[Channel, Welcome] | None:
     """Again and again until rank 0 is there and takes this host; None if that is to stop. Raises Unauthenticated."""
     told = ""
     while not stopping.is_set():
         channel = None
         try:
-            channel = Channel(socket.create_connection((host, port), timeout=DIAL_PATIENCE_S))
-            proofs.offer(channel, node)
+            channel = Channel(socket.create_connection((host, port), timeout=DIAL_TIMEOUT_S))
+            handshake.connect(channel, node)
             return channel, Welcome.decode(channel.receive())
         except (OSError, Unavailable) as error:  # it is not there yet, or about to end
             if channel is not None:
@@ -58,8 +60,8 @@ class NodeRanks:
         """Raises QuireError where both sides do not fit."""
         self._channel = channel
         interface, first = interface_of(channel.own_address), node * welcome.per_host
-        seats = [
-            Seat(
+        placements = [
+            RankPlacement(
                 rank,
                 welcome.size,
                 welcome.host,
@@ -71,25 +73,25 @@ class NodeRanks:
             )
             for rank in range(first, first + welcome.per_host)
         ]
-        self.processes = RankProcesses(seats, build(welcome))
+        self.processes = RankProcesses(placements, build(welcome))
         self._over = threading.Event()
-        self._silent_looks = 0
+        self._num_silent_checks = 0
 
     def run(self) -> str:
         """Until rank 0 stops, is gone, or a rank of this host is: why."""
         others = [threading.Thread(target=work, daemon=True) for work in (self._relay_answers, self._watch)]
         for other in others:
             other.start()
-        patience_s, reason = END_PATIENCE_S, "rank 0 has stopped"
+        timeout_s, reason = END_TIMEOUT_S, "rank 0 has stopped"
         try:
-            self._channel.patience(None)
+            self._channel.set_timeout(None)
             self._relay_commands()
         except (OSError, QuireError) as error:
-            patience_s, reason = 0.0, str(error)
+            timeout_s, reason = 0.0, str(error)
         finally:
-            self.end(patience_s)
+            self.end(timeout_s)
             for other in others:
-                other.join(END_PATIENCE_S)
+                other.join(END_TIMEOUT_S)
             if not any(other.is_alive() for other in others):  # else they may still use it
                 self.processes.close()
         return reason
@@ -98,20 +100,20 @@ class NodeRanks:
         self._over.set()
         deadline = time.monotonic() + timeout_s
         for rank in self.processes.ranks:
-            rank.end(deadline)
+            rank.terminate(deadline)
         self._channel.close()
 
     def _relay_commands(self) -> None:
         """Up to the last one."""
         while True:
             frame = self._channel.receive()
-            self._silent_looks = 0
+            self._num_silent_checks = 0
             if not frame:
                 continue
             is_last = Command.decode(frame).kind == CommandKind.STOP
             for rank in self.processes.ranks:
                 rank.stopping = is_last
-            self.processes.write(frame, WRITE_PATIENCE_S)
+            self.processes.write(frame, WRITE_TIMEOUT_S)
             if is_last:
                 return
 
@@ -119,7 +121,7 @@ class NodeRanks:
         numbers: dict[object, int] = {rank.replies: rank.number for rank in self.processes.ranks}
         links: list[Connection] = [rank.replies for rank in self.processes.ranks]
         while links and not self._over.is_set():
-            for link in wait(links, timeout=wire.BEAT_S):
+            for link in wait(links, timeout=wire.HEARTBEAT_INTERVAL_S):
                 assert isinstance(link, Connection)
                 try:
                     self._channel.send(wire.answer(numbers[link], link.recv_bytes()))
@@ -129,15 +131,15 @@ class NodeRanks:
     def _watch(self) -> None:
         """Tells that ranks live; ends the link when one is gone, or when rank 0 has been silent."""
         ranks = self.processes.ranks
-        while not self._over.wait(wire.BEAT_S):
-            self._silent_looks += 1
+        while not self._over.wait(wire.HEARTBEAT_INTERVAL_S):
+            self._num_silent_checks += 1
             try:
                 gone = next((rank for rank in ranks if not rank.stopping and not rank.process.is_alive()), None)
                 if gone is not None:
                     raise RankFailure(f"the process of rank {gone.number} ended with {gone.process.exitcode}")
-                if self._silent_looks > MOST_SILENT_LOOKS:
+                if self._num_silent_checks > MAX_SILENT_CHECKS:
                     raise RankFailure("rank 0 gives no sign of life")
-                self._channel.send(wire.pulses({rank.number: rank.read_pulse() for rank in ranks}))
+                self._channel.send(wire.heartbeats({rank.number: rank.read_heartbeat() for rank in ranks}))
             except (OSError, RankFailure) as failure:
                 with contextlib.suppress(OSError):
                     self._channel.send(wire.FAILURE + str(failure).encode())
@@ -145,7 +147,7 @@ class NodeRanks:
                 return
 
 
-class PresentLife:
+class CurrentRun:
     """The one that runs now, of all those that a host sees: it ends when the host is to stop."""
 
     def __init__(self, stopping: threading.Event) -> None:

@@ -1,7 +1,7 @@
 """What goes between rank 0's host and another one, once they know each other.
 
 To the other: a welcome, then commands as ranks read them (ranks/wire.py); an empty frame says that rank 0 is there.
-From it: a letter, then an answer of a rank, the pulses of all its ranks, or why it cannot go on.
+From it: a letter, then an answer of a rank, the heartbeats of all its ranks, or why it cannot go on.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import struct
 from dataclasses import asdict, dataclass
 from typing import Any
 
-ANSWER, PULSES, FAILURE = b"A", b"P", b"F"
+ANSWER, HEARTBEATS, FAILURE = b"A", b"P", b"F"
 RANK = struct.Struct("<I")
-PULSE = struct.Struct("<IQ")
-HELLO = b""
-BEAT_S = 0.5
+HEARTBEAT = struct.Struct("<IQ")
+KEEPALIVE = b""
+HEARTBEAT_INTERVAL_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +44,9 @@ def answer(rank: int, reply: bytes) -> bytes:
     return ANSWER + RANK.pack(rank) + reply
 
 
-def pulses(by_rank: dict[int, int]) -> bytes:
-    return PULSES + b"".join(PULSE.pack(rank, pulse) for rank, pulse in by_rank.items())
+def heartbeats(by_rank: dict[int, int]) -> bytes:
+    return HEARTBEATS + b"".join(HEARTBEAT.pack(rank, heartbeat) for rank, heartbeat in by_rank.items())
 
 
-def read_pulses(body: bytes) -> dict[int, int]:
-    return dict(PULSE.iter_unpack(body))
+def read_heartbeats(body: bytes) -> dict[int, int]:
+    return dict(HEARTBEAT.iter_unpack(body))

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from quire.services.worker.sampling.features.component import Positions, check_token_ids
-from quire.services.worker.sampling.features.slot_entries import Joined, SlotEntries
-from quire.services.worker.sampling.vocabulary.part import VocabPart
+from quire.services.worker.sampling.features.slot_entries import JoinedEntries, SlotEntries
+from quire.services.worker.sampling.vocabulary.vocab_shard import VocabShard
 from quire.services.worker.step.admission import SlotAdmission
 from quire.services.worker.step.slots import Rows
 
@@ -16,9 +16,9 @@ from quire.services.worker.step.slots import Rows
 class AllowedTokenIds:
     """A list of ids for each slot that is restricted."""
 
-    def __init__(self, part: VocabPart, device: torch.device) -> None:
-        self._vocab_size = part.vocab_size
-        self._entries = SlotEntries(part, device)
+    def __init__(self, shard: VocabShard, device: torch.device) -> None:
+        self._vocab_size = shard.vocab_size
+        self._entries = SlotEntries(shard, device)
 
     def admit(self, slot: int, admission: SlotAdmission) -> None:
         if not admission.sampling.allowed_token_ids:
@@ -28,7 +28,7 @@ class AllowedTokenIds:
         self._entries.put(slot, ids, np.zeros(len(ids), dtype=np.float32))
 
     def release(self, slot: int) -> None:
-        self._entries.drop(slot)
+        self._entries.release(slot)
 
     def bind(self, slots: Rows) -> BoundAllowedTokenIds | None:
         joined = self._entries.join(slots)
@@ -38,7 +38,7 @@ class AllowedTokenIds:
 class BoundAllowedTokenIds:
     """Keeps the allowed logits and bans all others of the rows."""
 
-    def __init__(self, joined: Joined) -> None:
+    def __init__(self, joined: JoinedEntries) -> None:
         self._joined = joined
 
     def apply(self, logits: Tensor, positions: Positions) -> None:

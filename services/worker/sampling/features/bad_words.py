@@ -11,7 +11,7 @@ from torch import Tensor
 from quire.services.worker.device.staging import upload
 from quire.services.worker.sampling.features.component import Positions, check_token_ids
 from quire.services.worker.sampling.features.output_tails import BoundTails, OutputTails
-from quire.services.worker.sampling.vocabulary.part import VocabPart
+from quire.services.worker.sampling.vocabulary.vocab_shard import VocabShard
 from quire.services.worker.step.admission import SlotAdmission
 from quire.services.worker.step.slots import Rows
 from quire.shared import columns
@@ -23,8 +23,8 @@ ANY = -1  # in a prefix: matches every token
 class BadWords:
     """Words by slot."""
 
-    def __init__(self, num_slots: int, part: VocabPart, device: torch.device) -> None:
-        self._part = part
+    def __init__(self, num_slots: int, shard: VocabShard, device: torch.device) -> None:
+        self._shard = shard
         self._device = device
         self._words: dict[int, Sequence[I32]] = {}
         self._tails = OutputTails(num_slots, device)
@@ -33,9 +33,9 @@ class BadWords:
         words = [columns.i32(word) for word in admission.bad_word_token_ids if word]
         if not words:
             return
-        check_token_ids(np.concatenate(words), self._part.vocab_size, "bad_words")
+        check_token_ids(np.concatenate(words), self._shard.vocab_size, "bad_words")
         output = columns.i32(admission.token_ids)[admission.num_prompt_tokens :]
-        self._tails.begin(slot, output, max(map(len, words)) - 1)
+        self._tails.start_slot(slot, output, max(map(len, words)) - 1)
         self._words[slot] = words
 
     def release(self, slot: int) -> None:
@@ -49,7 +49,7 @@ class BadWords:
             return None
         rows = np.array(list(active))
         tails = BoundTails(self._tails, rows, slots[rows], self._device)
-        return BoundBadWords(active, tails, self._tails.width, self._part, device=self._device)
+        return BoundBadWords(active, tails, self._tails.width, self._shard, device=self._device)
 
 
 class BoundBadWords:
@@ -60,7 +60,7 @@ class BoundBadWords:
         active: dict[int, Sequence[I32]],
         tails: BoundTails,
         width: int,
-        part: VocabPart,
+        shard: VocabShard,
         *,
         device: torch.device,
     ) -> None:
@@ -69,7 +69,7 @@ class BoundBadWords:
             (index, row, word)
             for index, (row, words) in enumerate(active.items())
             for word in words
-            if part.has(word[-1:]).all()
+            if shard.has(word[-1:]).all()
         ]
         prefixes = np.full((len(entries), width), ANY, dtype=np.int32)
         for i, (_, _, word) in enumerate(entries):
@@ -79,7 +79,7 @@ class BoundBadWords:
             for values, dtype in (
                 ([index for index, _, _ in entries], np.int64),
                 ([row for _, row, _ in entries], np.int64),
-                ([int(word[-1]) - part.first for _, _, word in entries], np.int64),
+                ([int(word[-1]) - shard.first for _, _, word in entries], np.int64),
                 (prefixes, np.int32),
             )
         )

@@ -25,7 +25,7 @@ class Positions:
     device: Tensor
     drafts: Tensor | None = None  # int32 [num_rows, most] the row's drafts, in order, then -1; None: there are none
 
-    def of(self, rows: Rows, on_device: Tensor) -> Positions:
+    def select(self, rows: Rows, on_device: Tensor) -> Positions:
         """Of some of the rows, which are there twice."""
         drafts = None if self.drafts is None else self.drafts[on_device]
         return Positions(self.host[rows], self.device[on_device], drafts)
@@ -35,7 +35,7 @@ class Bound(Protocol):
     """A feature prepared for the rows of a step; used again as long as the rows stay the same."""
 
     def apply(self, logits: Tensor, positions: Positions) -> None:
-        """Changes float32 `logits` [num_rows, part.size] in place, those of the tokens that are here."""
+        """Changes float32 `logits` [num_rows, shard.size] in place, those of the tokens that are here."""
 
     def sampled(self, token_ids: Tensor) -> None:
         """These are the rows' new tokens, int32 [num_rows], on the device; -1 where a row gave none: the choice failed

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from quire.services.worker.sampling.features.component import Positions, check_token_ids
-from quire.services.worker.sampling.features.slot_entries import Joined, SlotEntries
-from quire.services.worker.sampling.vocabulary.part import VocabPart
+from quire.services.worker.sampling.features.slot_entries import JoinedEntries, SlotEntries
+from quire.services.worker.sampling.vocabulary.vocab_shard import VocabShard
 from quire.services.worker.step.admission import SlotAdmission
 from quire.services.worker.step.slots import Rows
 
@@ -16,9 +16,9 @@ from quire.services.worker.step.slots import Rows
 class LogitBias:
     """Token ids and their biases, for each slot that has some."""
 
-    def __init__(self, part: VocabPart, device: torch.device) -> None:
-        self._vocab_size = part.vocab_size
-        self._entries = SlotEntries(part, device)
+    def __init__(self, shard: VocabShard, device: torch.device) -> None:
+        self._vocab_size = shard.vocab_size
+        self._entries = SlotEntries(shard, device)
 
     def admit(self, slot: int, admission: SlotAdmission) -> None:
         bias = admission.sampling.logit_bias
@@ -29,7 +29,7 @@ class LogitBias:
         self._entries.put(slot, ids, np.array(list(bias.values()), dtype=np.float32))
 
     def release(self, slot: int) -> None:
-        self._entries.drop(slot)
+        self._entries.release(slot)
 
     def bind(self, slots: Rows) -> BoundLogitBias | None:
         joined = self._entries.join(slots)
@@ -39,7 +39,7 @@ class LogitBias:
 class BoundLogitBias:
     """Adds each bias to its place."""
 
-    def __init__(self, joined: Joined) -> None:
+    def __init__(self, joined: JoinedEntries) -> None:
         self._joined = joined
 
     def apply(self, logits: Tensor, positions: Positions) -> None:

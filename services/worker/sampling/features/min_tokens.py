@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from quire.services.worker.sampling.features.component import Positions
-from quire.services.worker.sampling.features.slot_entries import Joined, SlotEntries
-from quire.services.worker.sampling.vocabulary.part import VocabPart
+from quire.services.worker.sampling.features.slot_entries import JoinedEntries, SlotEntries
+from quire.services.worker.sampling.vocabulary.vocab_shard import VocabShard
 from quire.services.worker.step.admission import SlotAdmission
 from quire.services.worker.step.slots import Rows
 from quire.shared import columns
@@ -17,9 +17,9 @@ from quire.shared import columns
 class MinTokens:
     """Banned ids, each with the position from which on it is free, for each slot with a minimum."""
 
-    def __init__(self, part: VocabPart, device: torch.device) -> None:
-        self._vocab_size = part.vocab_size
-        self._entries = SlotEntries(part, device)
+    def __init__(self, shard: VocabShard, device: torch.device) -> None:
+        self._vocab_size = shard.vocab_size
+        self._entries = SlotEntries(shard, device)
 
     def admit(self, slot: int, admission: SlotAdmission) -> None:
         if not admission.sampling.min_tokens:
@@ -33,7 +33,7 @@ class MinTokens:
             self._entries.put(slot, banned, np.full(len(banned), free_from, dtype=np.int32))
 
     def release(self, slot: int) -> None:
-        self._entries.drop(slot)
+        self._entries.release(slot)
 
     def bind(self, slots: Rows) -> BoundMinTokens | None:
         joined = self._entries.join(slots)
@@ -43,7 +43,7 @@ class MinTokens:
 class BoundMinTokens:
     """Bans what is not free yet."""
 
-    def __init__(self, joined: Joined) -> None:
+    def __init__(self, joined: JoinedEntries) -> None:
         self._joined = joined
 
     def apply(self, logits: Tensor, positions: Positions) -> None:

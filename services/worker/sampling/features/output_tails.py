@@ -25,7 +25,7 @@ class OutputTails:
     def width(self) -> int:
         return int(self.tokens.size(1))
 
-    def begin(self, slot: int, output: I32, width: int) -> None:
+    def start_slot(self, slot: int, output: I32, width: int) -> None:
         """`slot` has this output so far, whose last `width` tokens will be read."""
         self._widen(width)
         tail = np.full(self.width, NONE, dtype=np.int32)

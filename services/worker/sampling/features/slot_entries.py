@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from quire.services.worker.device.staging import upload
-from quire.services.worker.sampling.vocabulary.part import VocabPart
+from quire.services.worker.sampling.vocabulary.vocab_shard import VocabShard
 from quire.services.worker.step.slots import Rows
 from quire.shared.columns import I32
 
@@ -19,7 +19,7 @@ Values = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
+class JoinedEntries:
     """Entries of several rows, on the device."""
 
     rows: Tensor  # int64 [num_entries]
@@ -33,18 +33,18 @@ class Joined:
 class SlotEntries:
     """Entries by slot, for slots that have any."""
 
-    def __init__(self, part: VocabPart, device: torch.device) -> None:
-        self._part, self._device = part, device
+    def __init__(self, shard: VocabShard, device: torch.device) -> None:
+        self._shard, self._device = shard, device
         self._entries: dict[int, tuple[I32, Values]] = {}
 
     def put(self, slot: int, token_ids: I32, values: Values) -> None:
-        here = self._part.has(token_ids)
-        self._entries[slot] = (token_ids[here] - self._part.first, values[here])
+        here = self._shard.has(token_ids)
+        self._entries[slot] = (token_ids[here] - self._shard.first, values[here])
 
-    def drop(self, slot: int) -> None:
+    def release(self, slot: int) -> None:
         self._entries.pop(slot, None)
 
-    def join(self, slots: Rows) -> Joined | None:
+    def join(self, slots: Rows) -> JoinedEntries | None:
         if not self._entries:
             return None
         active = [row for row, slot in enumerate(slots.tolist()) if slot in self._entries]
@@ -53,7 +53,7 @@ class SlotEntries:
         entries = [self._entries[int(slots[row])] for row in active]
         rows = np.repeat(active, [len(ids) for ids, _ in entries])
         values = np.concatenate([values for _, values in entries])
-        return Joined(
+        return JoinedEntries(
             rows=upload(rows, self._device),
             places=upload(np.concatenate([ids for ids, _ in entries]), self._device, np.int64),
             values=upload(values, self._device),

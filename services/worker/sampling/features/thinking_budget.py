@@ -12,7 +12,7 @@ from torch import Tensor
 from quire.services.worker.device.staging import upload
 from quire.services.worker.sampling.features.component import Positions, check_token_ids, rows_by_slot
 from quire.services.worker.sampling.features.output_tails import OutputTails, shifted
-from quire.services.worker.sampling.vocabulary.part import VocabPart
+from quire.services.worker.sampling.vocabulary.vocab_shard import VocabShard
 from quire.services.worker.step.admission import SlotAdmission
 from quire.services.worker.step.slots import Rows
 from quire.shared import columns
@@ -20,7 +20,7 @@ from quire.shared.columns import I32
 
 OUTSIDE = -1  # of a reasoning section
 ANY = -1  # in a pattern: matches every token
-FIRST = 1e5  # a logit above all others by more than any temperature or noise makes up for
+FORCED_LOGIT = 1e5  # a logit above all others by more than any temperature or noise makes up for
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +30,14 @@ class ReasoningSection:
     budget: int
     start: I32
     end: I32
-    has_form: bool  # a grammar has the last word, and may not allow the end
+    has_grammar: bool  # a grammar has the last word, and may not allow the end
 
 
 class ThinkingBudget:
     """Counts the tokens of open sections, on the device: [num_slots], OUTSIDE where none is open."""
 
-    def __init__(self, num_slots: int, part: VocabPart, device: torch.device) -> None:
-        self.part = part
+    def __init__(self, num_slots: int, shard: VocabShard, device: torch.device) -> None:
+        self.shard = shard
         self._device = device
         self._sections: dict[int, ReasoningSection] = {}
         self.tails = OutputTails(num_slots, device)
@@ -47,12 +47,12 @@ class ThinkingBudget:
         if not admission.sampling.HasField("thinking_token_budget"):
             return
         start, end = columns.i32(admission.think_start_token_ids), columns.i32(admission.think_end_token_ids)
-        check_token_ids(np.concatenate((start, end)), self.part.vocab_size, "thinking_token_budget")
+        check_token_ids(np.concatenate((start, end)), self.shard.vocab_size, "thinking_token_budget")
         tokens = columns.i32(admission.token_ids)
-        budget, has_form = admission.sampling.thinking_token_budget, bool(admission.grammar_id)
-        self._sections[slot] = ReasoningSection(budget, start, end, has_form)
-        self.tails.begin(slot, tokens, max(len(start), len(end)))
-        self.counts[slot] = _open_tokens(tokens, start, end)
+        budget, has_grammar = admission.sampling.thinking_token_budget, bool(admission.grammar_id)
+        self._sections[slot] = ReasoningSection(budget, start, end, has_grammar)
+        self.tails.start_slot(slot, tokens, max(len(start), len(end)))
+        self.counts[slot] = _num_open_tokens(tokens, start, end)
 
     def release(self, slot: int) -> None:
         self._sections.pop(slot, None)
@@ -77,24 +77,24 @@ class BoundThinkingBudget:
         own_slots, own_rows = rows_by_slot(rows, slots[rows])
         first_of = np.searchsorted(rows, own_rows[:, 0])  # index among the active rows of each slot's first one
         longest = max(len(section.end) for section in sections)
-        prefixes = [[_aligned(s.end[:length], width) for length in range(longest)] for s in sections]
+        prefixes = [[_right_aligned(s.end[:length], width) for length in range(longest)] for s in sections]
         nexts = np.zeros((len(sections), longest), dtype=np.int64)
         for i, section in enumerate(sections):
             nexts[i, : len(section.end)] = section.end
         (
             self._rows, self._slots, self._own_slots, self._own_rows, self._first_of,
-            self._budgets, self._starts, self._ends, self._prefixes, self._nexts, self._lengths, self._have_form,
+            self._budgets, self._starts, self._ends, self._prefixes, self._nexts, self._lengths, self._have_grammar,
         ) = (
             upload(values, device)
             for values in (
                 rows, slots[rows], own_slots, own_rows, first_of,
                 [s.budget for s in sections],
-                np.array([_aligned(s.start, width) for s in sections]),
-                np.array([_aligned(s.end, width) for s in sections]),
+                np.array([_right_aligned(s.start, width) for s in sections]),
+                np.array([_right_aligned(s.end, width) for s in sections]),
                 np.array(prefixes),
                 nexts,
                 [len(s.end) for s in sections],
-                [[s.has_form] for s in sections],
+                [[s.has_grammar] for s in sections],
             )
         )  # fmt: skip
 
@@ -103,12 +103,12 @@ class BoundThinkingBudget:
         if positions.drafts is not None:
             counts, tails = self._advance(counts, tails, positions.drafts[self._rows], slice(None))
         due = (counts >= self._budgets).unsqueeze(1)
-        wanted, here = self._owner.part.places(self._next_of_end(tails).unsqueeze(1))
+        wanted, here = self._owner.shard.local_columns(self._next_of_end(tails).unsqueeze(1))
         rows = logits[self._rows]
         kept = rows.gather(1, wanted)
         kept = torch.where(due & ~torch.isfinite(kept), 0, kept)  # whatever else bans it
-        kept = torch.where(due & self._have_form, FIRST, kept)
-        others = rows.masked_fill(due & ~self._have_form, float("-inf"))
+        kept = torch.where(due & self._have_grammar, FORCED_LOGIT, kept)
+        others = rows.masked_fill(due & ~self._have_grammar, float("-inf"))
         logits[self._rows] = others.scatter(1, wanted, kept.where(here, others.gather(1, wanted)))
 
     def sampled(self, token_ids: Tensor) -> None:
@@ -138,21 +138,21 @@ def _matches(tails: Tensor, patterns: Tensor) -> Tensor:
     return ((tails == patterns) | (patterns == ANY)).all(dim=-1)
 
 
-def _aligned(pattern: I32, width: int) -> I32:
+def _right_aligned(pattern: I32, width: int) -> I32:
     out = np.full(width, ANY, dtype=np.int32)
     out[width - len(pattern) :] = pattern
     return out
 
 
-def _open_tokens(tokens: I32, start: I32, end: I32) -> int:
+def _num_open_tokens(tokens: I32, start: I32, end: I32) -> int:
     """Tokens behind the first `start` that no `end` has followed; OUTSIDE if there is none."""
-    ended = _found(tokens, end)[-1:]
+    ended = _occurrences(tokens, end)[-1:]
     rest = tokens[int(ended[0]) + len(end) :] if len(ended) else tokens
-    begun = _found(rest, start)[:1]
+    begun = _occurrences(rest, start)[:1]
     return len(rest) - int(begun[0]) - len(start) if len(begun) else OUTSIDE
 
 
-def _found(tokens: I32, pattern: I32) -> Rows:
+def _occurrences(tokens: I32, pattern: I32) -> Rows:
     """Where `pattern` begins, every time."""
     if len(tokens) < len(pattern):
         return np.zeros(0, dtype=np.intp)

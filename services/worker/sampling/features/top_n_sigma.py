@@ -46,8 +46,8 @@ class BoundTopNSigma:
         self._sigmas = upload(list(active.values()), device, "float32")[:, None]
 
     def apply(self, logits: Tensor, positions: Positions) -> None:
-        total, largest = self._vocabulary.total, self._vocabulary.largest
-        kept = logits[self._rows]  # [num_active, part.size]
+        total, largest = self._vocabulary.all_reduce_sum, self._vocabulary.all_reduce_max
+        kept = logits[self._rows]  # [num_active, shard.size]
         possible = kept > float("-inf")
         count = total(possible.sum(dim=1, keepdim=True)).clamp(min=1)
         mean = total(kept.masked_fill(~possible, 0).sum(dim=1, keepdim=True)) / count

@@ -17,7 +17,7 @@ class TokenFilter:
     unused: float
     dtype: str
 
-    def asked(self, sampling: SamplingParams) -> float:
+    def requested(self, sampling: SamplingParams) -> float:
         """Returns the value that a sequence asks for."""
         value: float = getattr(sampling, self.name) if sampling.HasField(self.name) else self.unused
         return value
@@ -39,22 +39,22 @@ class ChoiceColumns:
     top_k: Tensor | None = None
     top_p: Tensor | None = None
     min_p: Tensor | None = None
-    most_kept: int = field(default=0, kw_only=True)
+    max_kept: int = field(default=0, kw_only=True)
     """By a row that has top_k or top_p, if they are few; 0: they may be many."""
 
     @property
     def have_filters(self) -> bool:
         return any(column is not None for column in self.all[1:])
 
-    def of(self, rows: Tensor | slice) -> ChoiceColumns:
+    def select(self, rows: Tensor | slice) -> ChoiceColumns:
         columns = (None if column is None else column[rows] for column in self.all)
-        return ChoiceColumns(*columns, most_kept=self.most_kept)
+        return ChoiceColumns(*columns, max_kept=self.max_kept)
 
     @property
     def all(self) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
         return self.temperature, self.top_k, self.top_p, self.min_p
 
-    def least_likely(self, tops: Tensor) -> Tensor | None:
+    def min_p_threshold(self, tops: Tensor) -> Tensor | None:
         """Returns the logits below which tokens are too unlikely beside the most likely one, [num_rows]; None where
         no row minds. `tops`: [num_rows, 1], the largest logits."""
         return None if self.min_p is None else tops.squeeze(1) + self.min_p.log()

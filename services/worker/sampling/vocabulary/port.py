@@ -11,17 +11,17 @@ from typing import Protocol
 from torch import Tensor
 
 from quire.services.worker.sampling.vocabulary.columns import ChoiceColumns
-from quire.services.worker.sampling.vocabulary.part import VocabPart
+from quire.services.worker.sampling.vocabulary.vocab_shard import VocabShard
 
 
 class Vocabulary(Protocol):
-    """`logits` and `values`: [num_rows, part.size] of the tokens that are here."""
+    """`logits` and `values`: [num_rows, shard.size] of the tokens that are here."""
 
     @property
-    def part(self) -> VocabPart: ...
+    def shard(self) -> VocabShard: ...
 
     @property
-    def takes_16_bit(self) -> bool:
+    def accepts_16_bit(self) -> bool:
         """Whether sample() without filters takes logits of 16 bits; everything else wants float32."""
 
     def sample(self, logits: Tensor, columns: ChoiceColumns, seeds: Tensor, positions: Tensor) -> Tensor:
@@ -30,7 +30,7 @@ class Vocabulary(Protocol):
     def filtered(self, logits: Tensor, columns: ChoiceColumns) -> Tensor:
         """What sample() draws from: logits by temperature, -inf where a filter dropped a token."""
 
-    def drawn(self, logits: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+    def draw(self, logits: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
         """int64 [num_rows]: by these logarithms of chances alone; any token where no logit is finite."""
 
     def softmax(self, logits: Tensor) -> Tensor:
@@ -42,20 +42,20 @@ class Vocabulary(Protocol):
     def most_likely(self, values: Tensor, count: int, *, by_id: bool) -> Tensor:
         """int64 [num_rows, count] token ids, best first. `by_id`: of equals the lowest ids come first."""
 
-    def at(self, values: Tensor, token_ids: Tensor) -> Tensor:
+    def gather(self, values: Tensor, token_ids: Tensor) -> Tensor:
         """[num_rows, n] of `token_ids`, int64 of that shape."""
 
-    def num_at_least(self, values: Tensor, least: Tensor) -> Tensor:
+    def count_at_least(self, values: Tensor, least: Tensor) -> Tensor:
         """int32 [num_rows]: tokens whose value is not below `least` [num_rows, 1]."""
 
-    def largest(self, of_part: Tensor) -> Tensor:
-        """Of what each part has found, element by element."""
+    def all_reduce_max(self, of_part: Tensor) -> Tensor:
+        """Of what each shard has found, element by element."""
 
-    def total(self, of_part: Tensor) -> Tensor:
-        """The sum of what each part has found, element by element."""
+    def all_reduce_sum(self, of_part: Tensor) -> Tensor:
+        """The sum of what each shard has found, element by element."""
 
-    def whole(self, logits: Tensor) -> Tensor:
-        """[num_rows, vocab_size]: for what cannot be done part by part. It crosses ranks as it is."""
+    def all_gather(self, logits: Tensor) -> Tensor:
+        """[num_rows, vocab_size]: for what cannot be done shard by shard. It crosses ranks as it is."""
 
-    def taken(self, whole: Tensor) -> Tensor:
-        """The part of it that is here."""
+    def local_logits(self, whole: Tensor) -> Tensor:
+        """The shard of it that is here."""

@@ -27,7 +27,7 @@ from quire.services.worker.layers.norm.rms_norm import RMSNorm
 from quire.services.worker.layers.placement import Alternative, Destination, LayerPlacement, Loadable
 from quire.services.worker.models.causal_lm import CausalLM
 from quire.services.worker.models.config.decoder_config import DecoderConfig
-from quire.services.worker.spec_decode.draft_models.eagle_head import read_head_decoder, refused
+from quire.services.worker.spec_decode.draft_models.eagle_head import head_error, read_head_decoder
 
 NUM_STATES = 3
 LAYER, OTHER_LAYER = "midlayer", "layers.0"  # the second as vLLM calls it
@@ -47,15 +47,15 @@ def read_eagle3(values: dict[str, Any], target: DecoderConfig) -> Eagle3Config:
     """`values`: the head's config.json; raises InvalidArgument where it does not fit the model."""
     config = ConfigFile(values)
     if config.integer("num_hidden_layers") != 1:
-        raise refused(f"num_hidden_layers is {config.integer('num_hidden_layers')}, a head has 1")
+        raise head_error(f"num_hidden_layers is {config.integer('num_hidden_layers')}, a head has 1")
     for name, ours in (("vocab_size", target.vocab_size), ("target_hidden_size", target.hidden_size)):
         theirs = config.integer(name, ours)
         if theirs != ours:
-            raise refused(f"the head's {name} is {theirs}, the model's {ours}")
+            raise head_error(f"the head's {name} is {theirs}, the model's {ours}")
     decoder = read_head_decoder(config)
     vocab_size = config.integer("draft_vocab_size", target.vocab_size)
     if not 1 <= vocab_size <= target.vocab_size:
-        raise refused(f"draft_vocab_size is {vocab_size}, the model has {target.vocab_size} tokens")
+        raise head_error(f"draft_vocab_size is {vocab_size}, the model has {target.vocab_size} tokens")
     return Eagle3Config(decoder, vocab_size, _layers(config, target.num_layers), config.flag("norm_before_residual"))
 
 
@@ -70,7 +70,7 @@ def _layers(config: ConfigFile, count: int) -> tuple[int, ...]:
             given = [0, count // 2, count - 1]
     fits = isinstance(given, list) and len(given) == NUM_STATES
     if not fits or any(type(layer) is not int or not 0 <= layer < count for layer in given):
-        raise refused(f"{name} is {given!r}: {NUM_STATES} layers of the model's {count} are needed")
+        raise head_error(f"{name} is {given!r}: {NUM_STATES} layers of the model's {count} are needed")
     return tuple(given)
 
 
@@ -146,12 +146,12 @@ class Eagle3Head:
         token_ids = torch.arange(len(self._offsets), device=self._offsets.device) + self._offsets
         if len(token_ids) and not 0 <= int(token_ids.min()) <= int(token_ids.max()) < self._vocab_size:
             wrong = int(token_ids.max()) if int(token_ids.min()) >= 0 else int(token_ids.min())
-            raise refused(f"d2t points to token {wrong}, the model has {self._vocab_size}")
+            raise head_error(f"d2t points to token {wrong}, the model has {self._vocab_size}")
         self._token_ids = token_ids if self._is_mapped or len(token_ids) < self._vocab_size else None
         for part in self._parts:
             part.finish()
 
-    def taken(self, features: Tensor) -> Tensor:
+    def project_states(self, features: Tensor) -> Tensor:
         """The model's kept states, which lie behind its hidden state, as one feature."""
         states = features[:, features.size(1) // (1 + NUM_STATES) :]
         found: Tensor = self._ops.linear(states.contiguous(), self._of_states)

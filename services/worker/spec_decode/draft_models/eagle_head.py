@@ -52,12 +52,12 @@ def read_eagle(values: dict[str, Any], target: DecoderConfig) -> EagleConfig:
 
 def _check_fits(config: ConfigFile, target: DecoderConfig) -> None:
     if config.has("draft_vocab_size") or "Eagle3" in _architectures(config):
-        raise refused('an EAGLE-3 head (draft_vocab_size, architectures): its method is "eagle3"')
+        raise head_error('an EAGLE-3 head (draft_vocab_size, architectures): its method is "eagle3"')
     if config.integer("num_hidden_layers") != 1:
-        raise refused(f"num_hidden_layers is {config.integer('num_hidden_layers')}, a head has 1")
+        raise head_error(f"num_hidden_layers is {config.integer('num_hidden_layers')}, a head has 1")
     for name, ours in (("hidden_size", target.hidden_size), ("vocab_size", target.vocab_size)):
         if config.integer(name) != ours:
-            raise refused(f"the head's {name} is {config.integer(name)}, the model's {ours}")
+            raise head_error(f"the head's {name} is {config.integer(name)}, the model's {ours}")
 
 
 def read_head_decoder(config: ConfigFile) -> DecoderConfig:
@@ -75,11 +75,11 @@ def _architectures(config: ConfigFile) -> str:
     return " ".join(map(str, config.get("architectures", [])))
 
 
-def refused(reason: str) -> InvalidArgument:
+def head_error(reason: str) -> InvalidArgument:
     return InvalidArgument(f"speculative_config.model: {reason}", field="speculative_config")
 
 
-class TwoInputs:
+class TwoInputLinear:
     """A product of a token's embedding and a feature side by side, without putting them there."""
 
     def __init__(self, name: str, size: int, place: LayerPlacement) -> None:
@@ -133,7 +133,7 @@ class EagleHead:
             activation=decoder.feed_forward.activation,
         )
         self._norm = norm("norm", config.norms_output)
-        self._inputs = TwoInputs("model.fc", size, place)
+        self._inputs = TwoInputLinear("model.fc", size, place)
         self._cos_sin = cos_sin_table(decoder.rope, decoder.head_dim, num_positions).to(place.device)
         norms = (self._embed_norm, self._hidden_norm, self._input_norm, self._middle_norm, self._norm)
         present = (each for each in norms if each is not None)

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from quire.services.worker.layers.config_file import ConfigFile
-from quire.services.worker.spec_decode.config import MOST_TOKENS
+from quire.services.worker.spec_decode.config import MAX_DRAFT_TOKENS
 from quire.shared.errors import InvalidArgument
 
 PREFIX, BLOCKS = "medusa_heads.", "blocks."  # of vLLM's names
@@ -30,7 +30,7 @@ def read_layout(config: ConfigFile, names: Collection[str], hidden_size: int, vo
     """`names`: of the checkpoint's tensors, none where weights are made up; sizes are the model's. Raises
     InvalidArgument."""
     if config.integer("hidden_size", hidden_size) != hidden_size:
-        raise refused(f"the heads' hidden_size is {config.integer('hidden_size')}, the model's {hidden_size}")
+        raise head_error(f"the heads' hidden_size is {config.integer('hidden_size')}, the model's {hidden_size}")
     is_vllms = any(name.removeprefix(PREFIX).startswith(BLOCKS) for name in names)
     if is_vllms or (not names and not config.has("medusa_num_heads")):
         return _vllms(config, names, vocab_size)
@@ -42,8 +42,8 @@ def _authors(config: ConfigFile, names: Collection[str], vocab_size: int) -> Med
     blocks = _count(config, "medusa_num_layers", 1)
     stated = _count(config, "medusa_num_heads")
     found = {int(name.split(".")[0]) for name in names if name.split(".")[0].isdecimal()}
-    if max(found, default=0) >= MOST_TOKENS:
-        raise refused(f"a tensor of head {max(found)}; there are at most {MOST_TOKENS} heads")
+    if max(found, default=0) >= MAX_DRAFT_TOKENS:
+        raise head_error(f"a tensor of head {max(found)}; there are at most {MAX_DRAFT_TOKENS} heads")
     heads = range(max(stated, 1 + max(found, default=0)))  # published ones say too few
     own = any(f"{head}.{blocks}.weight" in names for head in heads)
     return MedusaLayout(
@@ -60,10 +60,10 @@ def _vllms(config: ConfigFile, names: Collection[str], vocab_size: int) -> Medus
     heads, blocks = range(_count(config, "num_heads")), range(_count(config, "num_hidden_layers", 1))
     stated = config.integer("vocab_size", vocab_size)
     if stated != vocab_size:
-        raise refused(f"the heads' vocab_size is {stated}, the model's {vocab_size}")
+        raise head_error(f"the heads' vocab_size is {stated}, the model's {vocab_size}")
     rows = config.integer("truncated_vocab_size", vocab_size)
     if not 1 <= rows <= vocab_size:
-        raise refused(f"truncated_vocab_size is {rows}, the model has {vocab_size} tokens")
+        raise head_error(f"truncated_vocab_size is {rows}, the model has {vocab_size} tokens")
     prefix = PREFIX if any(name.startswith(PREFIX) for name in names) else ""
     outputs = tuple(f"{prefix}lm_heads.{head}" for head in heads)
     shared, passed_over = config.flag("original_lm_head"), []
@@ -88,10 +88,10 @@ def _vllms(config: ConfigFile, names: Collection[str], vocab_size: int) -> Medus
 
 def _count(config: ConfigFile, name: str, default: int | None = None) -> int:
     value = config.integer(name, default)
-    if not 1 <= value <= MOST_TOKENS:
-        raise refused(f"{name} is {value}; there are 1 to {MOST_TOKENS}")
+    if not 1 <= value <= MAX_DRAFT_TOKENS:
+        raise head_error(f"{name} is {value}; there are 1 to {MAX_DRAFT_TOKENS}")
     return value
 
 
-def refused(reason: str) -> InvalidArgument:
+def head_error(reason: str) -> InvalidArgument:
     return InvalidArgument(f"speculative_config.model: {reason}", field="speculative_config")

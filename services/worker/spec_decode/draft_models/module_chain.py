@@ -26,8 +26,8 @@ from quire.services.worker.layers.forward_batch import ForwardBatch
 from quire.services.worker.layers.placement import LayerPlacement
 from quire.services.worker.limits.worker_limits import WorkerLimits
 from quire.services.worker.models.causal_lm import CausalLM
-from quire.services.worker.spec_decode.draft_models.draws import Draws
-from quire.services.worker.spec_decode.draft_models.paged import Passes, spread
+from quire.services.worker.spec_decode.draft_models.draft_passes import DraftPasses, spread
+from quire.services.worker.spec_decode.draft_models.draft_sampler import DraftSampler
 from quire.services.worker.step.block_copies import BlockCopies
 from quire.services.worker.step.slots import Rows
 from quire.shared.columns import I32
@@ -60,7 +60,7 @@ class FeatureDrafter(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class HeadRun:
     """Positions of slots that a head is to see, `counts` of each from `starts` on, and the tokens that go with them."""
 
     slots: Rows
@@ -69,7 +69,7 @@ class Run:
     token_ids: I32  # of all places, slot after slot
     before: I32  # places right before that the first head has seen, without a hole
 
-    def behind(self, depth: int) -> tuple[Run, I32] | None:
+    def next_run(self, depth: int) -> tuple[HeadRun, I32] | None:
         """What the head with `depth` others before it comes to then, if anything, and which feature goes with each
         place: by row, first of those that the head before it has just made, then of the slots' that waited."""
         waits = self.before >= depth  # else its first place is the first one that was seen
@@ -83,13 +83,13 @@ class Run:
         sources[(np.cumsum(counts) - counts)[waits]] = len(self.token_ids) + left[waits]
         token_ids = self.token_ids[spread((firsts + lacking)[left], counts)[1]]
         starts = (self.starts - 1 + lacking)[left]
-        return Run(self.slots[left], starts, counts, token_ids, self.before[left]), sources
+        return HeadRun(self.slots[left], starts, counts, token_ids, self.before[left]), sources
 
 
 class ModuleChain:
     """The heads' KV, and of each slot the latest feature that each made of known tokens."""
 
-    def __init__(self, drafter: FeatureDrafter, passes: Passes, limits: WorkerLimits, size: int) -> None:
+    def __init__(self, drafter: FeatureDrafter, passes: DraftPasses, limits: WorkerLimits, size: int) -> None:
         """`size`: of features"""
         place, num_slots = drafter.place, limits.max_num_seqs
         self._drafter, self._passes, self._device = drafter, passes, place.device
@@ -103,7 +103,7 @@ class ModuleChain:
     def copy_blocks(self, copies: BlockCopies) -> None:
         kv_cache.copy_blocks(self.caches, copies)
 
-    def begin(self, slot: int) -> None:
+    def start_sequence(self, slot: int) -> None:
         self._ends[slot], self._num_seen[slot] = -1, 0
 
     def features(self, slots: Rows) -> Tensor:
@@ -116,11 +116,11 @@ class ModuleChain:
         can: npt.NDArray[np.bool_] = (self._ends[slots] == lengths - 1) & enough
         return can
 
-    def see(self, slots: Rows, starts: I32, counts: I32, token_ids: I32, features: Tensor) -> None:
+    def process_features(self, slots: Rows, starts: I32, counts: I32, token_ids: I32, features: Tensor) -> None:
         """The model's features of `counts` places of each of `slots`, from `starts` on, and the tokens behind these."""
         before = np.where(self._ends[slots] == starts, self._num_seen[slots], 0)
         self._ends[slots], self._num_seen[slots] = starts + counts, before + counts
-        run, heads = Run(slots, starts, counts, token_ids, before), self._drafter.heads
+        run, heads = HeadRun(slots, starts, counts, token_ids, before), self._drafter.heads
         for depth, (head, cache) in enumerate(zip(heads, self.caches, strict=True)):
             batch, at = self._passes.known(run.slots, run.starts, run.counts, run.token_ids), self._up(run.slots)
             if depth == len(heads) - 1:
@@ -129,13 +129,13 @@ class ModuleChain:
             made = head(self._drafter.model, features, replace(batch, logit_tokens=None), cache)
             every = torch.cat((made, self._features[depth, at]))
             self._features[depth, at] = made if batch.logit_tokens is None else made.index_select(0, batch.logit_tokens)
-            behind = run.behind(depth + 1)
+            behind = run.next_run(depth + 1)
             if behind is None:
                 return
             run, sources = behind
             features = every.index_select(0, self._up(sources))
 
-    def draft(self, draws: Draws, slots: Rows, lengths: I32, counts: I32) -> None:
+    def draft(self, draws: DraftSampler, slots: Rows, lengths: I32, counts: I32) -> None:
         """Up to `counts` tokens of each of `slots`, whose sequences have `lengths` of them, are drawn."""
         drafter, heads, at = self._drafter, self._drafter.heads, self._up(slots)
         features = self._features[0, at]

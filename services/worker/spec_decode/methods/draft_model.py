@@ -13,17 +13,17 @@ from quire.services.worker.kv import kv_cache
 from quire.services.worker.kv.kv_memory import block_shape
 from quire.services.worker.models import taped
 from quire.services.worker.models.attention_spec import attention_spec
-from quire.services.worker.models.loading.output_heads import settle_head
+from quire.services.worker.models.loading.output_heads import resolve_output_head
 from quire.services.worker.models.registry import find_model, read_model_config
 from quire.services.worker.models.taped import TapedModel
 from quire.services.worker.runner.model_runner import Model
 from quire.services.worker.runner.output import RunnerOutput
 from quire.services.worker.spec_decode.config import SpeculativeConfig
-from quire.services.worker.spec_decode.draft_models.draws import Draws
-from quire.services.worker.spec_decode.draft_models.paged import FilledBlocks, Passes, spread
-from quire.services.worker.spec_decode.draft_models.same_tokens import check_same_tokens
+from quire.services.worker.spec_decode.draft_models.draft_passes import DraftPasses, FilledBlocks, spread
+from quire.services.worker.spec_decode.draft_models.draft_sampler import DraftSampler
+from quire.services.worker.spec_decode.draft_models.tokenizer_check import check_same_tokens
 from quire.services.worker.spec_decode.drafter import DrafterWorker, DraftTarget
-from quire.services.worker.spec_decode.proposer import Wanted
+from quire.services.worker.spec_decode.proposer import DraftRequest
 from quire.services.worker.step.block_copies import BlockCopies
 from quire.services.worker.step.drafts.drafts import Drafts
 from quire.services.worker.step.slots import NewBlocks, Rows
@@ -45,7 +45,7 @@ class DraftModel:
         family = find_model(values)
         config = read_model_config(values)
         if target.loader.reads_files:
-            config = settle_head(config, folder)
+            config = resolve_output_head(config, folder)
         if config.vocab_size != target.model.config.vocab_size:
             raise InvalidArgument(
                 f"speculative_config.model: {folder} has a vocabulary of {config.vocab_size} tokens, the model one of "
@@ -78,30 +78,30 @@ class DraftModelProposer:
         recorded = taped.reject_reason(draft.model, draft.backend, place) is None
         self._model: Model = TapedModel(draft.model, self._caches, limits) if recorded else draft.model
         self._logits = draft.model.whole_logits
-        self._passes = Passes(worker.table, place.device)
+        self._passes = DraftPasses(worker.table, place.device)
         self._blocks = FilledBlocks(worker.table, limits.num_blocks)
         self._num_seen = np.zeros(limits.max_num_seqs, dtype=np.int32)  # positions whose KV is there, by slot
 
-    def hand_out(self, new: NewBlocks) -> None:
-        self._blocks.hand_out(new)
+    def add_blocks(self, new: NewBlocks) -> None:
+        self._blocks.add_blocks(new)
 
     def copy_blocks(self, copies: BlockCopies) -> None:
         kv_cache.copy_blocks(self._caches, copies)
         self._blocks.copy(copies)
 
-    def begin(self, slot: int) -> None:
-        self._num_seen[slot] = self._blocks.begin(slot)
+    def start_sequence(self, slot: int) -> None:
+        self._num_seen[slot] = self._blocks.start_sequence(slot)
 
-    def end(self, slot: int) -> None:
+    def end_sequence(self, slot: int) -> None:
         """A new sequence overwrites all."""
 
-    def forget(self) -> None:
+    def clear_history(self) -> None:
         """Nothing outlives a sequence."""
 
-    def observe(self, inputs: StepInputs, output: RunnerOutput) -> None:
+    def record_step(self, inputs: StepInputs, output: RunnerOutput) -> None:
         """The history says all."""
 
-    def propose(self, wanted: Wanted) -> Drafts | None:
+    def propose(self, wanted: DraftRequest) -> Drafts | None:
         lengths = wanted.history.lengths[wanted.slots]
         fits = lengths + wanted.counts <= self._draft.num_positions
         slots, lengths, counts = wanted.slots[fits], lengths[fits], wanted.counts[fits]
@@ -112,7 +112,7 @@ class DraftModelProposer:
         if not done.all():
             behind = np.flatnonzero(~done & (counts_seen > 0))
             if len(behind):
-                self._see(slots[behind], starts[behind], counts_seen[behind])
+                self._process_known(slots[behind], starts[behind], counts_seen[behind])
             slots, starts, lengths, counts = slots[done], starts[done], lengths[done], counts[done]
         return self._propose(slots, starts, lengths, counts) if len(slots) else None
 
@@ -124,8 +124,8 @@ class DraftModelProposer:
         return affordable
 
     def _propose(self, slots: Rows, starts: I32, lengths: I32, counts: I32) -> Drafts:
-        draws = Draws(self._worker.sampler, self._worker.config, slots, lengths, counts)
-        token_ids = draws.draw(self._logits(self._see(slots, starts, lengths - starts)))
+        draws = DraftSampler(self._worker.sampler, self._worker.config, slots, lengths, counts)
+        token_ids = draws.draw(self._logits(self._process_known(slots, starts, lengths - starts)))
         for batch in self._passes.drafts(slots, lengths, counts - 1):
             hidden = self._model.forward(replace(batch, token_ids=token_ids), self._caches)
             token_ids = draws.draw(self._logits(hidden))
@@ -133,7 +133,7 @@ class DraftModelProposer:
         self._blocks.mark(slots, lengths)
         return draws.drafts()
 
-    def _see(self, slots: Rows, starts: I32, counts: I32) -> Tensor:
+    def _process_known(self, slots: Rows, starts: I32, counts: I32) -> Tensor:
         """Known tokens; what the model's head needs behind the last one of each slot."""
         rows, positions = spread(starts, counts)
         batch = self._passes.known(slots, starts, counts, self._worker.history.tokens[slots[rows], positions])

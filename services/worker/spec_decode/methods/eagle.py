@@ -1,6 +1,6 @@
 """eagle: a decoder layer that continues the model's own features (EAGLE, arXiv 2401.15077).
 
-The model's output head says which token a feature means (features.py).
+The model's output head says which token a feature means (feature_proposer.py).
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from torch import Tensor
 
 from quire.services.worker.spec_decode.config import SpeculativeConfig
 from quire.services.worker.spec_decode.draft_models.eagle_head import EagleHead, read_eagle
-from quire.services.worker.spec_decode.draft_models.features import FeatureProposer
-from quire.services.worker.spec_decode.draft_models.head_site import head_site
+from quire.services.worker.spec_decode.draft_models.feature_proposer import FeatureProposer
+from quire.services.worker.spec_decode.draft_models.head_placement import place_head
 from quire.services.worker.spec_decode.drafter import DrafterWorker, DraftTarget
 from quire.shared.models.model_identity import read_config
 
@@ -25,7 +25,7 @@ class Eagle:
     def __init__(self, settings: SpeculativeConfig, target: DraftTarget) -> None:
         folder, self.model = Path(settings.model).expanduser(), target.model
         config = read_eagle(read_config(folder), self.model.config)
-        site = head_site(config.decoder, settings, target)
+        site = place_head(config.decoder, settings, target)
         self.place, self.shape, self.block_bytes = site.place, site.shape, site.shape.num_bytes
         self.head = EagleHead(config, site.backend, site.place, target.limits.max_model_len)
         self.heads = (self.head,)

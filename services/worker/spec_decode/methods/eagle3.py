@@ -12,8 +12,8 @@ from torch import Tensor
 
 from quire.services.worker.spec_decode.config import SpeculativeConfig
 from quire.services.worker.spec_decode.draft_models.eagle3_head import Eagle3Head, read_eagle3
-from quire.services.worker.spec_decode.draft_models.features import FeatureProposer
-from quire.services.worker.spec_decode.draft_models.head_site import head_site
+from quire.services.worker.spec_decode.draft_models.feature_proposer import FeatureProposer
+from quire.services.worker.spec_decode.draft_models.head_placement import place_head
 from quire.services.worker.spec_decode.drafter import DrafterWorker, DraftTarget
 from quire.shared.models.model_identity import read_config
 
@@ -26,7 +26,7 @@ class Eagle3:
     def __init__(self, settings: SpeculativeConfig, target: DraftTarget) -> None:
         folder, self.model = Path(settings.model).expanduser(), target.model
         config = read_eagle3(read_config(folder), self.model.config)
-        site = head_site(config.decoder, settings, target)
+        site = place_head(config.decoder, settings, target)
         self.place, self.shape, self.block_bytes = site.place, site.shape, site.shape.num_bytes
         names, num_positions = target.loader.names(folder), target.limits.max_model_len
         self._size = config.decoder.hidden_size
@@ -38,7 +38,7 @@ class Eagle3:
         self.model.keep_states(config.layers)
 
     def start(self, worker: DrafterWorker) -> FeatureProposer:
-        return FeatureProposer(self, worker, size=self._size, enter=self.head.taken)
+        return FeatureProposer(self, worker, size=self._size, project=self.head.project_states)
 
     def logits(self, features: Tensor, depth: int = 0) -> Tensor:
         return self.head.logits(features)

@@ -13,7 +13,7 @@ from quire.services.worker.runner.output import RunnerOutput
 from quire.services.worker.sampling.features.grammar_masks import GrammarMasks
 from quire.services.worker.spec_decode.config import SpeculativeConfig
 from quire.services.worker.spec_decode.drafter import DrafterWorker, DraftTarget
-from quire.services.worker.spec_decode.proposer import HostProposer, Proposer, Wanted
+from quire.services.worker.spec_decode.proposer import DraftRequest, HostProposer, Proposer
 from quire.services.worker.step.block_copies import BlockCopies
 from quire.services.worker.step.drafts.drafts import Drafts
 from quire.services.worker.step.slots import NewBlocks
@@ -38,7 +38,7 @@ class GrammarDrafts:
 class NoDrafts(HostProposer):
     """For who has no grammar."""
 
-    def propose(self, wanted: Wanted) -> Drafts | None:
+    def propose(self, wanted: DraftRequest) -> Drafts | None:
         return None
 
 
@@ -48,10 +48,10 @@ class JumpForward:
     def __init__(self, masks: GrammarMasks, other: Proposer) -> None:
         self._masks = masks
         self._other = other
-        masks.finds_forced = True
+        masks.collect_forced = True
 
-    def propose(self, wanted: Wanted) -> Drafts | None:
-        forced = self._masks.forced(wanted.slots)
+    def propose(self, wanted: DraftRequest) -> Drafts | None:
+        forced = self._masks.forced_tokens(wanted.slots)
         if not forced:
             return self._other.propose(wanted)
         most = dict(zip(wanted.slots.tolist(), wanted.counts.tolist(), strict=True))
@@ -59,27 +59,27 @@ class JumpForward:
         found = {slot: np.array(tokens[: most[slot]], dtype=np.int32) for slot, tokens in forced.items()}
         free = np.array([slot not in forced for slot in wanted.slots.tolist()])
         if free.any():
-            drafts = self._other.propose(Wanted(wanted.slots[free], wanted.counts[free], wanted.history))
+            drafts = self._other.propose(DraftRequest(wanted.slots[free], wanted.counts[free], wanted.history))
             found |= {} if drafts is None else _by_slot(drafts)
         return Drafts.of(found) if drafts is None or drafts.parents is None else _with_trees(found, drafts)
 
-    def hand_out(self, new: NewBlocks) -> None:
-        self._other.hand_out(new)
+    def add_blocks(self, new: NewBlocks) -> None:
+        self._other.add_blocks(new)
 
     def copy_blocks(self, copies: BlockCopies) -> None:
         self._other.copy_blocks(copies)
 
-    def begin(self, slot: int) -> None:
-        self._other.begin(slot)
+    def start_sequence(self, slot: int) -> None:
+        self._other.start_sequence(slot)
 
-    def end(self, slot: int) -> None:
-        self._other.end(slot)
+    def end_sequence(self, slot: int) -> None:
+        self._other.end_sequence(slot)
 
-    def observe(self, inputs: StepInputs, output: RunnerOutput) -> None:
-        self._other.observe(inputs, output)
+    def record_step(self, inputs: StepInputs, output: RunnerOutput) -> None:
+        self._other.record_step(inputs, output)
 
-    def forget(self) -> None:
-        self._other.forget()
+    def clear_history(self) -> None:
+        self._other.clear_history()
 
 
 def _by_slot(drafts: Drafts) -> dict[int, I32]:

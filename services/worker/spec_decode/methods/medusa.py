@@ -19,12 +19,12 @@ from quire.services.worker.models.causal_lm import CausalLM
 from quire.services.worker.models.config.decoder_config import DecoderConfig
 from quire.services.worker.runner.output import RunnerOutput
 from quire.services.worker.spec_decode.config import SpeculativeConfig
-from quire.services.worker.spec_decode.draft_models.draws import Draws
-from quire.services.worker.spec_decode.draft_models.medusa_layout import MedusaLayout, read_layout, refused
+from quire.services.worker.spec_decode.draft_models.draft_sampler import DraftSampler
+from quire.services.worker.spec_decode.draft_models.medusa_layout import MedusaLayout, head_error, read_layout
 from quire.services.worker.spec_decode.drafter import DrafterWorker, DraftTarget
-from quire.services.worker.spec_decode.proposer import Wanted
+from quire.services.worker.spec_decode.proposer import DraftRequest
 from quire.services.worker.spec_decode.trees.token_tree import TokenTree
-from quire.services.worker.spec_decode.trees.tree_draws import TreeDraws
+from quire.services.worker.spec_decode.trees.tree_sampler import TreeSampler
 from quire.services.worker.step.block_copies import BlockCopies
 from quire.services.worker.step.drafts.drafts import Drafts
 from quire.services.worker.step.slots import NewBlocks, Rows
@@ -72,7 +72,7 @@ class MedusaHeads:
         ]
         wrong = self._token_ids[(self._token_ids < 0) | (self._token_ids >= self._vocab_size)]
         if len(wrong):
-            raise refused(f"{self._layout.token_map} names token {int(wrong[0])}, the model has {self._vocab_size}")
+            raise head_error(f"{self._layout.token_map} names token {int(wrong[0])}, the model has {self._vocab_size}")
         for output in self._outputs:
             output.finish()
 
@@ -86,7 +86,7 @@ class MedusaHeads:
         if not self._outputs:
             return model.whole_logits(features)
         output = self._outputs[min(head, len(self._outputs) - 1)]  # all share the one
-        logits = output.of_all_ranks(output.padded(output(features)))
+        logits = output.all_gather_vocab(output.pad_vocab(output(features)))
         if logits.size(1) == self._vocab_size:
             return logits
         whole = logits.new_full((len(logits), self._vocab_size), float("-inf"))
@@ -127,32 +127,32 @@ class MedusaProposer:
         size = medusa.model.config.hidden_size
         self._features: Tensor = torch.zeros((num_slots, size), dtype=place.dtype, device=place.device)
 
-    def hand_out(self, new: NewBlocks) -> None:
+    def add_blocks(self, new: NewBlocks) -> None:
         """Nothing is kept by block."""
 
     def copy_blocks(self, copies: BlockCopies) -> None:
         """Nothing is kept by block."""
 
-    def begin(self, slot: int) -> None:
+    def start_sequence(self, slot: int) -> None:
         self._length_at[slot] = 0
 
-    def end(self, slot: int) -> None:
+    def end_sequence(self, slot: int) -> None:
         """A new sequence overwrites all."""
 
-    def forget(self) -> None:
+    def clear_history(self) -> None:
         """Nothing outlives a sequence."""
 
-    def observe(self, inputs: StepInputs, output: RunnerOutput) -> None:
+    def record_step(self, inputs: StepInputs, output: RunnerOutput) -> None:
         if output.features is None or not inputs.num_samples:
             return
         slots = inputs.sampled_slots
         last = output.token_counts - 1
-        rows = inputs.sampling_tokens[last + (inputs.drafts.firsts if inputs.drafts else np.arange(len(slots)))]
+        rows = inputs.sampling_tokens[last + (inputs.drafts.first_rows if inputs.drafts else np.arange(len(slots)))]
         rows = output.in_place(rows, inputs.sampling_tokens)
         self._features[self._up(slots)] = output.features.index_select(0, self._up(rows))
         self._length_at[slots] = self._worker.history.lengths[slots]
 
-    def propose(self, wanted: Wanted) -> Drafts | None:
+    def propose(self, wanted: DraftRequest) -> Drafts | None:
         lengths = wanted.history.lengths[wanted.slots]
         can = self._length_at[wanted.slots] == lengths
         if not can.any():
@@ -161,7 +161,7 @@ class MedusaProposer:
         if self._worker.config.tree is not None:
             return self._propose_trees(self._worker.config.tree, slots, lengths, wanted.counts[can])
         counts = np.minimum(wanted.counts[can], self._medusa.heads.num_heads)
-        draws = Draws(self._worker.sampler, self._worker.config, slots, lengths, counts)
+        draws = DraftSampler(self._worker.sampler, self._worker.config, slots, lengths, counts)
         features = self._features[self._up(slots)]
         for head in range(int(counts.max())):
             draws.draw(self._medusa.heads.logits(self._medusa.model, features, head))
@@ -169,7 +169,7 @@ class MedusaProposer:
 
     def _propose_trees(self, tree: TokenTree, slots: Rows, lengths: I32, counts: I32) -> Drafts | None:
         """A head's guesses are the same behind all guesses of the head before it."""
-        draws = TreeDraws(self._worker.sampler, self._worker.config, tree, slots, lengths)
+        draws = TreeSampler(self._worker.sampler, self._worker.config, tree, slots, lengths)
         features = self._features[self._up(slots)]
         for head, level in enumerate(tree.levels):
             draws.draw(level, self._medusa.heads.logits(self._medusa.model, features, head))

@@ -22,8 +22,8 @@ from quire.services.worker.models.attention_spec import attention_spec
 from quire.services.worker.models.causal_lm import CausalLM
 from quire.services.worker.models.mixture import MixtureLayer
 from quire.services.worker.spec_decode.config import SpeculativeConfig
-from quire.services.worker.spec_decode.draft_models.eagle_head import TwoInputs
-from quire.services.worker.spec_decode.draft_models.features import FeatureProposer
+from quire.services.worker.spec_decode.draft_models.eagle_head import TwoInputLinear
+from quire.services.worker.spec_decode.draft_models.feature_proposer import FeatureProposer
 from quire.services.worker.spec_decode.drafter import DrafterWorker, DraftTarget
 
 
@@ -61,7 +61,7 @@ class MtpLayer:
         self._others = tuple(f"model.layers.{i}." for i in range(config.num_layers) if i != index)
         self._embed_norm = RMSNorm(f"{name}.enorm", size, eps, place)
         self._hidden_norm = RMSNorm(f"{name}.hnorm", size, eps, place)
-        self._inputs = TwoInputs(f"{name}.eh_proj", size, place)
+        self._inputs = TwoInputLinear(f"{name}.eh_proj", size, place)
         self._layer = type(model).layer(index, config, backend, place)
         self.norm = RMSNorm(f"{name}.shared_head.norm", size, eps, place)
         self._parts: tuple[Loadable, ...] = (

@@ -8,13 +8,13 @@ import numpy as np
 
 from quire.kernels import cpu
 from quire.services.worker.spec_decode.config import SpeculativeConfig
-from quire.services.worker.spec_decode.draft_models.paged import spread
+from quire.services.worker.spec_decode.draft_models.draft_passes import spread
 from quire.services.worker.spec_decode.drafter import DrafterWorker, DraftTarget
-from quire.services.worker.spec_decode.proposer import HostProposer, Wanted
+from quire.services.worker.spec_decode.proposer import DraftRequest, HostProposer
 from quire.services.worker.step.drafts.drafts import Drafts
 from quire.shared.columns import I32
 
-MOST_TOKENS = 2**19  # that are searched at a time, in some 0.3 ms
+MAX_SEARCHED_TOKENS = 2**19  # that are searched at a time, in some 0.3 ms
 
 
 class Ngram:
@@ -37,10 +37,10 @@ class NgramProposer(HostProposer):
     def __init__(self, shortest: int, longest: int) -> None:
         self._shortest, self._longest = shortest, longest
 
-    def propose(self, wanted: Wanted) -> Drafts | None:
+    def propose(self, wanted: DraftRequest) -> Drafts | None:
         return self.search(wanted, self._continue) if cpu.unavailable() else self._search_together(wanted)
 
-    def _search_together(self, wanted: Wanted) -> Drafts | None:
+    def _search_together(self, wanted: DraftRequest) -> Drafts | None:
         """In compiled code: 256 sequences of 600 tokens in 0.1 ms, one by one in 2 to 4."""
         tokens, lengths = wanted.history.tokens, wanted.history.lengths[wanted.slots]
         firsts = np.zeros_like(lengths)  # of what follows; 0: nothing
@@ -63,7 +63,7 @@ class NgramProposer(HostProposer):
 
 def _groups(lengths: I32) -> list[slice]:
     """Rows that are searched at a time."""
-    group_of = (np.cumsum(lengths, dtype=np.int64) - lengths) // MOST_TOKENS
+    group_of = (np.cumsum(lengths, dtype=np.int64) - lengths) // MAX_SEARCHED_TOKENS
     starts = [0, *(np.flatnonzero(np.diff(group_of)) + 1).tolist()]
     return [slice(*pair) for pair in itertools.pairwise([*starts, len(lengths)])]
 

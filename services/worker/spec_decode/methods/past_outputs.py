@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from quire.shared.columns import I32
 
-MOST_MATCHES = 256  # of a pair of tokens that are looked at; the most recent ones
+MAX_MATCHES = 256  # of a pair of tokens that are looked at; the most recent ones
 BOUNDARY = -1  # between outputs
 NONE = -1
 INDEXED_AT_ONCE = 4096  # tokens: 1.5 ms
@@ -65,7 +65,7 @@ class IndexedOutputs:
         """Ascending."""
         found: list[int] = []
         place = self._last.get(_key(first, second), NONE)
-        while place != NONE and len(found) < MOST_MATCHES:
+        while place != NONE and len(found) < MAX_MATCHES:
             found.append(place)
             place = self._before[place]
         return np.array(found[::-1], dtype=np.intp)

@@ -15,8 +15,8 @@ import numpy.typing as npt
 from quire.services.worker.spec_decode.config import SpeculativeConfig
 from quire.services.worker.spec_decode.drafter import DrafterWorker, DraftTarget
 from quire.services.worker.spec_decode.history import TokenHistory
-from quire.services.worker.spec_decode.methods.past_outputs import BOUNDARY, MOST_MATCHES, PastOutputs
-from quire.services.worker.spec_decode.proposer import HostProposer, Wanted
+from quire.services.worker.spec_decode.methods.past_outputs import BOUNDARY, MAX_MATCHES, PastOutputs
+from quire.services.worker.spec_decode.proposer import DraftRequest, HostProposer
 from quire.services.worker.step.drafts.drafts import Drafts
 from quire.shared.columns import I32
 
@@ -33,7 +33,7 @@ class SuffixRule:
 
 
 @dataclass(frozen=True, slots=True)
-class Guess:
+class ScoredDraft:
     """A draft, and how many of its tokens can be expected to be right."""
 
     tokens: list[int]
@@ -69,28 +69,28 @@ class SuffixProposer(HostProposer):
         self._past = PastOutputs(num_past_outputs)
         self._starts = np.zeros(len(history.lengths), dtype=np.int32)  # where outputs begin in the history
 
-    def begin(self, slot: int) -> None:
-        self._starts[slot] = len(self._history.of(slot))
+    def start_sequence(self, slot: int) -> None:
+        self._starts[slot] = len(self._history.tokens_of(slot))
 
-    def end(self, slot: int) -> None:
-        self._past.add(self._history.of(slot)[self._starts[slot] :])
+    def end_sequence(self, slot: int) -> None:
+        self._past.add(self._history.tokens_of(slot)[self._starts[slot] :])
 
-    def forget(self) -> None:
+    def clear_history(self) -> None:
         self._past = PastOutputs(self._num_past_outputs)
 
-    def propose(self, wanted: Wanted) -> Drafts | None:
+    def propose(self, wanted: DraftRequest) -> Drafts | None:
         self._past.index()
-        return self.search(wanted, self._guess)
+        return self.search(wanted, self._best_draft)
 
-    def _guess(self, tokens: I32, most: int) -> I32:
-        here = np.flatnonzero(tokens[:-1] == tokens[-1])[-MOST_MATCHES:]
+    def _best_draft(self, tokens: I32, most: int) -> I32:
+        here = np.flatnonzero(tokens[:-1] == tokens[-1])[-MAX_MATCHES:]
         best = self._continue(tokens, tokens, here, most)
         for text, places in self._past.places(tokens):
             guess = self._continue(tokens, text, places, most)
             best = guess if guess.score > best.score else best
         return np.array(best.tokens, dtype=np.int32)
 
-    def _continue(self, tokens: I32, text: I32, ends: Places, most: int) -> Guess:
+    def _continue(self, tokens: I32, text: I32, ends: Places, most: int) -> ScoredDraft:
         ends, length = longest_matches(tokens, text, ends, self._rule.max_depth)
         return follow(text, ends, min(most, int(length * self._rule.max_spec_factor)), self._rule.min_token_prob)
 
@@ -108,7 +108,7 @@ def longest_matches(tokens: I32, text: I32, ends: Places, most: int) -> tuple[Pl
     return ends, length
 
 
-def follow(text: I32, ends: Places, most: int, min_token_prob: float) -> Guess:
+def follow(text: I32, ends: Places, most: int, min_token_prob: float) -> ScoredDraft:
     """Goes on as most of the matches that `ends` ends do, while that is likely enough."""
     guess: list[int] = []
     probability, score = 1.0, 0.0
@@ -126,4 +126,4 @@ def follow(text: I32, ends: Places, most: int, min_token_prob: float) -> Guess:
         guess.append(int(values[best]))
         score += probability
         places = places[text[places] == values[best]] + 1
-    return Guess(guess, score)
+    return ScoredDraft(guess, score)

@@ -16,8 +16,8 @@ import numpy.typing as npt
 from quire.services.worker.step.drafts.tree_rows import ROOT, TreeRows
 from quire.shared.columns import I32
 
-MOST_NODES = 62  # of a step: a mask has 64 bits, for a row and what it may see of its tree (kernels/reference)
-MOST_PATHS, MOST_TEXT = 256, 16_384
+MAX_NODES = 62  # of a step: a mask has 64 bits, for a row and what it may see of its tree (kernels/reference)
+MAX_PATHS, MAX_TEXT_LENGTH = 256, 16_384
 
 Path = tuple[int, ...]
 
@@ -31,14 +31,14 @@ class TokenTree:
     @classmethod
     def parse(cls, text: str) -> TokenTree:
         """From a list of tuples as Python writes it. Raises ValueError."""
-        if len(text) > MOST_TEXT:
-            raise ValueError(f"{len(text)} characters, at most {MOST_TEXT}")
+        if len(text) > MAX_TEXT_LENGTH:
+            raise ValueError(f"{len(text)} characters, at most {MAX_TEXT_LENGTH}")
         try:
             values = ast.literal_eval(text.strip())
         except (ValueError, SyntaxError, MemoryError, RecursionError):
             raise ValueError("not a list of paths such as [(0,), (1,), (0, 0)]") from None
-        if not isinstance(values, list | tuple) or not 0 < len(values) <= MOST_PATHS:
-            raise ValueError(f"must be a list of 1 to {MOST_PATHS} paths such as [(0,), (1,), (0, 0)]")
+        if not isinstance(values, list | tuple) or not 0 < len(values) <= MAX_PATHS:
+            raise ValueError(f"must be a list of 1 to {MAX_PATHS} paths such as [(0,), (1,), (0, 0)]")
         paths = sorted({_path(value) for value in values}, key=lambda path: (len(path), path))
         if len(paths) < len(values):
             raise ValueError("a path occurs twice")
@@ -93,7 +93,7 @@ class TokenTree:
         """[num_inner] what each sees of the others."""
         return self.inner_rows.masks(np.zeros(1 + self.num_inner, dtype=np.intp))[1:]
 
-    def within(self, num_inner: int) -> TokenTree:
+    def truncate(self, num_inner: int) -> TokenTree:
         """As much of it as has at most so many inner nodes."""
         if self.num_inner <= num_inner:
             return self
@@ -104,7 +104,7 @@ class TokenTree:
 
     @cached_property
     def _parts(self) -> dict[int, TokenTree]:
-        """What within() has made, by inner nodes."""
+        """What truncate() has made, by inner nodes."""
         return {}
 
 
@@ -128,7 +128,7 @@ class TreeLevel:
         return slice(self.first, self.first + len(self.ranks))
 
 
-def most_likely(scores: npt.NDArray[np.float32], counts: I32) -> npt.NDArray[np.bool_]:
+def select_best_nodes(scores: npt.NDArray[np.float32], counts: I32) -> npt.NDArray[np.bool_]:
     """[num_slots, num_nodes] the `counts` nodes of each slot with the best `scores`, logarithms of the chance that all
     of a path is right: none is better than its parent's, which comes first among equals."""
     order = np.argsort(-scores, axis=1, kind="stable")
@@ -139,6 +139,6 @@ def most_likely(scores: npt.NDArray[np.float32], counts: I32) -> npt.NDArray[np.
 
 
 def _path(value: object) -> Path:
-    if isinstance(value, tuple) and value and all(type(rank) is int and 0 <= rank < MOST_PATHS for rank in value):
+    if isinstance(value, tuple) and value and all(type(rank) is int and 0 <= rank < MAX_PATHS for rank in value):
         return value
     raise ValueError(f"{value!r} is no path: a tuple of ranks from 0 on, one for each token")

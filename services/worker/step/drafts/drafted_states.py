@@ -25,7 +25,7 @@ Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Lags:
+class StateLags:
     """How far the states of a step's rows are behind."""
 
     counts: I32  # [num_rows] positions that are computed and have changed no state yet
@@ -42,10 +42,10 @@ class DraftedStates:
     # What goes through states: of each row the kept drafts that were right, then its sure tokens.
     row_start: Tensor  # int32 [num_rows + 1]
     row_lens: Tensor  # int32 [num_rows] positions behind these
-    sure: Tensor  # [num_sure] tokens of the step that are no drafts
-    of_sure: Tensor  # [num_sure] which of all these they are
-    kept: Tensor  # [num_kept] places
-    of_kept: Tensor  # [num_kept] which of all these are kept there
+    certain: Tensor  # [num_sure] tokens of the step that are no drafts
+    certain_indices: Tensor  # [num_sure] which of all these they are
+    kept_places: Tensor  # [num_kept] places
+    kept_indices: Tensor  # [num_kept] which of all these are kept there
     # And what only reads them. A row's states lie as if they were those of a first block, and its drafts in a second.
     drafts: Tensor  # [num_drafts] tokens of the step
     places: Tensor  # [num_drafts] where they are kept
@@ -69,15 +69,15 @@ def drafted_states(
     # Rows of lags.counts kept drafts and counts - drafted tokens.
     row_start, rows, within = _side_by_side(lags.counts + counts - drafted)
     is_kept = within < lags.counts[rows]
-    of_kept, of_sure = np.flatnonzero(is_kept), np.flatnonzero(~is_kept)
-    kept = first_places[rows[of_kept]] + within[of_kept]
-    sure = (inputs.query_start[:-1] - lags.counts)[rows[of_sure]] + within[of_sure]
+    kept_indices, certain_indices = np.flatnonzero(is_kept), np.flatnonzero(~is_kept)
+    kept = first_places[rows[kept_indices]] + within[kept_indices]
+    sure = (inputs.query_start[:-1] - lags.counts)[rows[certain_indices]] + within[certain_indices]
     drafting = np.flatnonzero(drafted)
     draft_start, of_drafting, behind = _side_by_side(drafted[drafting])
     drafts = (inputs.query_start[1:] - drafted)[drafting[of_drafting]] + behind
     row_lens = inputs.seq_lens - drafted
     places, blocks = first_places[drafting[of_drafting]] + behind, (row_lens[drafting] - 1) // lags.block_size
-    indices = [sure, of_sure, kept, of_kept, drafts, places, drafting, blocks]
+    indices = [sure, certain_indices, kept, kept_indices, drafts, places, drafting, blocks]
     rows_of = [row_start, row_lens, draft_start, lags.block_size + drafted[drafting]]
     *numbers, joined = upload([*rows_of, np.concatenate(indices)])
     parts = joined.long().split([len(array) for array in indices])  # where tensors are written to, int32 will not do

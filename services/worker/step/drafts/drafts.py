@@ -14,8 +14,8 @@ from quire.shared.columns import I32
 if TYPE_CHECKING:  # the simulated worker has no torch
     from torch import Tensor
 
-REFUSED = -2  # a row behind a draft that turned out wrong
-NOTHING = -3  # in the place of a draft where none follows
+REJECTED = -2  # a row behind a draft that turned out wrong
+NO_DRAFT = -3  # in the place of a draft where none follows
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +46,10 @@ class DraftRows:
 
     slots: Rows  # [num_slots] sampling slots
     counts: I32  # [num_slots] drafts of each
-    firsts: Rows  # [num_slots] row of its next token
+    first_rows: Rows  # [num_slots] row of its next token
     first_of_row: Rows  # [num_rows] the same for each row
-    ahead: I32  # [num_rows, most] drafts between the slot's last token and the row's, then NO_TOKEN
-    following: I32  # [num_rows] the draft that the row is to confirm; NOTHING for a slot's last row
+    preceding_drafts: I32  # [num_rows, most] drafts between the slot's last token and the row's, then NO_TOKEN
+    expected_ids: I32  # [num_rows] the draft that the row is to confirm; NO_DRAFT for a slot's last row
     proposed: Tensor | None  # as in Drafts
     tree: TreeRows | None = None  # where rows do not simply follow each other; `following` then says nothing
 
@@ -62,16 +62,16 @@ class DraftRows:
         num_rows, most = len(first_of_row), int(counts.max())
         if drafts.parents is not None:
             tree = TreeRows.of(counts, drafts.token_ids, drafts.parents)
-            following = np.full(num_rows, NOTHING, dtype=np.int32)
-            return cls(slots, counts, firsts, first_of_row, tree.ahead, following, None, tree)
+            following = np.full(num_rows, NO_DRAFT, dtype=np.int32)
+            return cls(slots, counts, firsts, first_of_row, tree.preceding_drafts, following, None, tree)
         within = np.arange(num_rows) - first_of_row
-        following = np.full(num_rows, NOTHING, dtype=np.int32)
+        following = np.full(num_rows, NO_DRAFT, dtype=np.int32)
         following[within < np.repeat(counts, rows)] = drafts.token_ids
         at = first_of_row[:, None] + np.arange(most)
         ahead = np.where(np.arange(most) < within[:, None], following[np.minimum(at, num_rows - 1)], NO_TOKEN)
         return cls(slots, counts, firsts, first_of_row, ahead.astype(np.int32), following, drafts.proposed)
 
     def counted(self, token_ids: I32) -> I32:
-        """[num_slots] tokens of each slot, from those of the rows, REFUSED among them."""
-        counts: I32 = np.add.reduceat(token_ids != REFUSED, self.firsts, dtype=np.int32)
+        """[num_slots] tokens of each slot, from those of the rows, REJECTED among them."""
+        counts: I32 = np.add.reduceat(token_ids != REJECTED, self.first_rows, dtype=np.int32)
         return counts

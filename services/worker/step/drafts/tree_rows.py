@@ -42,7 +42,7 @@ class TreeRows:
         return cls(tokens, above, path, depths)
 
     @property
-    def ahead(self) -> I32:
+    def preceding_drafts(self) -> I32:
         """[num_rows, deepest] the drafts on the way to each row, its own last, then NO_TOKEN."""
         places = np.arange(self.paths.shape[1] - 1)
         on_way = np.take_along_axis(self.paths, np.maximum(self.depths[:, None] - 1 - places, 0), axis=1)
@@ -59,18 +59,18 @@ class TreeRows:
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class TokenMoves:
     """Right drafts that stand where others' places were, as rows: each is to take the place of the one beside it."""
 
     sources: Rows
     targets: Rows
 
-    def among(self, tokens: I32) -> tuple[I32, I32]:
+    def of_tokens(self, tokens: I32) -> tuple[I32, I32]:
         """Returns the sources and targets as `tokens` of a step, one for each row."""
         return tokens[self.sources], tokens[self.targets]
 
     @classmethod
-    def of(cls, kept: Rows, firsts: Rows, counts: I32) -> Moved | None:
+    def of(cls, kept: Rows, firsts: Rows, counts: I32) -> TokenMoves | None:
         """`kept` rows, `counts` of each slot, whose first row it is at; None if all are where they belong."""
         within = np.arange(len(kept)) - np.repeat(np.cumsum(counts) - counts, counts)
         targets = np.repeat(firsts, counts) + within

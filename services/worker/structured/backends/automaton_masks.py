@@ -37,7 +37,7 @@ class Automaton:
     rows: Mapping[int, int]  # by the library's number of a state
 
     @classmethod
-    def of(cls, map_: Mapping[int, Mapping[int, int]], symbols: list[int | None]) -> Automaton:
+    def from_transitions(cls, map_: Mapping[int, Mapping[int, int]], symbols: list[int | None]) -> Automaton:
         """`map_`: state -> symbol -> state. `symbols`: of each character; None: no state allows it."""
         states = {*map_, *(after for following in map_.values() for after in following.values())}
         rows = {state: row for row, state in enumerate(sorted(states))}

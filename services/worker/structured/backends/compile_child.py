@@ -1,7 +1,7 @@
-"""The process of compile_processes.py: compiles constraints, one after the other, in little memory and little time.
+"""The process of subprocess_backend.py: compiles constraints, one after the other, in little memory and little time.
 
-Introduced with a library's name and the vocabulary; asked with constraints; answers with FINE and what was compiled, or
-with what is wrong.
+Introduced with a library's name and the vocabulary; asked with constraints; answers with COMPILED and the
+serialized grammar, or with FAILED and the reason.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ from pathlib import Path
 from quire.services.worker.structured.backends import libraries
 from quire.services.worker.structured.backends.vocabulary import ModelVocabulary
 from quire.shared.pb.common.v1 import sampling_pb2
-from quire.shared.process.child import answer_all
+from quire.shared.process.child import serve_requests
 
 MEMORY_BYTES = 1 << 30  # beside what the library takes for itself
 SECONDS = 8.0  # of processor time
 OUT_OF_TIME = signal.SIGPROF  # ends the process, where nothing else could interrupt the library
-FINE, WRONG = b"\1", b"\0"
+COMPILED, FAILED = b"\1", b"\0"
 
 
-def introduction(name: str, folder: Path, vocab_size: int, eos_token_ids: list[int]) -> bytes:
+def init_message(name: str, folder: Path, vocab_size: int, eos_token_ids: list[int]) -> bytes:
     return json.dumps([name, str(folder), vocab_size, eos_token_ids, SECONDS, MEMORY_BYTES]).encode()
 
 
-def begin(introduction: bytes) -> Callable[[bytes], bytes]:
-    name, folder, vocab_size, eos_token_ids, seconds, memory_bytes = json.loads(introduction)
-    library = libraries.find(name)(ModelVocabulary.read(Path(folder), vocab_size, eos_token_ids))
+def open_compiler(init_message: bytes) -> Callable[[bytes], bytes]:
+    name, folder, vocab_size, eos_token_ids, seconds, memory_bytes = json.loads(init_message)
+    library = libraries.library_class(name)(ModelVocabulary.read(Path(folder), vocab_size, eos_token_ids))
     limit = _memory_bytes() + memory_bytes
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
     def answer(message: bytes) -> bytes:
         signal.setitimer(signal.ITIMER_PROF, seconds)
         try:
-            return FINE + library.compile(sampling_pb2.StructuredOutput.FromString(message))
+            return COMPILED + library.compile(sampling_pb2.StructuredOutput.FromString(message))
         except MemoryError:
-            return WRONG + f"it takes more than {memory_bytes >> 20} MiB".encode()
+            return FAILED + f"it takes more than {memory_bytes >> 20} MiB".encode()
         except Exception as error:
-            return WRONG + (str(error) or type(error).__name__).encode()
+            return FAILED + (str(error) or type(error).__name__).encode()
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
 
@@ -55,4 +55,4 @@ def _memory_bytes() -> int:
 
 if __name__ == "__main__":
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    answer_all(begin)
+    serve_requests(open_compiler)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from quire.shared.structured_output.backends import LM_FORMAT_ENFORCER, OUTLINES_CORE, XGRAMMAR
 
 if TYPE_CHECKING:
-    from quire.services.worker.structured.backends.library import OpenLibrary
+    from quire.services.worker.structured.backends.grammar_library import OpenGrammarLibrary
 
 # name -> the package's module; our module and class
 MODULES = {
@@ -23,7 +23,7 @@ def is_installed(name: str) -> bool:
     return find_spec(MODULES[name][0]) is not None
 
 
-def find(name: str) -> OpenLibrary:
+def library_class(name: str) -> OpenGrammarLibrary:
     _, module, of = MODULES[name]
-    found: OpenLibrary = getattr(importlib.import_module(f"{__package__}.{module}"), of)
+    found: OpenGrammarLibrary = getattr(importlib.import_module(f"{__package__}.{module}"), of)
     return found

@@ -40,14 +40,14 @@ class LLGuidanceMatcher:
     def accept(self, token_ids: Sequence[int]) -> int:
         return self.inner.try_consume_tokens(list(token_ids))
 
-    def take(self, token_id: int) -> bool:
+    def accept_sampled(self, token_id: int) -> bool:
         """Keeps the library's reason, which `try_consume_tokens` drops."""
         return bool(self.inner.consume_token(token_id))
 
     def rollback(self, count: int) -> None:
         self.inner.rollback(count)
 
-    def forced(self) -> list[int]:
+    def forced_tokens(self) -> list[int]:
         return self.inner.compute_ff_tokens()
 
     @property
@@ -115,7 +115,7 @@ class LLGuidanceBackend:
         if not matcher.is_error():
             matcher.compute_bitmask()  # finds out that nothing fulfils it, and makes ready what the first mask needs
         if matcher.is_error():
-            raise structured_output.unusable(matcher.get_error())
+            raise structured_output.compile_refusal(matcher.get_error())
         return LLGuidanceGrammar(matcher)
 
     def filler(self) -> LLGuidanceFiller:

@@ -26,7 +26,7 @@ from lmformatenforcer.jsonschemaparser import StringParsingState
 from lmformatenforcer.tokenizerprefixtree import TokenizerPrefixTree, TokenizerPrefixTreeNode
 
 from quire.services.worker.structured.backends.automaton_masks import Automaton, CharacterColumns
-from quire.services.worker.structured.backends.library import OneByOne, rewritten, schema_of
+from quire.services.worker.structured.backends.grammar_library import SequentialFiller, rewrite_subschemas, schema_of
 from quire.services.worker.structured.backends.vocabulary import ModelVocabulary, words_of
 from quire.shared.columns import I32
 from quire.shared.pb.common.v1 import sampling_pb2 as pb
@@ -37,15 +37,15 @@ from quire.shared.structured_output.checks import values_of
 copyreg.pickle(type(anything_else), lambda _: "anything_else")  # there is one, and automata are compiled elsewhere
 ANY = {"anyOf": [{"type": kind} for kind in ("string", "number", "boolean", "null", "object", "array")]}
 FREE_TEXT = "json_freetext"  # inside of a JSON string: (this, its length, least length, most length)
-MOST_WHITESPACE = 9  # between two parts of a JSON text: a new line and four levels of indentation
+MAX_WHITESPACE = 9  # between two parts of a JSON text: a new line and four levels of indentation
 CONTROL = re.compile(r"[\x00-\x09\x0b\x0c\x0e-\x1f]")
 QUOTED = '"\\'  # what ends a JSON string or escapes in it
-MOST_STEPS = 100_000  # of one mask, a character of a token each: about 0.3 s
-MOST_PATTERNS = 1000  # inside of JSON Schemas, that the library keeps
-MOST_MASKS = 1000  # of a grammar that are kept
+MAX_WALK_STEPS = 100_000  # of one mask, a character of a token each: about 0.3 s
+MAX_PATTERNS = 1000  # inside of JSON Schemas, that the library keeps
+MAX_KEPT_MASKS = 1000  # of a grammar that are kept
 
 
-class Tokens:
+class TokenTrie:
     """The vocabulary as a tree of characters."""
 
     def __init__(self, vocabulary: ModelVocabulary, *, for_json: bool) -> None:
@@ -82,7 +82,7 @@ class Tokens:
             return others if character in alphabet else None
 
         symbols = [symbol(character) for character in self.columns.characters]
-        return Automaton.of(fsm.map, symbols)
+        return Automaton.from_transitions(fsm.map, symbols)
 
     def free_text(self, length: int, least: int, most: int) -> I32:
         """A mask of what may stand inside of a JSON string."""
@@ -102,7 +102,7 @@ class FormatEnforcerMatcher:
     def __init__(
         self,
         parser: CharacterLevelParser,
-        tokens: Tokens,
+        tokens: TokenTrie,
         masks: dict[Hashable, I32],
         automaton: Automaton | None,
     ) -> None:
@@ -123,7 +123,7 @@ class FormatEnforcerMatcher:
             self._parser = after
         return len(token_ids)
 
-    def take(self, token_id: int) -> bool:
+    def accept_sampled(self, token_id: int) -> bool:
         return self.accept([token_id]) == 1
 
     def rollback(self, count: int) -> None:
@@ -131,7 +131,7 @@ class FormatEnforcerMatcher:
             self._parser = self._before[-count]
             del self._before[-count:]
 
-    def forced(self) -> list[int]:
+    def forced_tokens(self) -> list[int]:
         """Where one text can be spelled by several tokens, there is a choice."""
         return []
 
@@ -151,19 +151,19 @@ class FormatEnforcerMatcher:
         known = None if key is None else self._masks.get(key)
         if known is None:
             known = self._mask()
-            if key is not None and len(self._masks) < MOST_MASKS:
+            if key is not None and len(self._masks) < MAX_KEPT_MASKS:
                 self._masks[key] = known
         mask[:] = known
 
     def _after(self, token_id: int) -> CharacterLevelParser | None:
         text = self._tokens.texts.get(token_id, "")
-        return _advanced(self._parser, text) if text else None
+        return _advance_text(self._parser, text) if text else None
 
     def _mask(self) -> I32:
         if self._automaton is not None:
             found = self._automaton.allowed(self._parser.current_state, self._tokens.columns)
             return words_of(found, self._tokens.num_words)
-        if _is_over(self._parser):
+        if _is_complete(self._parser):
             return words_of([], self._tokens.num_words)
         shortcut = self._parser.shortcut_key()
         if not isinstance(shortcut, tuple) or not _is_free_text(shortcut):
@@ -174,7 +174,7 @@ class FormatEnforcerMatcher:
         return found | words_of(list(self._walk('"')), self._tokens.num_words)
 
     def _walk(self, only: str | None) -> Iterator[int]:
-        """Tokens that the parser allows; `only`: that begin with this character."""
+        """TokenTrie that the parser allows; `only`: that begin with this character."""
         rest: list[tuple[CharacterLevelParser, TokenizerPrefixTreeNode, str | None]] = []
         rest.append((self._parser, self._tokens.root, only))
         num_steps = 0
@@ -184,42 +184,44 @@ class FormatEnforcerMatcher:
                 yield from self._walk_text(parser, node, rest)
                 continue
             yield from node.tokens
-            if _is_over(parser):
+            if _is_complete(parser):
                 continue
             allowed = node.children.keys() & set(_next_characters(parser) if first is None else first)
             num_steps += len(allowed)
-            if num_steps > MOST_STEPS:
-                self.fault = f"a mask takes more than {MOST_STEPS} steps"
+            if num_steps > MAX_WALK_STEPS:
+                self.fault = f"a mask takes more than {MAX_WALK_STEPS} steps"
                 return
             for character in allowed:
-                rest.append((_counted(parser.add_character(character), character), node.children[character], None))
+                rest.append(
+                    (_count_leading_space(parser.add_character(character), character), node.children[character], None)
+                )
 
     def _walk_text(self, parser: CharacterLevelParser, node: TokenizerPrefixTreeNode, rest: list[Any]) -> Iterator[int]:
-        """Tokens that go on inside of a JSON string, where the parser has to be asked only for what ends or escapes:
+        """TokenTrie that go on inside of a JSON string, where the parser has to be asked only for what ends or escapes:
         each of its answers names all 18,000 characters of a large vocabulary. Adds to `rest` where those lead."""
-        most = _left(parser)
+        most = _remaining_characters(parser)
         texts = [("", node)]
         while texts:
             text, node = texts.pop()
             yield from node.tokens
             for character, child in node.children.items():
                 if character in QUOTED:
-                    after = _advanced(parser, text + character)
+                    after = _advance_text(parser, text + character)
                     if after is not None:
                         rest.append((after, child, None))
                 elif len(text) < most and character in self._tokens.plain:
                     texts.append((text + character, child))
 
 
-def _advanced(parser: CharacterLevelParser, text: str) -> CharacterLevelParser | None:
+def _advance_text(parser: CharacterLevelParser, text: str) -> CharacterLevelParser | None:
     for character in text:
-        if _is_over(parser) or not _allows(parser, character):
+        if _is_complete(parser) or not _allows(parser, character):
             return None
-        parser = _counted(parser.add_character(character), character)
+        parser = _count_leading_space(parser.add_character(character), character)
     return parser
 
 
-def _counted(parser: CharacterLevelParser, character: str) -> CharacterLevelParser:
+def _count_leading_space(parser: CharacterLevelParser, character: str) -> CharacterLevelParser:
     """Has a space that begins a JSON string count for its length, which the library leaves out."""
     if character != " " or not _is_plain_text(parser):
         return parser
@@ -262,7 +264,7 @@ def _is_plain_text(parser: CharacterLevelParser) -> bool:
     return isinstance(parser, JsonSchemaParser) and _is_free_text(parser.shortcut_key())
 
 
-def _left(parser: CharacterLevelParser) -> int:
+def _remaining_characters(parser: CharacterLevelParser) -> int:
     """Characters that the string may still have."""
     _, length, _, most = parser.shortcut_key()
     return int(most) - int(length)
@@ -272,7 +274,7 @@ def _is_free_text(shortcut: Any) -> bool:
     return isinstance(shortcut, tuple) and shortcut[0] == FREE_TEXT
 
 
-def _is_over(parser: CharacterLevelParser) -> bool:
+def _is_complete(parser: CharacterLevelParser) -> bool:
     """Behind a JSON text the library allows spaces, for searches that need a choice."""
     return isinstance(parser, JsonSchemaParser) and not parser.object_stack
 
@@ -280,13 +282,13 @@ def _is_over(parser: CharacterLevelParser) -> bool:
 class FormatEnforcerGrammar:
     """The library's parsers of JSON know who has called them last: each sequence has its own."""
 
-    def __init__(self, constraint: pb.StructuredOutput, parser: RegexParser | None, tokens: Tokens) -> None:
+    def __init__(self, constraint: pb.StructuredOutput, parser: RegexParser | None, tokens: TokenTrie) -> None:
         self._schema = None if parser else _schema(constraint)
         self._parser = parser
         self._tokens = tokens
         self._masks: dict[Hashable, I32] = {}
         self._automaton = tokens.automaton(parser) if parser else None
-        self.num_bytes = MOST_MASKS * tokens.num_words * 4 if parser else 0  # in the end
+        self.num_bytes = MAX_KEPT_MASKS * tokens.num_words * 4 if parser else 0  # in the end
 
     def start(self) -> FormatEnforcerMatcher:
         parser = self._parser or json_parser(self._schema, self._tokens.alphabet)
@@ -300,19 +302,19 @@ class FormatEnforcer:
         self._vocabulary = vocabulary
 
     @cached_property
-    def _tokens(self) -> Tokens:
-        return Tokens(self._vocabulary, for_json=False)
+    def _tokens(self) -> TokenTrie:
+        return TokenTrie(self._vocabulary, for_json=False)
 
     @cached_property
-    def _json_tokens(self) -> Tokens:
-        return Tokens(self._vocabulary, for_json=True)
+    def _json_tokens(self) -> TokenTrie:
+        return TokenTrie(self._vocabulary, for_json=True)
 
     def compile(self, constraint: pb.StructuredOutput) -> bytes:
         match constraint.WhichOneof("constraint"):
             case "regex":
                 return pickle.dumps(self._regex(regex.whole(constraint.regex)))
             case "choice":
-                return pickle.dumps(self._regex("|".join(map(regex.of_text, constraint.choice.options))))
+                return pickle.dumps(self._regex("|".join(map(regex.escape, constraint.choice.options))))
             case _:
                 schema = _schema(constraint)
                 self._check_spelling(schema)
@@ -334,21 +336,21 @@ class FormatEnforcer:
         if isinstance(found, RegexParser):
             return FormatEnforcerGrammar(constraint, found, self._tokens)
         kept = JsonSchemaParser._Context.regex_parser_cache
-        if len(kept) > MOST_PATTERNS:
+        if len(kept) > MAX_PATTERNS:
             kept.clear()
         kept.update(found)
         return FormatEnforcerGrammar(constraint, None, self._json_tokens)
 
-    def filler(self) -> OneByOne:
-        return OneByOne()
+    def filler(self) -> SequentialFiller:
+        return SequentialFiller()
 
     def _regex(self, pattern: str) -> RegexParser:
         parser = RegexParser(pattern, CharacterLevelParserConfig(alphabet=self._tokens.alphabet))
-        _leave_out_dead_ends(parser.context.pattern.map, parser.context.pattern.finals)
+        _prune_dead_states(parser.context.pattern.map, parser.context.pattern.finals)
         return parser
 
 
-def _leave_out_dead_ends(map_: dict[int, dict[int, int]], finals: Iterable[int]) -> None:
+def _prune_dead_states(map_: dict[int, dict[int, int]], finals: Iterable[int]) -> None:
     """From an automaton with a look-ahead: what can never become a match."""
     before: dict[int, list[int]] = {}
     for state, following in map_.items():
@@ -364,14 +366,14 @@ def _leave_out_dead_ends(map_: dict[int, dict[int, int]], finals: Iterable[int])
 
 
 def _schema(constraint: pb.StructuredOutput) -> Any:
-    return rewritten(schema_of(constraint), _as_the_library_reads_it)
+    return rewrite_subschemas(schema_of(constraint), _adapt_schema)
 
 
-def _as_the_library_reads_it(schema: dict[str, Any]) -> dict[str, Any]:
+def _adapt_schema(schema: dict[str, Any]) -> dict[str, Any]:
     if "oneOf" in schema:  # of objects only
         schema["anyOf"] = schema.pop("oneOf")
     if isinstance(kinds := schema.get("type"), list):  # of which each would lose what else is said
-        return {"anyOf": [_as_the_library_reads_it({**schema, "type": kind}) for kind in kinds]}
+        return {"anyOf": [_adapt_schema({**schema, "type": kind}) for kind in kinds]}
     if isinstance(pattern := schema.get("pattern"), str):
         schema["pattern"] = regex.whole(pattern)
     for key in ("items", "additionalProperties"):
@@ -386,7 +388,7 @@ def _as_the_library_reads_it(schema: dict[str, Any]) -> dict[str, Any]:
 def json_parser(schema: Any, alphabet: str) -> JsonSchemaParser:
     config = CharacterLevelParserConfig(
         alphabet=alphabet,
-        max_consecutive_whitespaces=MOST_WHITESPACE,
+        max_consecutive_whitespaces=MAX_WHITESPACE,
         force_json_field_order=False,
         max_json_array_length=sys.maxsize,
     )

@@ -11,7 +11,7 @@ import numpy as np
 import outlines_core
 from outlines_core.json_schema import build_regex_from_schema
 
-from quire.services.worker.structured.backends.library import OneByOne, rewritten, schema_of
+from quire.services.worker.structured.backends.grammar_library import SequentialFiller, rewrite_subschemas, schema_of
 from quire.services.worker.structured.backends.vocabulary import MASK_BITS, ModelVocabulary, bit
 from quire.shared.columns import I32
 from quire.shared.pb.common.v1 import sampling_pb2 as pb
@@ -19,7 +19,7 @@ from quire.shared.structured_output import regex
 from quire.shared.structured_output.backends import OUTLINES_CORE
 from quire.shared.structured_output.json_rule import WHITESPACE
 
-MOST_ROLLED_BACK = 64  # tokens: as many as can be drafted
+MAX_ROLLBACK = 64  # tokens: as many as can be drafted
 NO_WHITESPACE = ""
 # Behind each text that fulfils the form, and spelled by no token of the model: where a text may end, the library allows
 # no token that leads to where it may not, so that "1" could not become "1.5". Tokens that begin a character of that
@@ -38,7 +38,7 @@ class OutlinesMatcher:
 
     def __init__(self, index: outlines_core.Index, vocabulary: ModelVocabulary) -> None:
         self._index = index
-        self._guide = outlines_core.Guide(index, MOST_ROLLED_BACK)
+        self._guide = outlines_core.Guide(index, MAX_ROLLBACK)
         self._vocabulary = vocabulary
         self._end = end_id(vocabulary)
         self._words = np.zeros(begin_id(vocabulary) // MASK_BITS + 1, dtype=np.int32)
@@ -51,14 +51,14 @@ class OutlinesMatcher:
             self._guide.advance(token_id, return_tokens=False)
         return len(token_ids)
 
-    def take(self, token_id: int) -> bool:
+    def accept_sampled(self, token_id: int) -> bool:
         return self.accept([token_id]) == 1
 
     def rollback(self, count: int) -> None:
         if count:
             self._guide.rollback_state(count)
 
-    def forced(self) -> list[int]:
+    def forced_tokens(self) -> list[int]:
         """Where one text can be spelled by several tokens, there is a choice."""
         return []
 
@@ -107,8 +107,8 @@ class Outlines:
     def load(self, constraint: pb.StructuredOutput, compiled: bytes) -> OutlinesGrammar:
         return OutlinesGrammar(pickle.loads(compiled), len(compiled), self._vocabulary)
 
-    def filler(self) -> OneByOne:
-        return OneByOne()
+    def filler(self) -> SequentialFiller:
+        return SequentialFiller()
 
 
 def _anchored(pattern: str) -> str:
@@ -125,15 +125,15 @@ def _pattern(constraint: pb.StructuredOutput) -> str:
         case "regex":
             return regex.whole(constraint.regex)
         case "choice":
-            return "|".join(map(regex.of_text, constraint.choice.options))
+            return "|".join(map(regex.escape, constraint.choice.options))
         case _:
-            schema = json.dumps(rewritten(schema_of(constraint), _whole_pattern), ensure_ascii=False)
+            schema = json.dumps(rewrite_subschemas(schema_of(constraint), _anchor_pattern), ensure_ascii=False)
             space = constraint.whitespace_pattern or WHITESPACE + "?"
             blank = NO_WHITESPACE if constraint.disable_any_whitespace else space
             return str(build_regex_from_schema(schema, blank))
 
 
-def _whole_pattern(schema: dict[str, Any]) -> dict[str, Any]:
+def _anchor_pattern(schema: dict[str, Any]) -> dict[str, Any]:
     """The library puts it between quotation marks as it is."""
     pattern = schema.get("pattern")
     return schema if pattern is None else {**schema, "pattern": f"^({regex.whole(pattern)})$"}

@@ -13,7 +13,7 @@ from llguidance import LLTokenizer
 
 from quire.shared.columns import I32
 from quire.shared.errors import Unimplemented
-from quire.shared.structured_output.literals import Specials
+from quire.shared.structured_output.literals import SpecialTokens
 
 MASK_BITS = 32
 
@@ -35,7 +35,7 @@ class ModelVocabulary:
     """Of a model's folder, read once for each library."""
 
     tokenizer: LLTokenizer
-    specials: Specials
+    specials: SpecialTokens
     size: int
     ends: Sequence[int]  # tokens that end a text
 
@@ -66,9 +66,9 @@ class ModelVocabulary:
         return -(-self.size // MASK_BITS)
 
 
-def _specials(path: Path, tokenizer: LLTokenizer) -> Specials:
+def _specials(path: Path, tokenizer: LLTokenizer) -> SpecialTokens:
     """llguidance takes for special what the tokenizer calls so, and whatever looks like <name>."""
     added = json.loads(path.read_bytes()).get("added_tokens", [])
     found = [token for token in added if tokenizer.is_special_token(token["id"])]
     ids = {token["content"]: token["id"] for token in found}
-    return Specials(ids, frozenset(token["id"] for token in found if not token["special"]))
+    return SpecialTokens(ids, frozenset(token["id"] for token in found if not token["special"]))

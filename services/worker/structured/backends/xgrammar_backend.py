@@ -11,7 +11,7 @@ from typing import Any
 
 import xgrammar
 
-from quire.services.worker.structured.backends.library import schema_text
+from quire.services.worker.structured.backends.grammar_library import schema_text
 from quire.services.worker.structured.backends.vocabulary import MASK_BITS, ModelVocabulary, bit
 from quire.shared.columns import I32
 from quire.shared.pb.common.v1 import sampling_pb2 as pb
@@ -27,7 +27,7 @@ JSON_KINDS = ("json_schema", "json_object")
 CONTROL = re.compile(rb"[\x00-\x09\x0b-\x1f]")
 # Characters between two parts of a JSON text: as many as a new line and four levels of indentation. Without a bound a
 # model that has nothing to say in JSON fills its answer with them.
-MOST_WHITESPACE = 9
+MAX_WHITESPACE = 9
 
 
 class XGrammarMatcher:
@@ -46,14 +46,14 @@ class XGrammarMatcher:
                 return count
         return len(token_ids)
 
-    def take(self, token_id: int) -> bool:
+    def accept_sampled(self, token_id: int) -> bool:
         return self.accept([token_id]) == 1
 
     def rollback(self, count: int) -> None:
         if count:
             self.inner.rollback(count)
 
-    def forced(self) -> list[int]:
+    def forced_tokens(self) -> list[int]:
         """All but the last token of the text that must come: it may be spelled together with what follows."""
         text = self.inner.find_jump_forward_string()
         tokens = self._tokenizer.tokenize_str(text)[:-1] if text else []
@@ -147,7 +147,7 @@ def _compile(compiler: xgrammar.GrammarCompiler, constraint: pb.StructuredOutput
                 any_whitespace=not compact,
                 separators=COMPACT if compact else None,
                 strict_mode=False,
-                max_whitespace_cnt=None if compact else MOST_WHITESPACE,
+                max_whitespace_cnt=None if compact else MAX_WHITESPACE,
             )
         case "regex":
             return compiler.compile_regex(regex.whole(constraint.regex))

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 
 from quire.services.worker.structured.bench import vocabulary
 from quire.services.worker.structured.bench.features import FEATURES, Feature
-from quire.services.worker.structured.bench.libraries import NAMES, BenchLibrary, Refused, follows
+from quire.services.worker.structured.bench.libraries import NAMES, BenchLibrary, SchemaRejected, follows
 from quire.services.worker.structured.bench.schemas import CASES, text
 
 TINY = Path(__file__).parents[4] / "quire/tiny/model"
@@ -67,7 +67,7 @@ def _times(library: BenchLibrary, tokenizer: Tokenizer) -> None:
         started = time.perf_counter()
         try:
             grammar = library.compile(schema)
-        except Refused as error:
+        except SchemaRejected as error:
             print(f"{name:14}{error}")
             continue
         compiled_s = time.perf_counter() - started
@@ -88,7 +88,7 @@ def _memory(library: BenchLibrary) -> None:
         kept = [_variant(library, -1)]
         before = _resident_mb()
         kept += [_variant(library, number) for number in range(NUM_VARIANTS)]
-    except Refused as error:
+    except SchemaRejected as error:
         print(f"memory: {error}")
         return
     each_kb = (_resident_mb() - before) / NUM_VARIANTS * 1e3
@@ -112,7 +112,7 @@ def _coverage(library: BenchLibrary, tokenizer: Tokenizer) -> None:
 def _outcome(library: BenchLibrary, tokenizer: Tokenizer, feature: Feature) -> str:
     try:
         grammar = library.compile(feature.schema)
-    except Refused:
+    except SchemaRejected:
         return "refused"
 
     def fulfils(value: Any) -> bool:

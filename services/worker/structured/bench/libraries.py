@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from quire.services.worker.structured.backends import libraries
-from quire.services.worker.structured.backends.compile_processes import ApartCompiled
 from quire.services.worker.structured.backends.llguidance_backend import LLGuidanceBackend
+from quire.services.worker.structured.backends.subprocess_backend import SubprocessBackend
 from quire.services.worker.structured.port import Grammar, GrammarBackend, Matcher
 from quire.shared.columns import I32
 from quire.shared.errors import InvalidArgument
@@ -20,7 +20,7 @@ Schema = dict[str, Any]
 NAMES = (LLGUIDANCE, *libraries.MODULES)
 
 
-class Refused(Exception):
+class SchemaRejected(Exception):
     """The library does not take the schema."""
 
 
@@ -30,7 +30,7 @@ class BenchLibrary:
     def __init__(self, name: str, tokenizer: Path, vocab_size: int, eos_id: int) -> None:
         """Raises ImportError where it is not installed."""
         self.name = name
-        opens = LLGuidanceBackend if name == LLGUIDANCE else lambda *of: ApartCompiled(name, *of)
+        opens = LLGuidanceBackend if name == LLGUIDANCE else lambda *of: SubprocessBackend(name, *of)
         self._backend: GrammarBackend = opens(tokenizer.parent, vocab_size, [eos_id])
         self._filler = self._backend.filler()
 
@@ -38,7 +38,7 @@ class BenchLibrary:
         try:
             return self._backend.compile(sampling_pb2.StructuredOutput(json_schema=json.dumps(schema)))
         except InvalidArgument as error:
-            raise Refused(error.message) from None
+            raise SchemaRejected(error.message) from None
 
     def start(self, grammar: Grammar) -> Matcher:
         return grammar.start()

@@ -32,7 +32,7 @@ def cases() -> Iterator[tuple[str, Any]]:
     mixture = ExpertsShape(64, 768, routing, Gate(), False, False, False, False, single_row=True)
     clamped = replace(mixture, gate=Gate(7.0, 1.702), biased=True, single_row=False)
     grouped = Routing(8, scoring="sigmoid", num_groups=8, top_groups=4, group_top=2, scale=2.5)
-    shared = replace(mixture, routing=grouped, choice_bias=True, shared_is_there=True, shared_is_gated=True)
+    shared = replace(mixture, routing=grouped, score_correction_bias=True, shared_is_there=True, shared_is_gated=True)
     latent = replace(plain, num_kv_heads=1, head_dim=192, latent=LatentShape(512, 64, 128))
     yield "dense", dense
     yield "float16", replace(dense, dtype="float16", kv_dtype="float16")

@@ -199,7 +199,7 @@ def test_a_single_row_meets_the_weight_as_it_is(device, in_features, out_feature
     )
     packed = triton.prepare_quantized_linear(made, DTYPE)
     normed = reference.rms_norm(x.double(), norm.weight.double(), norm.eps)
-    plain, wide = x.double() @ made.widened().double().T, normed @ made.widened().double().T
+    plain, wide = x.double() @ made.dequantized().double().T, normed @ made.dequantized().double().T
     assert_close(row_linear(x, packed, pdl=ON_GPU), plain, slack=2)
     assert_close(row_linear(x, packed, norm=norm, pdl=ON_GPU), wide, slack=2)
     assert_close(row_linear(x, packed, norm=norm, gated=True, pdl=ON_GPU), reference.silu_mul(wide), slack=3)
@@ -228,7 +228,7 @@ def test_a_single_row_meets_codes_of_4_bits(device, in_features, group, more):
     assert isinstance(packed, PackedWeight)
     bias = 0.0 if weight.bias is None else weight.bias.double()
     normed = reference.rms_norm(x.double(), norm.weight.double(), norm.eps)
-    plain, wide = (row @ weight.widened().double().T + bias for row in (x.double(), normed))
+    plain, wide = (row @ weight.dequantized().double().T + bias for row in (x.double(), normed))
     assert_close(row_linear(x, packed, pdl=ON_GPU), plain, slack=2)
     assert_close(row_linear(x, packed, norm=norm, pdl=ON_GPU), wide, slack=2)
     assert_close(row_linear(x, packed, norm=norm, gated=True, pdl=ON_GPU), reference.silu_mul(wide), slack=3)

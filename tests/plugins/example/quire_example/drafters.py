@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from quire.services.worker.spec_decode.proposer import HostProposer, Wanted
+from quire.services.worker.spec_decode.proposer import DraftRequest, HostProposer
 from quire.services.worker.step.drafts.drafts import Drafts
 
 
@@ -22,7 +22,7 @@ class SameAgain(HostProposer):
     def start(self, worker: Any) -> SameAgain:
         return self
 
-    def propose(self, wanted: Wanted) -> Drafts | None:
+    def propose(self, wanted: DraftRequest) -> Drafts | None:
         lengths = wanted.history.lengths[wanted.slots]
         last = wanted.history.tokens[wanted.slots, lengths - 1]
         return Drafts(wanted.slots, np.ones_like(wanted.counts), last)

@@ -9,7 +9,7 @@ from array import array
 import pytest
 
 from quire.bench.load_client import arrivals
-from quire.bench.load_client.clients import Clients
+from quire.bench.load_client.clients import ClientPool
 from quire.bench.load_client.timing import Received, RequestTiming
 from quire.bench.workload.workloads import BenchRequest, Workload
 from quire.shared.errors import Unavailable
@@ -55,7 +55,7 @@ class DyingCaller(PatientCaller):
 
 def test_every_request_is_sent_once_within_the_limit() -> None:
     ended: list[int] = []
-    with Clients(2, PatientCaller) as clients:
+    with ClientPool(2, PatientCaller) as clients:
         limited = clients.run(WORK, arrivals.parse("4"), lambda done, _total: ended.append(done))
         burst = clients.run(WORK, arrivals.parse("burst"))
     assert max(timing.num_tokens for timing in limited.timings) == 2  # of the four, each process has two
@@ -67,7 +67,7 @@ def test_every_request_is_sent_once_within_the_limit() -> None:
 
 
 def test_a_rate_spreads_the_requests() -> None:
-    with Clients(2, PatientCaller) as clients:
+    with ClientPool(2, PatientCaller) as clients:
         outcome = clients.run(WORK, arrivals.parse("100/s"))
     due = arrivals.parse("100/s").offsets_s(12)
     late = [timing.sent - outcome.begin for timing in outcome.timings]
@@ -75,5 +75,5 @@ def test_a_rate_spreads_the_requests() -> None:
 
 
 def test_a_client_that_dies_ends_the_bench() -> None:
-    with Clients(1, DyingCaller) as clients, pytest.raises(Unavailable, match="died"):
+    with ClientPool(1, DyingCaller) as clients, pytest.raises(Unavailable, match="died"):
         clients.run(WORK, arrivals.parse("burst"))

@@ -8,7 +8,7 @@ from array import array
 import pytest
 
 from quire.bench import load
-from quire.bench.load_client.timing import Outcome, RequestTiming
+from quire.bench.load_client.timing import LoadResult, RequestTiming
 from quire.bench.measuring.percentiles import percentile, spread_ms
 
 
@@ -30,11 +30,11 @@ def test_nothing_measured_is_nothing_said() -> None:
     }
 
 
-def outcome() -> Outcome:
+def outcome() -> LoadResult:
     """Two streams that start at 10 s, and a request that failed."""
     first = RequestTiming(10.0, array("d", [10.1, 10.2, 10.4]), 4, 10.5)
     second = RequestTiming(10.0, array("d", [10.3]), 1, 12.0)
-    return Outcome(10.0, 30, [first, second, RequestTiming(10.0, ended=10.0, error="refused")], [0.25, 0.5])
+    return LoadResult(10.0, 30, [first, second, RequestTiming(10.0, ended=10.0, error="refused")], [0.25, 0.5])
 
 
 def test_rates_are_over_the_whole_time_and_of_what_succeeded() -> None:
@@ -58,7 +58,7 @@ def test_the_rate_of_a_full_load_leaves_out_its_end() -> None:
     assert two == pytest.approx(5 / 0.5)
     assert outcome().full_rate(3) == pytest.approx(two)  # requests that failed do not count
     late = RequestTiming(10.0, array("d", [10.1, 10.2, 11.0, 11.5]), 8, 12.0)
-    assert Outcome(10.0, 0, [outcome().timings[0], late], [0.1]).full_rate(2) == pytest.approx((4 + 4) / 0.5)
+    assert LoadResult(10.0, 0, [outcome().timings[0], late], [0.1]).full_rate(2) == pytest.approx((4 + 4) / 0.5)
 
 
 def test_latencies_are_of_messages_and_of_tokens() -> None:

@@ -20,7 +20,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 from quire.async_client import AsyncClient
 from quire.services.frontend.access.access import Access
 from quire.services.frontend.access.account import DAY_S, Account
-from quire.services.frontend.access.key import Key, digest, read_key
+from quire.services.frontend.access.api_key import ApiKey, digest, parse_key
 from quire.services.frontend.access.sources import KeyFile
 from quire.shared.errors import InvalidArgument, PermissionDenied, ResourceExhausted, Unauthenticated
 from quire.shared.kv import block_hash
@@ -130,13 +130,13 @@ def test_work_goes_on_in_the_name_of_its_own_tenant_alone(tmp_path: Path) -> Non
     keys = KeyFile(key_file(tmp_path, entry("a", tenant="x"), {**entry("b", tenant="y"), "name": "a"}), lambda: None)
     access = Access([keys], FrontendMetrics("tiny", 64), lambda: 0.0)
     for tenant in ("x", "y"):
-        found = access.going_on("a", tenant)
+        found = access.find_caller("a", tenant)
         assert found is not None
         assert found.tenant == tenant
     for name, tenant in (("a", "z"), ("c", "x"), ("", "x")):
         with pytest.raises(PermissionDenied):
-            access.going_on(name, tenant)
-    assert Access([], FrontendMetrics("tiny", 64), lambda: 0.0).going_on("", "x") is None
+            access.find_caller(name, tenant)
+    assert Access([], FrontendMetrics("tiny", 64), lambda: 0.0).find_caller("", "x") is None
 
 
 async def test_a_file_without_keys_lets_nobody_in(folder: Path, tmp_path: Path) -> None:
@@ -330,38 +330,38 @@ async def test_tokens_are_counted_at_the_end(folder: Path, tmp_path: Path) -> No
 
 def test_an_account_fills_up_and_forgets_yesterday() -> None:
     now = [0.0]
-    key = read_key({"name": "a", "requests_per_minute": 60, "tokens_per_minute": 600, "tokens_per_day": 1000}, "")
+    key = parse_key({"name": "a", "requests_per_minute": 60, "tokens_per_minute": 600, "tokens_per_day": 1000}, "")
     account = Account(key, lambda: now[0], lambda: now[0])
-    account.enter(key)
+    account.admit_request(key)
     account.charge(700)
     with pytest.raises(ResourceExhausted, match="tokens_per_minute") as refused:
-        account.enter(key)
+        account.admit_request(key)
     assert refused.value.retry_after_ms == 10_100
     now[0] += 10.2
-    account.enter(key)
+    account.admit_request(key)
     account.charge(300)
     now[0] += 60
     with pytest.raises(ResourceExhausted, match="tokens_per_day") as refused:
-        account.enter(key)
+        account.admit_request(key)
     assert refused.value.retry_after_ms == round(1000 * (DAY_S - now[0]))
     now[0] = DAY_S
-    account.enter(key)
+    account.admit_request(key)
 
 
 def test_what_was_used_without_a_limit_does_not_count_once_there_is_one() -> None:
     now = [0.0]
-    free = read_key({"name": "a"}, "")
+    free = parse_key({"name": "a"}, "")
     account = Account(free, lambda: now[0], lambda: now[0])
     for _ in range(1000):
-        account.enter(free)
+        account.admit_request(free)
         account.charge(1000)
-    limited = read_key({"name": "a", "requests_per_minute": 60, "tokens_per_minute": 60_000}, "")
-    account.enter(free)
+    limited = parse_key({"name": "a", "requests_per_minute": 60, "tokens_per_minute": 60_000}, "")
+    account.admit_request(free)
     now[0] += 60
     for _ in range(60):
-        account.enter(limited)
+        account.admit_request(limited)
     with pytest.raises(ResourceExhausted, match="requests_per_minute"):
-        account.enter(limited)
+        account.admit_request(limited)
 
 
 async def test_the_file_is_read_again_and_a_broken_one_changes_nothing(folder: Path, tmp_path: Path) -> None:
@@ -409,7 +409,7 @@ def test_a_file_that_everybody_may_read_is_refused(tmp_path: Path) -> None:
 def test_a_file_may_hold_hashes_instead_of_keys(tmp_path: Path) -> None:
     hashed = hashlib.sha256(b"sk-a").hexdigest()
     keys = KeyFile(key_file(tmp_path, {"name": "a", "sha256": hashed}), lambda: None).keys()
-    assert keys[digest(b"sk-a")] == Key.model_validate({"name": "a", "tenant": "a"})
+    assert keys[digest(b"sk-a")] == ApiKey.model_validate({"name": "a", "tenant": "a"})
 
 
 async def test_keys_in_redis_outlive_it(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -510,7 +510,7 @@ async def test_a_call_with_as_many_prompts_as_places_leaves_some_to_other_tenant
         with pytest.raises(grpc.aio.AioRpcError, match="kept for tenants that hold little"):
             await over_grpc.read()
         waiting = [asyncio.create_task(complete(frontend, name)) for name in ("small", "third")]
-        await eventually(lambda: frontend.frontend.door.admission.num_samples >= 16)
+        await eventually(lambda: frontend.frontend.ingress.admission.num_samples >= 16)
     assert [(await call).status_code for call in waiting] == [200, 200]
 
 

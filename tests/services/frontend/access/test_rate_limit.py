@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from quire.services.frontend.access.account import Account
-from quire.services.frontend.access.key import Key
-from quire.services.frontend.access.rate_limit import RateLimit, duration, headers_of
+from quire.services.frontend.access.api_key import ApiKey
+from quire.services.frontend.access.rate_limit import RateLimit, duration, rate_limit_headers
 from tests.services.frontend.running import running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
 
@@ -56,7 +56,7 @@ def test_durations_are_written_as_openai_writes_them(seconds: float, text: str) 
 
 
 def test_what_is_overdrawn_is_nothing() -> None:
-    told = dict(headers_of([RateLimit("tokens", 100, -50.5, 90.0)]))
+    told = dict(rate_limit_headers([RateLimit("tokens", 100, -50.5, 90.0)]))
     assert told == {
         b"x-ratelimit-limit-tokens": b"100",
         b"x-ratelimit-remaining-tokens": b"0",
@@ -66,15 +66,15 @@ def test_what_is_overdrawn_is_nothing() -> None:
 
 def test_an_account_tells_what_is_left_and_when_all_is_back() -> None:
     now = [100.0]
-    key = Key(name="a", requests_per_minute=60, tokens_per_minute=600)
+    key = ApiKey(name="a", requests_per_minute=60, tokens_per_minute=600)
     account = Account(key, lambda: now[0], lambda: 0.0)
     assert account.rate_limits() == [RateLimit("requests", 60, 60.0, 0.0), RateLimit("tokens", 600, 600.0, 0.0)]
-    account.enter(key)
+    account.admit_request(key)
     account.charge(700)
     assert account.rate_limits() == [RateLimit("requests", 60, 59.0, 1.0), RateLimit("tokens", 600, -100.0, 70.0)]
     now[0] += 30
     assert account.rate_limits() == [RateLimit("requests", 60, 60.0, 0.0), RateLimit("tokens", 600, 200.0, 40.0)]
-    assert Account(Key(name="b", tokens_per_day=5), lambda: 0.0, lambda: 0.0).rate_limits() == []
+    assert Account(ApiKey(name="b", tokens_per_day=5), lambda: 0.0, lambda: 0.0).rate_limits() == []
 
 
 def keys(folder: Path) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from quire.services.frontend.access.key import digest
+from quire.services.frontend.access.api_key import digest
 from quire.services.frontend.access.sources import RedisKeys
 from quire.shared.prefix_index import connect
 from tests.redis_server import RedisServer

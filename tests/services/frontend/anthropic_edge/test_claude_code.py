@@ -7,22 +7,22 @@ from typing import Any
 
 import pytest
 
+from tests.services.frontend.scripted_replies import prompt_text
 from tests.services.frontend.scripted_scheduler import prompt_of
-from tests.services.frontend.speech import prompt_text
-from tests.services.frontend.talking import talking, talking_folder
+from tests.services.frontend.tool_model import tool_model_folder, tool_server
 
 ASK: list[dict[str, Any]] = [{"role": "user", "content": "How is the weather?"}]
 BILLING = "x-anthropic-billing-header: cc_version=2.1.37.3a3; cc_entrypoint=cli; cch={};"
 
 
 @pytest.fixture(scope="module")
-def talking_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return talking_folder(tmp_path_factory.mktemp("models") / "talking")
+def tool_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tool_model_folder(tmp_path_factory.mktemp("models") / "talking")
 
 
 async def prompts(folder: Path, *bodies: dict[str, Any]) -> list[str]:
     """Returns the prompt of each body, all of which are answered; count_tokens counts as many."""
-    async with talking(folder, "ok") as (frontend, _, script):
+    async with tool_server(folder, "ok") as (frontend, _, script):
         for number, body in enumerate(bodies):
             sent = {"model": "talking", "messages": ASK, **body}
             answer = await frontend.http.post("/v1/messages", json={"max_tokens": 50, **sent})
@@ -44,8 +44,8 @@ async def prompts(folder: Path, *bodies: dict[str, Any]) -> list[str]:
         {"edits": [{"type": "clear_tool_uses_20250919", "trigger": {"type": "input_tokens", "value": 100000}}]},
     ],
 )
-async def test_context_management_changes_nothing(talking_model: Path, edits: Any) -> None:
-    plain, edited = await prompts(talking_model, {}, {"context_management": edits})
+async def test_context_management_changes_nothing(tool_model: Path, edits: Any) -> None:
+    plain, edited = await prompts(tool_model, {}, {"context_management": edits})
     assert edited == plain
 
 
@@ -60,21 +60,21 @@ async def test_context_management_changes_nothing(talking_model: Path, edits: An
         BILLING + "\n\nBe brief.",
     ],
 )
-async def test_a_billing_line_that_changes_leaves_the_prompt_as_it_is(talking_model: Path, system: Any) -> None:
+async def test_a_billing_line_that_changes_leaves_the_prompt_as_it_is(tool_model: Path, system: Any) -> None:
     def with_hash(value: str) -> Any:
         if isinstance(system, str):
             return system.format(value)
         return [{**block, "text": block["text"].format(value)} for block in system]
 
     first, second, plain = await prompts(
-        talking_model, {"system": with_hash("aaaaa")}, {"system": with_hash("1b9f0")}, {"system": "Be brief."}
+        tool_model, {"system": with_hash("aaaaa")}, {"system": with_hash("1b9f0")}, {"system": "Be brief."}
     )
     assert first == second == plain
 
 
-async def test_a_billing_line_alone_is_no_system_message_and_a_quoted_one_stays(talking_model: Path) -> None:
+async def test_a_billing_line_alone_is_no_system_message_and_a_quoted_one_stays(tool_model: Path) -> None:
     alone, plain, quoted = await prompts(
-        talking_model,
+        tool_model,
         {"system": [{"type": "text", "text": BILLING}]},
         {},
         {"system": f"Never repeat {BILLING}"},
@@ -96,9 +96,9 @@ OWN = {"name": "Read", "input_schema": {"type": "object", "properties": {"file_p
         {"type": "mcp_toolset", "mcp_server_name": "tracker"},
     ],
 )
-async def test_tools_that_anthropics_servers_run_are_not_shown(talking_model: Path, tool: dict[str, Any]) -> None:
+async def test_tools_that_anthropics_servers_run_are_not_shown(tool_model: Path, tool: dict[str, Any]) -> None:
     both, alone, own, plain = await prompts(
-        talking_model, {"tools": [tool, {**OWN, "defer_loading": True}]}, {"tools": [tool]}, {"tools": [OWN]}, {}
+        tool_model, {"tools": [tool, {**OWN, "defer_loading": True}]}, {"tools": [tool]}, {"tools": [OWN]}, {}
     )
     assert both == own
     assert alone == plain
@@ -114,14 +114,14 @@ async def test_tools_that_anthropics_servers_run_are_not_shown(talking_model: Pa
     ],
 )
 async def test_tools_that_the_client_runs_are_shown_with_their_schema(
-    talking_model: Path, kind: str, name: str, parameter: str
+    tool_model: Path, kind: str, name: str, parameter: str
 ) -> None:
-    (prompt,) = await prompts(talking_model, {"tools": [{"type": kind, "name": name}]})
+    (prompt,) = await prompts(tool_model, {"tools": [{"type": kind, "name": name}]})
     assert f'"name": "{name}"' in prompt
     assert parameter in prompt
 
 
-async def test_turns_that_anthropics_servers_answered_are_gone_on_with(talking_model: Path) -> None:
+async def test_turns_that_anthropics_servers_answered_are_gone_on_with(tool_model: Path) -> None:
     """References to tools as a search for tools answers them, and a search of the web with its result."""
     turns = [
         *ASK,
@@ -145,7 +145,7 @@ async def test_turns_that_anthropics_servers_answered_are_gone_on_with(talking_m
             ],
         },
     ]
-    (prompt,) = await prompts(talking_model, {"messages": turns, "tools": [OWN]})
+    (prompt,) = await prompts(tool_model, {"messages": turns, "tools": [OWN]})
     assert "assistant\nIt is sunny.<tool_call>" in prompt
     assert "tool\nThe tool calendar_add is available." in prompt
 
@@ -159,11 +159,11 @@ async def test_turns_that_anthropics_servers_answered_are_gone_on_with(talking_m
          "t\nhttps://a\nx"),
     ],
 )  # fmt: skip
-async def test_documents_of_text_are_text(talking_model: Path, block: dict[str, Any], text: str) -> None:
+async def test_documents_of_text_are_text(tool_model: Path, block: dict[str, Any], text: str) -> None:
     """In a turn of the user's, and in what a tool has answered."""
     result = {"type": "tool_result", "tool_use_id": "a", "content": [block]}
     asked, answered = await prompts(
-        talking_model,
+        tool_model,
         {"messages": [{"role": "user", "content": [block]}]},
         {"messages": [{"role": "user", "content": [result]}]},
     )
@@ -171,24 +171,24 @@ async def test_documents_of_text_are_text(talking_model: Path, block: dict[str, 
     assert f"tool\n{text}<|im_end|>" in answered
 
 
-async def test_a_document_that_is_no_text_is_refused_with_a_reason(talking_model: Path) -> None:
+async def test_a_document_that_is_no_text_is_refused_with_a_reason(tool_model: Path) -> None:
     source = {"type": "base64", "media_type": "application/pdf", "data": "AA"}
-    async with talking(talking_model, "ok") as (frontend, _, _script):
+    async with tool_server(tool_model, "ok") as (frontend, _, _script):
         body = {"max_tokens": 5, "messages": [{"role": "user", "content": [{"type": "document", "source": source}]}]}
         answer = await frontend.http.post("/v1/messages", json=body)
     assert answer.status_code == 400
     assert "blocks of type 'document' are not offered by this server: models are given text only" in answer.text
 
 
-async def test_a_compaction_is_what_it_sums_up(talking_model: Path) -> None:
+async def test_a_compaction_is_what_it_sums_up(tool_model: Path) -> None:
     turns = [*ASK, {"role": "assistant", "content": [{"type": "compaction", "content": "It rained."}]}, *ASK]
-    (prompt,) = await prompts(talking_model, {"messages": turns})
+    (prompt,) = await prompts(tool_model, {"messages": turns})
     assert "assistant\nIt rained.<|im_end|>" in prompt
 
 
-async def test_the_older_name_of_a_form_is_kept_to(talking_model: Path) -> None:
+async def test_the_older_name_of_a_form_is_kept_to(tool_model: Path) -> None:
     form = {"type": "json_schema", "schema": {"type": "object", "properties": {"ok": {"type": "boolean"}}}}
-    async with talking(talking_model, '{"ok": true}') as (frontend, _, script):
+    async with tool_server(tool_model, '{"ok": true}') as (frontend, _, script):
         for fields in ({"output_format": form}, {"output_config": {"format": form}}, {}):
             body = {"max_tokens": 50, "messages": ASK, **fields}
             assert (await frontend.http.post("/v1/messages", json=body)).status_code == 200

@@ -12,9 +12,9 @@ import anthropic
 import pytest
 
 from tests.services.frontend.running import Running
+from tests.services.frontend.scripted_replies import Said, prompt_text
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, prompt_of
-from tests.services.frontend.speech import Said, prompt_text
-from tests.services.frontend.talking import CALL, CALLS, WEATHER, talking, talking_folder
+from tests.services.frontend.tool_model import CALL, CALLS, WEATHER, tool_model_folder, tool_server
 
 TOOLS: Any = [
     {
@@ -30,8 +30,8 @@ THOUGHT = f"<think>\nMalmö.\n</think>\n\n{CALLS}"
 
 
 @pytest.fixture(scope="module")
-def talking_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return talking_folder(tmp_path_factory.mktemp("models") / "talking")
+def tool_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tool_model_folder(tmp_path_factory.mktemp("models") / "talking")
 
 
 @asynccontextmanager
@@ -40,7 +40,7 @@ async def serving(
 ) -> AsyncIterator[tuple[Running, anthropic.AsyncAnthropic, ScriptedScheduler]]:
     key = settings.get("api_key") or "none"
     async with (
-        talking(folder, said, **settings) as (frontend, _, script),
+        tool_server(folder, said, **settings) as (frontend, _, script),
         anthropic.AsyncAnthropic(base_url=frontend.url, api_key=key, max_retries=0) as client,
     ):
         yield frontend, client, script
@@ -50,10 +50,10 @@ def asked(**more: Any) -> dict[str, Any]:
     return {"model": "talking", "max_tokens": 500, "messages": ASK, **more}
 
 
-async def test_text_whole_and_streamed(talking_model: Path) -> None:
-    async with serving(talking_model, "It is sunny.") as (frontend, client, script):
+async def test_text_whole_and_streamed(tool_model: Path) -> None:
+    async with serving(tool_model, "It is sunny.") as (frontend, client, script):
         script.num_cached_tokens = 3
-        frontend.keep_in_step(script)
+        frontend.write_each_token(script)
         reply = await client.messages.create(**asked(system="Be brief."))
         async with client.messages.stream(**asked(system="Be brief.")) as stream:
             texts = [text async for text in stream.text_stream]
@@ -67,12 +67,12 @@ async def test_text_whole_and_streamed(talking_model: Path) -> None:
     assert len(texts) > 1
     assert [block.text for block in streamed.content] == ["It is sunny."]
     assert (streamed.stop_reason, streamed.usage) == (reply.stop_reason, reply.usage)
-    assert prompt_text(talking_model, prompt_of(script.submissions[0])).startswith("<|im_start|>system\nBe brief.")
+    assert prompt_text(tool_model, prompt_of(script.submissions[0])).startswith("<|im_start|>system\nBe brief.")
 
 
-async def test_thinking_text_and_tools_in_order(talking_model: Path) -> None:
-    async with serving(talking_model, THOUGHT) as (frontend, client, script):
-        frontend.keep_in_step(script)
+async def test_thinking_text_and_tools_in_order(tool_model: Path) -> None:
+    async with serving(tool_model, THOUGHT) as (frontend, client, script):
+        frontend.write_each_token(script)
         reply = await client.messages.create(**asked(tools=TOOLS))
         async with client.messages.stream(**asked(tools=TOOLS)) as stream:
             kinds = [event.type async for event in stream]
@@ -109,8 +109,8 @@ DELTA_USAGE = {
 }
 
 
-async def test_messages_have_every_field_that_their_specification_requires(talking_model: Path) -> None:
-    async with serving(talking_model, THOUGHT) as (frontend, client, _script):
+async def test_messages_have_every_field_that_their_specification_requires(tool_model: Path) -> None:
+    async with serving(tool_model, THOUGHT) as (frontend, client, _script):
         reply = (await frontend.http.post("/v1/messages", json=asked(tools=TOOLS))).json()
         stream = (await frontend.http.post("/v1/messages", json=asked(tools=TOOLS, stream=True))).text
         turns = [*ASK, {"role": "assistant", "content": reply["content"]}, *ASK]
@@ -133,7 +133,7 @@ async def test_messages_have_every_field_that_their_specification_requires(talki
     assert answered.type == "message"
 
 
-async def test_tool_results_go_through_the_template(talking_model: Path) -> None:
+async def test_tool_results_go_through_the_template(tool_model: Path) -> None:
     turns = [
         *ASK,
         {
@@ -153,12 +153,12 @@ async def test_tool_results_go_through_the_template(talking_model: Path) -> None
             ],
         },
     ]
-    async with serving(talking_model, "ok") as (_, client, script):
+    async with serving(tool_model, "ok") as (_, client, script):
         await client.messages.create(**asked(messages=turns, tools=TOOLS, system=[{"type": "text", "text": "S"}]))
         counted = await client.messages.count_tokens(
             model="talking", messages=turns, tools=TOOLS, system=[{"type": "text", "text": "S"}]
         )
-    prompt = prompt_text(talking_model, prompt_of(script.submissions[0]))
+    prompt = prompt_text(tool_model, prompt_of(script.submissions[0]))
     assert prompt.endswith(
         '<|im_start|>assistant\nLet me see.<tool_call>{"name": "now", "arguments": {"x": 1}}</tool_call><|im_end|>\n'
         "<|im_start|>tool\n12:00<|im_end|>\n<|im_start|>tool\nError: no such<|im_end|>\n"
@@ -168,16 +168,16 @@ async def test_tool_results_go_through_the_template(talking_model: Path) -> None
     assert counted.input_tokens == script.submissions[0].num_prompt_tokens
 
 
-async def test_a_last_assistant_message_is_gone_on_with(talking_model: Path) -> None:
+async def test_a_last_assistant_message_is_gone_on_with(tool_model: Path) -> None:
     turns = [*ASK, {"role": "assistant", "content": "It is"}]
-    async with serving(talking_model, " sunny.") as (_, client, script):
+    async with serving(tool_model, " sunny.") as (_, client, script):
         reply = await client.messages.create(**asked(messages=turns))
     assert reply.content[0].text == " sunny."
-    assert prompt_text(talking_model, prompt_of(script.submissions[0])).endswith("<|im_start|>assistant\nIt is")
+    assert prompt_text(tool_model, prompt_of(script.submissions[0])).endswith("<|im_start|>assistant\nIt is")
 
 
-async def test_why_it_stopped(talking_model: Path) -> None:
-    async with serving(talking_model, CALL) as (_, client, _script):
+async def test_why_it_stopped(tool_model: Path) -> None:
+    async with serving(tool_model, CALL) as (_, client, _script):
         short = await client.messages.create(**asked(tools=TOOLS, max_tokens=40))
         stopped = await client.messages.create(**asked(stop_sequences=["weather"]))
         async with client.messages.stream(**asked(stop_sequences=["weather"])) as stream:
@@ -201,32 +201,32 @@ async def test_why_it_stopped(talking_model: Path) -> None:
         ({"type": "tool", "name": "now"}, True, "now"),
     ],
 )
-async def test_tool_choice(talking_model: Path, choice: Any, shown: bool, enforced: str) -> None:
-    async with serving(talking_model, CALL) as (_, client, script):
+async def test_tool_choice(tool_model: Path, choice: Any, shown: bool, enforced: str) -> None:
+    async with serving(tool_model, CALL) as (_, client, script):
         await client.messages.create(**asked(tools=TOOLS, tool_choice=choice))
-    assert ("get_weather" in prompt_text(talking_model, prompt_of(script.submissions[0]))) == shown
+    assert ("get_weather" in prompt_text(tool_model, prompt_of(script.submissions[0]))) == shown
     constraint = script.submissions[0].sampling.structured_output.structural_tag
     assert bool(constraint) == bool(enforced)
     assert enforced in constraint
 
 
-async def test_thinking_reaches_template_and_budget(talking_model: Path) -> None:
+async def test_thinking_reaches_template_and_budget(tool_model: Path) -> None:
     kinds: list[Any] = [
         {"type": "enabled", "budget_tokens": 2000},
         {"type": "disabled"},
         {"type": "adaptive", "display": "omitted"},
     ]
-    async with serving(talking_model, "Hm.</think>Yes.") as (_, client, script):
+    async with serving(tool_model, "Hm.</think>Yes.") as (_, client, script):
         replies = [await client.messages.create(**asked(thinking=kind)) for kind in kinds]
-    open_ends = [prompt_text(talking_model, prompt_of(s)).endswith("<think>\n") for s in script.submissions]
+    open_ends = [prompt_text(tool_model, prompt_of(s)).endswith("<think>\n") for s in script.submissions]
     assert open_ends == [True, False, True]
     assert [s.sampling.thinking_token_budget for s in script.submissions] == [2000, 0, 0]
     assert [[block.type for block in reply.content] for reply in replies] == [["thinking", "text"], ["text"], ["text"]]
 
 
-async def test_the_form_of_the_answer(talking_model: Path) -> None:
+async def test_the_form_of_the_answer(tool_model: Path) -> None:
     form: Any = {"format": {"type": "json_schema", "schema": {"type": "object"}}, "effort": "low"}
-    async with serving(talking_model, "</think>{}") as (_, client, script):
+    async with serving(tool_model, "</think>{}") as (_, client, script):
         reply = await client.messages.create(**asked(output_config=form))
     assert reply.content[0].text == "{}"
     assert '"json_schema": {"type": "object"}' in script.submissions[0].sampling.structured_output.structural_tag
@@ -257,8 +257,8 @@ async def test_the_form_of_the_answer(talking_model: Path) -> None:
         ({"extra_body": {"mcp_servers": [1]}}, "mcp_servers is not offered by this server"),
     ],
 )
-async def test_refusals(talking_model: Path, more: dict[str, Any], text: str) -> None:
-    async with serving(talking_model, "x") as (_, client, _script):
+async def test_refusals(tool_model: Path, more: dict[str, Any], text: str) -> None:
+    async with serving(tool_model, "x") as (_, client, _script):
         with pytest.raises(anthropic.BadRequestError) as refused:
             await client.messages.create(**asked(**more))
     body: Any = refused.value.body
@@ -267,8 +267,8 @@ async def test_refusals(talking_model: Path, more: dict[str, Any], text: str) ->
     assert text in body["error"]["message"]
 
 
-async def test_other_errors_are_anthropics_own_classes(talking_model: Path) -> None:
-    async with serving(talking_model, "x", api_key="secret", max_request_bytes=2000) as (frontend, client, script):
+async def test_other_errors_are_anthropics_own_classes(tool_model: Path) -> None:
+    async with serving(tool_model, "x", api_key="secret", max_request_bytes=2000) as (frontend, client, script):
         assert (await client.messages.create(**asked())).content[0].text == "x"
         with pytest.raises(anthropic.AuthenticationError, match="API key is not known"):
             await client.with_options(api_key="wrong").messages.create(**asked())
@@ -285,10 +285,10 @@ async def test_other_errors_are_anthropics_own_classes(talking_model: Path) -> N
         assert (late.value.status_code, late.value.body["error"]["type"]) == (504, "timeout_error")
 
 
-async def test_a_stream_that_breaks_off_says_so(talking_model: Path) -> None:
-    async with serving(talking_model, "one two three four", unavailable_after_s=0.2) as (frontend, client, script):
+async def test_a_stream_that_breaks_off_says_so(tool_model: Path) -> None:
+    async with serving(tool_model, "one two three four", unavailable_after_s=0.2) as (frontend, client, script):
         script.step_s = 0.2
-        frontend.keep_in_step(script)
+        frontend.write_each_token(script)
 
         async def read() -> None:
             async with client.messages.stream(**asked()) as stream:
@@ -303,7 +303,7 @@ async def test_a_stream_that_breaks_off_says_so(talking_model: Path) -> None:
         assert broken.value.body["error"]["type"] in ("overloaded_error", "api_error", "invalid_request_error")
 
 
-async def test_a_tool_runner_goes_on_without_a_thread(talking_model: Path) -> None:
+async def test_a_tool_runner_goes_on_without_a_thread(tool_model: Path) -> None:
     """Anthropic's runner lets the server keep the conversation, unless that says in so many words that it cannot."""
     called: list[str] = []
 
@@ -316,7 +316,7 @@ async def test_a_tool_runner_goes_on_without_a_thread(talking_model: Path) -> No
     def said(prompt: str) -> str:
         return "It rains." if "Rain." in prompt else CALL
 
-    async with serving(talking_model, said) as (_, client, _):
+    async with serving(tool_model, said) as (_, client, _):
         runner = client.beta.messages.tool_runner(**asked(tools=[get_weather], max_iterations=4))
         replies = [reply async for reply in runner]
         with pytest.raises(anthropic.BadRequestError) as refused:
@@ -329,8 +329,8 @@ async def test_a_tool_runner_goes_on_without_a_thread(talking_model: Path) -> No
     assert body["error"]["details"] == {"error_code": "thread_unsupported_request"}
 
 
-async def test_answers_and_refusals_have_their_id_where_anthropics_client_looks(talking_model: Path) -> None:
-    async with serving(talking_model, "Yes.") as (_, client, _):
+async def test_answers_and_refusals_have_their_id_where_anthropics_client_looks(tool_model: Path) -> None:
+    async with serving(tool_model, "Yes.") as (_, client, _):
         mine = {"x-request-id": "mine"}
         reply = await client.messages.create(**asked(), extra_headers=mine)
         async with client.messages.stream(**asked(), extra_headers=mine) as stream:
@@ -344,23 +344,23 @@ async def test_answers_and_refusals_have_their_id_where_anthropics_client_looks(
     assert drawn._request_id
 
 
-async def test_stop_sequences_count_in_the_text_only(talking_model: Path) -> None:
+async def test_stop_sequences_count_in_the_text_only(tool_model: Path) -> None:
     """vllm#52393: a client's stop string in the thinking, or in a call's markup, ended the answer."""
     stops = {"stop_sequences": ["Malmö", '"']}
-    async with serving(talking_model, THOUGHT) as (_, client, _script):
+    async with serving(tool_model, THOUGHT) as (_, client, _script):
         reply = await client.messages.create(**asked(tools=TOOLS, **stops))
     assert (reply.stop_reason, reply.stop_sequence) == ("tool_use", None)
     assert [block.type for block in reply.content] == ["thinking", "text", "tool_use", "tool_use"]
-    async with serving(talking_model, "<think>It is</think>Hot: it is") as (_, client, _script):
+    async with serving(tool_model, "<think>It is</think>Hot: it is") as (_, client, _script):
         reply = await client.messages.create(**asked(stop_sequences=["it is", "It is"]))
     assert (reply.stop_reason, reply.stop_sequence) == ("stop_sequence", "it is")
     assert reply.content[-1].text == "Hot: "
 
 
-async def test_the_tokens_of_a_whole_call_can_be_counted(talking_model: Path) -> None:
+async def test_the_tokens_of_a_whole_call_can_be_counted(tool_model: Path) -> None:
     """Gateways send what they would send to be answered."""
     whole = asked(temperature=0.5, top_p=0.9, stream=True, stop_sequences=["x"])
-    async with serving(talking_model, lambda _: "hi") as (frontend, _, _):
+    async with serving(tool_model, lambda _: "hi") as (frontend, _, _):
         counted = await frontend.http.post("/v1/messages/count_tokens", json=whole)
         bare = await frontend.http.post("/v1/messages/count_tokens", json={"model": "talking", "messages": ASK})
         wrong = await frontend.http.post("/v1/messages/count_tokens", json={**whole, "temprature": 1})

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.services.frontend.bounds import counts, wire_scan
-from quire.services.frontend.bounds.bodies import heavy, json_scan
+from quire.services.frontend.bounds.bodies import heavy_work, json_scan
 from quire.services.frontend.output_processor import constraint
 from quire.services.frontend.tokenizer.encoder import TextSizes
 from quire.shared.errors import InvalidArgument
@@ -251,7 +251,7 @@ async def test_nothing_is_tokenized_for_a_client_that_has_left(
 ) -> None:
     encoder = frontend.frontend.model.tokenizer._encoder
     monkeypatch.setattr(encoder, "sizes", TextSizes(100, 100))
-    tokenizing, pieces, begun, go_on = encoder.own, [], threading.Event(), threading.Event()
+    tokenizing, pieces, begun, go_on = encoder.text_encoder, [], threading.Event(), threading.Event()
 
     def encode(text: str, _framed: bool) -> list[int]:
         pieces.append(text)
@@ -278,7 +278,7 @@ async def test_nothing_is_tokenized_for_a_client_that_has_left(
 
 @pytest.mark.parametrize("kind", ["json_schema", "structural_tag"])
 def test_a_form_that_is_nested_too_deeply_is_left_to_those_who_refuse_it(kind: str) -> None:
-    assert constraint.as_format(sampling_pb2.StructuredOutput(**{kind: '{"a":' * 4000})) is None
+    assert constraint.to_structural_format(sampling_pb2.StructuredOutput(**{kind: '{"a":' * 4000})) is None
 
 
 def test_limits_are_settings() -> None:
@@ -370,10 +370,10 @@ def test_any_bytes_are_left_to_the_parser() -> None:
 
 async def test_large_bodies_that_come_together_leave_turns_to_others() -> None:
     """One at a time, the smallest first."""
-    work, done = heavy.HeavyWork(), []
+    work, done = heavy_work.HeavyWorkLimiter(), []
 
     async def parse(num_bytes: int) -> None:
-        async with work.turn(num_bytes):
+        async with work.slot(num_bytes):
             done.append(num_bytes)
 
     async def other() -> None:
@@ -382,12 +382,12 @@ async def test_large_bodies_that_come_together_leave_turns_to_others() -> None:
             await loop_turns()
 
     seen: list[int] = []
-    sizes = [heavy.LIGHT_BYTES + size for size in (9, 3, 5, 1, 7)] * 4
+    sizes = [heavy_work.LIGHT_BYTES + size for size in (9, 3, 5, 1, 7)] * 4
     async with asyncio.TaskGroup() as tasks:
         for size in (*sizes, 10, 20):
             tasks.create_task(parse(size))
         tasks.create_task(other())
-    first, *rest = [size for size in done if size > heavy.LIGHT_BYTES]
+    first, *rest = [size for size in done if size > heavy_work.LIGHT_BYTES]
     assert done[:3] == [first, 10, 20], "what is light does not wait"
     assert rest == sorted(rest)
     assert len(set(seen)) >= 19, "others have a turn between any two"

@@ -17,7 +17,7 @@ from quire.shared.pb.common.v1 import sampling_pb2
 from quire.shared.pb.inference.v1 import inference_pb2 as pb
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
-from tests.services.frontend.talking import talking_folder
+from tests.services.frontend.tool_model import tool_model_folder
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -35,7 +35,7 @@ HELLO = pb.ChatMessage(role="user", content="hi")
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def frontend(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Running]:
-    folder = talking_folder(tmp_path_factory.mktemp("models") / "talking")
+    folder = tool_model_folder(tmp_path_factory.mktemp("models") / "talking")
     async with scheduler(ScriptedScheduler(count_up)) as script, running(folder, script.address) as started:
         yield started
 

@@ -21,7 +21,7 @@ def door(max_samples: int = 4, max_tokens: int = 100) -> tuple[CallAdmission, Fr
 
 def taken(admission: CallAdmission, num_samples: int, num_tokens: int) -> Lease:
     lease = admission.lease()
-    lease.take(num_samples, num_tokens)
+    lease.acquire(num_samples, num_tokens)
     return lease
 
 
@@ -49,7 +49,7 @@ async def test_tokens_are_counted_and_corrected_after_tokenizing() -> None:
     lease = taken(admission, 1, 90)
     with pytest.raises(ResourceExhausted):
         taken(admission, 1, 20)
-    lease.settle(40)
+    lease.adjust_tokens(40)
     taken(admission, 1, 20)
     lease.release()
     lease.release()
@@ -61,8 +61,8 @@ async def test_a_lease_is_given_back_however_its_with_is_left() -> None:
 
     def fails() -> None:
         with admission.lease() as lease:
-            lease.take(2, 10)
-            lease.settle(20)
+            lease.acquire(2, 10)
+            lease.adjust_tokens(20)
             taken(admission, 4, 10)
 
     with pytest.raises(ResourceExhausted):
@@ -82,7 +82,7 @@ async def test_closed_means_unavailable_and_idle_means_empty() -> None:
     admission.close()
     with pytest.raises(Unavailable):
         taken(admission, 1, 1)
-    waiting = asyncio.create_task(admission.idle())
+    waiting = asyncio.create_task(admission.wait_idle())
     await loop_turns()
     assert not waiting.done()
     lease.release()
@@ -107,13 +107,13 @@ async def test_full_is_when_the_smallest_request_would_be_refused() -> None:
 
 
 def shared_door(max_samples: int, max_tokens: int = 10**6) -> CallAdmission:
-    return CallAdmission(max_samples, max_tokens, 1500, FrontendMetrics("m", 100), is_shared=lambda: True)
+    return CallAdmission(max_samples, max_tokens, 1500, FrontendMetrics("m", 100), has_several_tenants=lambda: True)
 
 
 def taken_by(admission: CallAdmission, tenant: str, num_samples: int, num_tokens: int = 1) -> Lease:
     lease = admission.lease()
     lease.tenant = tenant
-    lease.take(num_samples, num_tokens)
+    lease.acquire(num_samples, num_tokens)
     return lease
 
 
@@ -138,7 +138,7 @@ async def test_what_is_larger_than_a_tenant_may_hold_is_admitted_and_counts_as_t
     admission = shared_door(8, 80)
     lease = taken_by(admission, "large", 100, 1_000)
     assert (admission.num_samples, admission.num_tokens) == (7, 70)
-    lease.settle(5_000)
+    lease.adjust_tokens(5_000)
     assert admission.num_tokens == 70
     taken_by(admission, "small", 1, 5)
     lease.release()
@@ -248,8 +248,8 @@ def begun_by(admission: CallAdmission, tenant: str, num_samples: int, piece: int
     """As a call that takes the place of the smallest request first, and then those of its prompts."""
     lease = admission.lease()
     lease.tenant = tenant
-    lease.take(1, 0)
-    lease.take(num_samples, 1, piece)
+    lease.acquire(1, 0)
+    lease.acquire(num_samples, 1, piece)
     return lease
 
 
@@ -287,11 +287,11 @@ async def test_places_of_prompts_that_end_go_to_others_until_each_tenant_has_its
     small = [taken_by(admission, "small", 1) for _ in range(5)]
     left = 200 - 70
     for _ in range(35):
-        assert large.next_pieces(1, left) == 0
+        assert large.start_next_prompts(1, left) == 0
     assert large.num_samples == 35
     for lease in small:
         lease.release()
-    begun = large.next_pieces(1, left)
+    begun = large.start_next_prompts(1, left)
     assert (begun, large.num_samples) == (36, 70)
     large.release()
     assert admission.num_samples == 0
@@ -304,12 +304,12 @@ async def test_pieces_never_exceed_what_is_shared_and_every_call_ends() -> None:
         admission = shared_door(most)
         calls = [taken_by(admission, tenant, 1, 0) for tenant in "aab"]
         for lease in calls:
-            lease.take(piece * 40, 1, piece)
+            lease.acquire(piece * 40, 1, piece)
         running = [max(1, lease.num_samples // piece) for lease in calls]
         left = [40 - count for count in running]
         while any(running):
             number = chance.choice([number for number in range(3) if running[number]])
-            begun = calls[number].next_pieces(piece, left[number])
+            begun = calls[number].start_next_prompts(piece, left[number])
             running[number] += begun - 1
             left[number] -= begun
             assert running[number] or not left[number]

@@ -15,7 +15,7 @@ from quire.services.frontend.access.access import Access
 from quire.services.frontend.calls import calls
 from quire.services.frontend.calls.admission import CallAdmission
 from quire.services.frontend.calls.calls import Calls
-from quire.services.frontend.grpc_edge.errors import answering
+from quire.services.frontend.grpc_edge.errors import call_context
 from quire.services.frontend.input_processor.processor import InputProcessor
 from quire.shared.errors import InvalidArgument
 from quire.shared.metrics.frontend import FrontendMetrics
@@ -232,8 +232,8 @@ async def test_a_client_hears_of_an_error_when_its_place_is_free_and_its_call_is
     async def end(*_: object) -> None:
         heard.append((admission.num_samples, [line["status"] for line in lines]))
 
-    async with answering("Generate", NoMetadata(), metrics, each, end) as call:  # type: ignore[arg-type]
-        call.lease.take(1, 0)
+    async with call_context("Generate", NoMetadata(), metrics, each, end) as call:  # type: ignore[arg-type]
+        call.lease.acquire(1, 0)
         raise error
     assert heard == [(0, ["INVALID_ARGUMENT" if isinstance(error, InvalidArgument) else "INTERNAL"])]
 
@@ -243,9 +243,9 @@ async def test_many_refusals_are_told_together(lines: Lines, monkeypatch: pytest
     metrics = FrontendMetrics("m", 100)
     each = Calls(CallAdmission(1, 1, 1, metrics), Access((), metrics, time.monotonic), metrics.calls)
     for _ in range(1000):
-        each.refused("POST /v1/completions", "429")
+        each.log_refusal("POST /v1/completions", "429")
     assert len(lines) == calls.REFUSALS_A_SECOND
     await eventually(lambda: len(lines) != calls.REFUSALS_A_SECOND)
     assert lines[-1]["count"] == 1000 - calls.REFUSALS_A_SECOND
-    each.refused("POST /v1/completions", "429")
+    each.log_refusal("POST /v1/completions", "429")
     assert lines[-1] == {"message": "request", "route": "POST /v1/completions", "status": "429"}

@@ -81,7 +81,7 @@ async def test_a_type_of_input_is_the_prompt_that_the_model_has_for_it(
         answer = await frontend.http.post("/v2/embed", json={"texts": ["one"], "input_type": input_type})
         assert answer.status_code == 200, answer.text
         tokenizer = frontend.frontend.model.tokenizer
-        assert prompt_of(script.submissions[0]) == tokenizer.encode_now(before + "one", add_special_tokens=True)
+        assert prompt_of(script.submissions[0]) == tokenizer.encode_inline(before + "one", add_special_tokens=True)
 
 
 async def test_texts_are_cut_where_the_client_says(folder: Path) -> None:

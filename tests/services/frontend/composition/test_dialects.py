@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.routing import compile_path
 
 from quire.services.frontend.composition.dialects import DIALECTS
-from quire.services.frontend.http.dialect import Dialect, ErrorFormat, WorkPath
+from quire.services.frontend.http.dialect import Dialect, ErrorFormat, InferencePath
 from quire.services.frontend.http.dialects import Dialects
 from quire.shared.errors import InvalidArgument, NotFound, QuireError
 
@@ -50,7 +50,7 @@ def test_an_error_is_worded_as_the_clients_of_its_path_read_it(path: str, begin:
     ],
 )
 def test_work_is_known_by_its_path(path: str, route: str) -> None:
-    assert DIALECTS.work_path(path) == route
+    assert DIALECTS.inference_path(path) == route
 
 
 def test_a_field_is_named_as_in_the_body_once() -> None:
@@ -66,7 +66,7 @@ def test_a_field_is_named_as_in_the_body_once() -> None:
 
 
 def test_each_path_belongs_to_one_dialect() -> None:
-    paths = [path for one in DIALECTS.all for path in (*(work.path for work in one.work), *one.paths)]
+    paths = [path for one in DIALECTS.all for path in (*(work.path for work in one.inference_paths), *one.paths)]
     prefixes = [prefix for one in DIALECTS.all for prefix in one.prefixes]
     assert len(paths) == len(set(paths))
     assert len(prefixes) == len(set(prefixes))
@@ -75,8 +75,10 @@ def test_each_path_belongs_to_one_dialect() -> None:
 
 def test_examples_are_of_the_dialects_own_paths() -> None:
     for one in DIALECTS.all:
-        mine = {compile_path(work.path)[1] for work in one.work}
-        others = {compile_path(work.path)[1] for other in DIALECTS.all if other is not one for work in other.work}
+        mine = {compile_path(work.path)[1] for work in one.inference_paths}
+        others = {
+            compile_path(work.path)[1] for other in DIALECTS.all if other is not one for work in other.inference_paths
+        }
         assert one.examples("model").keys() >= mine
         assert not one.examples("model").keys() & others
 
@@ -90,13 +92,13 @@ def test_a_new_dialect_is_one_value() -> None:
         routers=lambda _: [],
         errors=ErrorFormat(worded, lambda status, text: Response(text, status), {"type": "string"}),
         prefixes=("/tgi/",),
-        work=(WorkPath("/tgi/generate", {"type": "array"}, field_names={"prompt": "inputs"}),),
+        inference_paths=(InferencePath("/tgi/generate", {"type": "array"}, field_names={"prompt": "inputs"}),),
     )
     dialects = Dialects((*DIALECTS.all, tgi))
     error = InvalidArgument("prompt: it is empty", field="prompt")
-    assert dialects.work_path("/tgi/generate") == "/tgi/generate"
+    assert dialects.inference_path("/tgi/generate") == "/tgi/generate"
     assert bytes(dialects.refusal("/tgi/info", error).body) == b"oh: prompt: it is empty"
     assert dialects.in_client_terms("/tgi/generate", error).message == "inputs: it is empty"
     assert dialects.error_schema("/tgi/generate") == {"type": "string"}
-    assert dialects.documented()["/tgi/generate"].answer == {"type": "array"}
+    assert dialects.documented_paths()["/tgi/generate"].answer == {"type": "array"}
     assert Dialects((replace(tgi, prefixes=()),)).refusal("/elsewhere", error).status_code == 418, "the first words all"

@@ -20,7 +20,7 @@ from typing import Any
 import uvloop
 
 from quire.services.frontend.directory import prefix_lookup
-from quire.services.frontend.directory.directory import Index
+from quire.services.frontend.directory.directory import PublishedCaches
 from quire.services.frontend.directory.prefix_lookup import PrefixLookup
 from quire.services.frontend.scheduler_client.prompt_hashes import PromptHashes
 from quire.shared.columns import i32_bytes
@@ -28,8 +28,8 @@ from quire.shared.kv import block_hash
 from quire.shared.metrics.frontend import FrontendMetrics
 from quire.shared.prefix_index import PrefixReader
 from tests.redis_server import RedisServer
-from tests.services.frontend.directory.published import BLOCK_SIZE, Published
-from tests.services.frontend.directory.test_prefix_lookup import WORK, Told
+from tests.services.frontend.directory.published_caches import BLOCK_SIZE, Published
+from tests.services.frontend.directory.test_prefix_lookup import WORK, ScriptedSession
 from tests.services.frontend.load.overload import at
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler
 from tests.services.frontend.tiny_folder import write_folder
@@ -41,14 +41,14 @@ ROUNDS = 500
 class KnownIndex:
     """A directory that has read its index."""
 
-    found: Index
-    up: bool = True
+    found: PublishedCaches
+    is_up: bool = True
 
-    def index(self, _block_size: int) -> Index:
+    def index(self, _block_size: int) -> PublishedCaches:
         return self.found
 
 
-async def fill(published: Published, workers: int, prompt: Sequence[int]) -> Index:
+async def fill(published: Published, workers: int, prompt: Sequence[int]) -> PublishedCaches:
     """Each worker holds the first half of the prompt, more or less."""
     for number in range(workers):
         script = ScriptedScheduler()
@@ -56,23 +56,23 @@ async def fill(published: Published, workers: int, prompt: Sequence[int]) -> Ind
         num_blocks = len(prompt) // BLOCK_SIZE * (number + 1) // (workers + 1)
         await published.holds(script, f"worker-{number}", prompt, max(1, num_blocks))
     reader = PrefixReader(published.redis, published.blocks)
-    return Index(reader, await reader.workers())
+    return PublishedCaches(reader, await reader.workers())
 
 
 async def measure(asked: Any, url: str, folder: Path) -> None:
     prompt = [(i * 7919) % 50_000 for i in range(asked.tokens)]
     published = Published(url, folder)
     known: Any = KnownIndex(await fill(published, asked.workers, prompt))
-    sessions = [Told(f"scheduler-{i}") for i in range(4)]
+    sessions = [ScriptedSession(f"scheduler-{i}") for i in range(4)]
     lookup = PrefixLookup(known, lambda: sessions, FrontendMetrics("m", 100))
     column, took = i32_bytes(prompt), []
 
     async def one() -> None:
         hashes = PromptHashes(block_hash.root_hash(), column)
-        hashes.of(BLOCK_SIZE)  # which a submission needs in any case
+        hashes.block_hashes(BLOCK_SIZE)  # which a submission needs in any case
         work = replace(WORK, prompt=column, num_prompt_tokens=len(prompt), hashes=hashes)
         start = time.perf_counter()
-        (held,) = await lookup.held([work])
+        (held,) = await lookup.cached_tokens([work])
         took.append(time.perf_counter() - start)
         assert len(held) == min(4, asked.workers)
 

@@ -14,7 +14,7 @@ from quire.shared.pb.admin.v1 import admin_pb2
 from quire.shared.pb.common.v1 import sampling_pb2
 from quire.shared.pb.inference.v1 import inference_pb2 as pb
 from tests.redis_server import RedisServer
-from tests.services.frontend.directory.published import Published
+from tests.services.frontend.directory.published_caches import Published
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
 from tests.waiting import eventually, stays
@@ -52,7 +52,10 @@ async def until_metric(frontend: Running, name: str, value: float) -> None:
 async def until_all_rest(frontend: Running) -> None:
     """Until each address that it dials has a session, or is known to lead to a scheduler that has one."""
     await eventually(
-        lambda: frontend.frontend.core.client.is_open and (not frontend.frontend.core.client.roster.attempts())
+        lambda: (
+            frontend.frontend.core.client.is_open
+            and (not frontend.frontend.core.client.connections.reconnect_attempts())
+        )
     )
 
 

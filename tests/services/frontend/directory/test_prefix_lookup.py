@@ -1,4 +1,4 @@
-"""Work goes where its prompt is cached, and never waits long to know."""
+"""PromptRequest goes where its prompt is cached, and never waits long to know."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import redis.exceptions
 from quire.services.frontend.directory import directory, prefix_lookup
 from quire.services.frontend.directory.prefix_lookup import MAX_AT_ONCE, MAX_WAITING, PrefixLookup
 from quire.services.frontend.scheduler_client.prompt_hashes import PromptHashes
-from quire.services.frontend.scheduler_client.sequence import Work
+from quire.services.frontend.scheduler_client.sequence import PromptRequest
 from quire.shared.columns import i32_bytes
 from quire.shared.kv import block_hash
 from quire.shared.metrics.frontend import LOOKUP_OUTCOMES, FrontendMetrics
@@ -26,7 +26,7 @@ from quire.shared.pb.inference.v1 import inference_pb2 as pb
 from quire.shared.pb.scheduler.v1 import scheduler_pb2
 from quire.shared.prefix_index import WorkerEntry, WorkerMatch
 from tests.redis_server import RedisServer
-from tests.services.frontend.directory.published import BLOCK_SIZE, Published
+from tests.services.frontend.directory.published_caches import BLOCK_SIZE, Published
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, scheduler
 from tests.waiting import eventually
@@ -211,7 +211,7 @@ def opened() -> asyncio.Event:
 
 
 @dataclass
-class ToldReader:
+class ScriptedReader:
     """Answers after `delay_s` and not before it is `open`, or raises."""
 
     delay_s: float = 0.0
@@ -234,18 +234,18 @@ class ToldReader:
 
 
 @dataclass
-class ToldDirectory:
+class ScriptedDirectory:
     """Knows one worker of each of two schedulers."""
 
-    reader: ToldReader
-    up: bool = True
+    reader: ScriptedReader
+    is_up: bool = True
 
-    def index(self, block_size: int) -> directory.Index:
-        return directory.Index(self.reader, [WorkerEntry(f"w-{name}", 1, name) for name in "ab"])  # type: ignore[arg-type]
+    def index(self, block_size: int) -> directory.PublishedCaches:
+        return directory.PublishedCaches(self.reader, [WorkerEntry(f"w-{name}", 1, name) for name in "ab"])  # type: ignore[arg-type]
 
 
 @dataclass
-class Told:
+class ScriptedSession:
     """A session."""
 
     scheduler_id: str
@@ -257,7 +257,7 @@ class Told:
     )
 
 
-WORK = Work(
+WORK = PromptRequest(
     request_id="r",
     prompt=i32_bytes(PROMPT),
     num_prompt_tokens=len(PROMPT),
@@ -275,15 +275,15 @@ WORK = Work(
 class Trial:
     """A look-up and what it counted."""
 
-    def __init__(self, reader: ToldReader) -> None:
+    def __init__(self, reader: ScriptedReader) -> None:
         self.metrics = FrontendMetrics("m", 100)
-        self.directory = ToldDirectory(reader)
+        self.directory = ScriptedDirectory(reader)
         self.now_s = 1000.0
-        sessions = [Told("a"), Told("b")]
+        sessions = [ScriptedSession("a"), ScriptedSession("b")]
         self.lookup = PrefixLookup(self.directory, lambda: sessions, self.metrics, lambda: self.now_s)  # type: ignore[arg-type,return-value]
 
     async def ask(self, times: int = 1) -> None:
-        await asyncio.gather(*(self.lookup.held([WORK]) for _ in range(times)))
+        await asyncio.gather(*(self.lookup.cached_tokens([WORK]) for _ in range(times)))
 
     @property
     def seen(self) -> dict[str, int]:
@@ -293,12 +293,12 @@ class Trial:
 
 @pytest.mark.usefixtures("unhurried")
 async def test_what_a_schedulers_best_worker_holds_counts() -> None:
-    trial = Trial(ToldReader())
-    assert await trial.lookup.held([WORK]) == [{"a": 5 * BLOCK_SIZE}]
+    trial = Trial(ScriptedReader())
+    assert await trial.lookup.cached_tokens([WORK]) == [{"a": 5 * BLOCK_SIZE}]
 
 
 async def test_a_slow_index_is_given_up_and_left_alone_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    reader = ToldReader()
+    reader = ScriptedReader()
     reader.open.clear()  # nobody waits for it
     trial = Trial(reader)
     await trial.ask()
@@ -318,7 +318,7 @@ async def test_a_slow_index_is_given_up_and_left_alone_for_a_while(monkeypatch: 
 @pytest.mark.usefixtures("unhurried")
 @pytest.mark.parametrize("error", [redis.exceptions.ResponseError("WRONGTYPE"), OSError(5, "x"), KeyError("epoch")])
 async def test_an_index_that_fails_is_left_alone_for_a_while(error: Exception) -> None:
-    trial = Trial(ToldReader(error=error))
+    trial = Trial(ScriptedReader(error=error))
     await trial.ask()
     await trial.ask()
     assert trial.seen == {"error": 1, "skipped": 1}
@@ -326,7 +326,7 @@ async def test_an_index_that_fails_is_left_alone_for_a_while(error: Exception) -
 
 @pytest.mark.usefixtures("unhurried")
 async def test_a_crowd_is_bounded() -> None:
-    reader = ToldReader(delay_s=0.005)
+    reader = ScriptedReader(delay_s=0.005)
     trial = Trial(reader)
     await trial.ask(200)
     assert trial.seen == {"hit": MAX_WAITING, "skipped": 200 - MAX_WAITING}
@@ -335,7 +335,7 @@ async def test_a_crowd_is_bounded() -> None:
 
 @pytest.mark.usefixtures("unhurried")
 async def test_a_request_that_is_cancelled_leaves_the_turn_to_others() -> None:
-    reader = ToldReader(delay_s=0.01)
+    reader = ScriptedReader(delay_s=0.01)
     trial = Trial(reader)
     for _ in range(2 * MAX_AT_ONCE):
         asked = asyncio.create_task(trial.ask())
@@ -360,10 +360,12 @@ def test_hashes_are_computed_once_and_continued(monkeypatch: pytest.MonkeyPatch)
     root = block_hash.root_hash(salt="s")
     monkeypatch.setattr(block_hash, "chain", counting)
     hashes = PromptHashes(root, i32_bytes(PROMPT))
-    assert hashes.of(16) == hashes.of(16) == chain(root, i32_bytes(PROMPT), 16)
+    assert hashes.block_hashes(16) == hashes.block_hashes(16) == chain(root, i32_bytes(PROMPT), 16)
     assert hashed == 20
     output = array("i", range(40))
-    assert hashes.continued(16, output.tobytes()) == chain(root, i32_bytes([*PROMPT, *output]), 16)
+    assert hashes.block_hashes_with_output(16, output.tobytes()) == chain(root, i32_bytes([*PROMPT, *output]), 16)
     assert hashed == 23
-    assert hashes.continued(500, output.tobytes()) == []
-    assert hashes.continued(64, i32_bytes(range(300))) == chain(root, i32_bytes([*PROMPT, *range(300)]), 64)
+    assert hashes.block_hashes_with_output(500, output.tobytes()) == []
+    assert hashes.block_hashes_with_output(64, i32_bytes(range(300))) == chain(
+        root, i32_bytes([*PROMPT, *range(300)]), 64
+    )

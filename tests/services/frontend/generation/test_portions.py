@@ -32,7 +32,7 @@ async def test_others_have_turns_between_the_prompts_of_one_call(folder: Path, m
             await loop_turns()
 
     monkeypatch.setattr(SchedulerClient, "submit", noted)
-    monkeypatch.setattr(generation, "TOKENS_IN_A_TURN", 4 * generation.LIKE_TOKENS)
+    monkeypatch.setattr(generation, "TOKENS_IN_A_TURN", 4 * generation.PER_SAMPLE_COST_TOKENS)
     script = ScriptedScheduler(count_up)
     async with scheduler(script), running(folder, script.address) as frontend:
         others = asyncio.create_task(count())
@@ -57,7 +57,7 @@ async def test_a_client_that_leaves_between_two_portions_leaves_nothing_behind(
             await loop_turns(4 * leave_after)
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
-            await eventually(lambda: not frontend.frontend.door.admission.num_samples and (not script.num_running))
+            await eventually(lambda: not frontend.frontend.ingress.admission.num_samples and (not script.num_running))
 
 
 async def test_a_large_call_takes_its_places_piece_by_piece_and_others_are_never_refused(
@@ -81,7 +81,7 @@ async def test_a_large_call_takes_its_places_piece_by_piece_and_others_are_never
             num_answered += 1
             most = max(most, script.num_running)
         answered = (await asking).json()
-        assert frontend.frontend.door.admission.num_samples == 0
+        assert frontend.frontend.ingress.admission.num_samples == 0
     assert [choice["finish_reason"] for choice in answered["choices"]] == ["length"] * 200
     assert [choice["index"] for choice in answered["choices"]] == [*range(200)]
     assert 2 <= most <= 16

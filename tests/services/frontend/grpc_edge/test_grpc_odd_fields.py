@@ -18,7 +18,7 @@ from grpc_status.rpc_status import from_call
 from quire.shared.pb.inference.v1 import inference_pb2 as pb
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
-from tests.services.frontend.talking import talking_folder
+from tests.services.frontend.tool_model import tool_model_folder
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -92,7 +92,7 @@ def _inside(message: Message, field: FieldDescriptor) -> Message:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def frontend(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Running]:
-    folder = talking_folder(tmp_path_factory.mktemp("models") / "talking")
+    folder = tool_model_folder(tmp_path_factory.mktemp("models") / "talking")
     async with scheduler(ScriptedScheduler(count_up)) as script, running(folder, script.address) as started:
         yield started
 

@@ -12,9 +12,9 @@ import pytest
 
 from quire.shared.pb.common.v1.sampling_pb2 import SamplingParams
 from quire.shared.pb.inference.v1 import inference_pb2 as pb
+from tests.services.frontend.scripted_replies import prompt_text
 from tests.services.frontend.scripted_scheduler import prompt_of
-from tests.services.frontend.speech import prompt_text
-from tests.services.frontend.talking import CALLS, WEATHER, talking, talking_folder
+from tests.services.frontend.tool_model import CALLS, WEATHER, tool_model_folder, tool_server
 
 FUNCTION = WEATHER["function"]
 TOOLS = (
@@ -25,7 +25,7 @@ TOOLS = (
 
 @pytest.fixture(scope="module")
 def tools_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return talking_folder(tmp_path_factory.mktemp("models") / "talking")
+    return tool_model_folder(tmp_path_factory.mktemp("models") / "talking")
 
 
 def chat(**fields: Any) -> pb.ChatRequest:
@@ -44,7 +44,7 @@ def joined(messages: Sequence[pb.ChatResponse]) -> tuple[str, str, list[list[str
 
 
 async def test_calls_and_reasoning_in_pieces_and_in_one(tools_folder: Path) -> None:
-    async with talking(tools_folder, f"<think>Hm.</think>{CALLS}") as (frontend, _, script):
+    async with tool_server(tools_folder, f"<think>Hm.</think>{CALLS}") as (frontend, _, script):
         pieces = [message async for message in frontend.inference.Chat(chat())]
         whole = [m async for m in frontend.inference.Chat(chat(options=pb.RequestOptions(final_only=True)))]
         silent = [m async for m in frontend.inference.Chat(chat(include_reasoning=False, parallel_tool_calls=False))]
@@ -64,7 +64,7 @@ async def test_the_template_gets_calls_results_and_variables(tools_folder: Path)
         pb.ChatMessage(role="assistant", tool_calls=[pb.ToolCall(id="c", name="now", arguments='{"x": 1}')]),
         pb.ChatMessage(role="tool", content="12:00", tool_call_id="c"),
     ]
-    async with talking(tools_folder, "x") as (frontend, _, script):
+    async with tool_server(tools_folder, "x") as (frontend, _, script):
         async for _ in frontend.inference.Chat(chat(messages=turns, reasoning_effort="low")):
             pass
         conversation = pb.Conversation(messages=turns, tools=TOOLS)
@@ -99,7 +99,7 @@ async def test_the_template_gets_calls_results_and_variables(tools_folder: Path)
     ],
 )
 async def test_refusals(tools_folder: Path, fields: dict[str, Any], field: str, text: str) -> None:
-    async with talking(tools_folder, "x") as (frontend, _, _script):
+    async with tool_server(tools_folder, "x") as (frontend, _, _script):
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await frontend.inference.Chat(chat(**fields)).read()
     assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
@@ -109,7 +109,7 @@ async def test_refusals(tools_folder: Path, fields: dict[str, Any], field: str, 
 
 async def test_stop_strings_count_in_the_content_only(tools_folder: Path) -> None:
     request = chat(sampling=SamplingParams(stop=["Hm", '"', "see"]))
-    async with talking(tools_folder, f"<think>Hm.</think>{CALLS}") as (frontend, _, _script):
+    async with tool_server(tools_folder, f"<think>Hm.</think>{CALLS}") as (frontend, _, _script):
         messages = [message async for message in frontend.inference.Chat(request)]
     assert joined(messages) == ("Hm.", "Let me ", [])
     assert messages[-1].stop_string == "see"

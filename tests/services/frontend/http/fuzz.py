@@ -30,7 +30,7 @@ from schemathesis.checks import CHECKS
 from tests.services.frontend.http import rich_bodies
 from tests.services.frontend.running import running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
-from tests.services.frontend.talking import talking_folder
+from tests.services.frontend.tool_model import tool_model_folder
 
 CALL_TIMEOUT_S = 60.0
 HELD = ("not_a_server_error", "status_code_conformance", "content_type_conformance", "response_schema_conformance")
@@ -187,7 +187,7 @@ async def fuzz(folder: Path, examples: int, part: Callable[[Findings, str, int],
     """Once every place is given back."""
     script = ScriptedScheduler(count_up)
     findings = Findings()
-    async with scheduler(script), running(talking_folder(folder), script.address) as frontend:
+    async with scheduler(script), running(tool_model_folder(folder), script.address) as frontend:
         await asyncio.to_thread(part, findings, frontend.url, examples)
         await frontend.until_idle()
         return findings

@@ -11,7 +11,7 @@ import pytest
 
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
-from tests.services.frontend.talking import talking_folder
+from tests.services.frontend.tool_model import tool_model_folder
 
 HALF = "\ud83d"
 SAID = [{"role": "user", "content": "hi"}]
@@ -36,7 +36,7 @@ SCHEMA = {"type": "nonsense"}
 @pytest.fixture
 async def frontend(tmp_path: Path) -> AsyncIterator[Running]:
     script = ScriptedScheduler(count_up)
-    async with scheduler(script), running(talking_folder(tmp_path / "talking"), script.address) as frontend:
+    async with scheduler(script), running(tool_model_folder(tmp_path / "talking"), script.address) as frontend:
         yield frontend
 
 
@@ -226,7 +226,7 @@ async def test_text_offsets_are_those_of_the_echoed_text(frontend: Running) -> N
 
 
 @pytest.mark.parametrize(
-    ("path", "read_over", "not_offered"),
+    ("path", "ignored_fields", "not_offered"),
     [
         ("/v1/completions", "user", "suffix"),
         ("/v1/embeddings", "user", "audio"),
@@ -237,7 +237,7 @@ async def test_text_offsets_are_those_of_the_echoed_text(frontend: Running) -> N
     ],
 )
 async def test_the_document_knows_all_fields_of_a_body(
-    frontend: Running, path: str, read_over: str, not_offered: str
+    frontend: Running, path: str, ignored_fields: str, not_offered: str
 ) -> None:
     """Such as have no effect, and such as are refused where they ask for something, included."""
     body = {**BODIES, **SHORTER}[path]
@@ -245,9 +245,9 @@ async def test_the_document_knows_all_fields_of_a_body(
     place = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
     schema = document["components"]["schemas"][place.rpartition("/")[2]]
     assert schema["additionalProperties"] is True
-    assert not read_over or "type" not in schema["properties"][read_over]
+    assert not ignored_fields or "type" not in schema["properties"][ignored_fields]
     assert None in schema["properties"][not_offered]["enum"]
-    null = {not_offered: None, **({read_over: None} if read_over else {})}
+    null = {not_offered: None, **({ignored_fields: None} if ignored_fields else {})}
     assert (await frontend.http.post(path, json={**null, **body})).status_code == 200
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from quire.services.frontend.http.fields.unknown_fields import OTHER
 from tests.coding_clients.replay import NAMES, load, replay
-from tests.services.frontend.talking import talking, talking_folder
+from tests.services.frontend.tool_model import tool_model_folder, tool_server
 
 CALLS = {"claude_code": "Bash", "codex": "shell", "opencode": "bash", "cline": "read_file"}
 
@@ -20,18 +20,18 @@ def says(name: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def talking_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return talking_folder(tmp_path_factory.mktemp("models") / "talking")
+def tool_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tool_model_folder(tmp_path_factory.mktemp("models") / "talking")
 
 
 @pytest.mark.parametrize("name", sorted(CALLS))
-async def test_reasoning_and_calls_come_in_order_and_go_back(talking_model: Path, name: str) -> None:
+async def test_reasoning_and_calls_come_in_order_and_go_back(tool_model: Path, name: str) -> None:
     def said(prompt: str) -> str:
         has_tools = f'"name": "{CALLS[name]}"' in prompt.partition("<|im_end|>")[0]
         return says(name) if has_tools else "<think>\nI look.\n</think>\n\nDone."
 
-    async with talking(talking_model, said, max_model_len=32768) as (frontend, _, script):
-        frontend.keep_in_step(script)
+    async with tool_server(tool_model, said, max_model_len=32768) as (frontend, _, script):
+        frontend.write_each_token(script)
         limit = "max_output_tokens" if name == "codex" else "max_tokens"
         answers = await replay(name, frontend.http, model="talking", **{limit: 400})
         metrics = await frontend.metrics()

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from tests.programs import answered
+from tests.services.frontend.scripted_replies import prompt_text
 from tests.services.frontend.scripted_scheduler import prompt_of
-from tests.services.frontend.speech import prompt_text
-from tests.services.frontend.talking import talking, talking_folder
+from tests.services.frontend.tool_model import tool_model_folder, tool_server
 
 PACKAGES = "@openai/codex @anthropic-ai/claude-code opencode-ai"
 TASK = "Look at shop.py."
@@ -112,8 +112,8 @@ async def test_a_task_with_two_calls_ends(tmp_path: Path, name: str) -> None:
             return "<think>\nNow I know.\n</think>\n\nDone."
         return f"<think>\nI look.\n</think>\n\nSo.\n<tool_call>\n{json.dumps(command.calls[number])}\n</tool_call>"
 
-    folder = talking_folder(tmp_path / "talking")
-    async with talking(folder, said, max_model_len=400_000) as (frontend, _, script):
+    folder = tool_model_folder(tmp_path / "talking")
+    async with tool_server(folder, said, max_model_len=400_000) as (frontend, _, script):
         places = {"HOME": str(home), "PATH": os.environ["PATH"], "TERM": "dumb"}
         settings = {**places, **command.environment(home, frontend.url)}
         start = ["env", "-i", "-C", str(work), *(f"{key}={value}" for key, value in settings.items())]

@@ -14,14 +14,17 @@ from schemathesis import GenerationMode
 from tests.services.frontend.http.fuzz import Findings, fuzz
 from tests.services.frontend.running import running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, scheduler
-from tests.services.frontend.talking import talking_folder
+from tests.services.frontend.tool_model import tool_model_folder
 
 DOCUMENT_EXAMPLES, FIELD_EXAMPLES, PLACE_EXAMPLES = 5, 40, 1
 
 
 @pytest.fixture
 async def document(tmp_path: Path) -> AsyncIterator[dict[str, Any]]:
-    async with scheduler(ScriptedScheduler()) as script, running(talking_folder(tmp_path), script.address) as frontend:
+    async with (
+        scheduler(ScriptedScheduler()) as script,
+        running(tool_model_folder(tmp_path), script.address) as frontend,
+    ):
         yield (await frontend.http.get("/openapi.json")).json()
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.services.frontend.running import running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
-from tests.services.frontend.talking import talking_folder
+from tests.services.frontend.tool_model import tool_model_folder
 
 SAID = [{"role": "user", "content": "hi"}]
 PATHS: dict[str, tuple[dict[str, Any], bytes]] = {
@@ -28,7 +28,7 @@ async def test_a_stream_without_a_token_opens_and_is_kept_alive(tmp_path: Path, 
     body, kept_alive = PATHS[path]
     script = ScriptedScheduler(count_up)
     script.pause()
-    folder = talking_folder(tmp_path / "talking")
+    folder = tool_model_folder(tmp_path / "talking")
     async with scheduler(script), running(folder, script.address, sse_keepalive_s=0.05) as frontend:
         sent = {"model": "talking", "stream": True, **body}
         async with frontend.http.stream("POST", path, json=sent) as answer:
@@ -44,7 +44,7 @@ async def test_a_stream_without_a_token_opens_and_is_kept_alive(tmp_path: Path, 
 async def test_an_invalid_request_still_has_its_own_status(tmp_path: Path) -> None:
     script = ScriptedScheduler(count_up)
     script.pause()
-    folder = talking_folder(tmp_path / "talking")
+    folder = tool_model_folder(tmp_path / "talking")
     async with scheduler(script), running(folder, script.address, sse_keepalive_s=0.05) as frontend:
         wrong = {"model": "talking", "messages": SAID, "stream": True, "temperature": -1}
         assert (await frontend.http.post("/v1/chat/completions", json=wrong)).status_code == 400
@@ -53,7 +53,7 @@ async def test_an_invalid_request_still_has_its_own_status(tmp_path: Path) -> No
 async def test_a_failure_behind_the_headers_is_an_event(tmp_path: Path) -> None:
     script = ScriptedScheduler(count_up)
     script.pause()
-    folder = talking_folder(tmp_path / "talking")
+    folder = tool_model_folder(tmp_path / "talking")
     async with scheduler(script), running(folder, script.address, sse_keepalive_s=0.05) as frontend:
         sent = {"model": "talking", "messages": SAID, "stream": True}
         answer = await frontend.http.post("/v1/chat/completions", json=sent, headers={"x-request-timeout": "2"})

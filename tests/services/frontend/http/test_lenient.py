@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
-from tests.services.frontend.talking import talking_folder
+from tests.services.frontend.tool_model import tool_model_folder
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -28,7 +28,7 @@ BODIES: dict[str, dict[str, Any]] = {
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def frontend(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Running]:
     script = ScriptedScheduler(count_up)
-    folder = talking_folder(tmp_path_factory.mktemp("models") / "talking")
+    folder = tool_model_folder(tmp_path_factory.mktemp("models") / "talking")
     async with scheduler(script), running(folder, script.address) as started:
         yield started
 

@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from quire.services.frontend.http.server.protocol import CUT_SHORT, LARGE_HEADERS, NO_TUNNELS, TOO_MANY, TOO_SLOW
-from quire.services.frontend.request.model_names import no_model
+from quire.services.frontend.request.model_names import model_not_found
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
 
@@ -67,7 +67,7 @@ async def test_as_clients_read_it(frontend: Running) -> None:
 
 
 async def test_a_long_list_is_cut() -> None:
-    told = no_model("x", ["base"], [f"a{number:02}" for number in range(40)]).message
+    told = model_not_found("x", ["base"], [f"a{number:02}" for number in range(40)]).message
     assert told.startswith("The model `x` does not exist; available: base, a00, a01,")
     assert told.endswith(", a14 and 25 more.")
 

@@ -10,18 +10,18 @@ import pytest
 
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
-from tests.services.frontend.talking import ASK, talking_folder
+from tests.services.frontend.tool_model import ASK, tool_model_folder
 
 
 @pytest.fixture(scope="module")
-def talking_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return talking_folder(tmp_path_factory.mktemp("models") / "talking")
+def tool_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tool_model_folder(tmp_path_factory.mktemp("models") / "talking")
 
 
 @pytest.fixture
-async def frontend(talking_model: Path) -> AsyncIterator[Running]:
+async def frontend(tool_model: Path) -> AsyncIterator[Running]:
     script = ScriptedScheduler(count_up)
-    async with scheduler(script), running(talking_model, script.address) as frontend:
+    async with scheduler(script), running(tool_model, script.address) as frontend:
         yield frontend
 
 

@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
-from tests.services.frontend.talking import TEMPLATE, talking_folder
+from tests.services.frontend.tool_model import TEMPLATE, tool_model_folder
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -25,7 +25,7 @@ COMPLETION: dict[str, Any] = {"prompt": "hi", "max_tokens": 3, "seed": 5}
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def frontend(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Running]:
-    folder = talking_folder(tmp_path_factory.mktemp("models") / "talking")
+    folder = tool_model_folder(tmp_path_factory.mktemp("models") / "talking")
     config = folder / "tokenizer_config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "model_max_length": int(1e30)}))
     script = ScriptedScheduler(count_up)
@@ -43,12 +43,12 @@ async def test_tokenizer_info_has_what_the_folder_says_and_the_template_in_use(f
     assert info["eos_token"] == "<|im_end|>"
     assert info["chat_template"] == TEMPLATE
     assert isinstance(info["tokenizer_class"], str)
-    assert info["model_max_length"] == int(1e30), "what Hugging Face writes for: no limit"
+    assert info["model_max_length"] == int(1e30), "what Hugging HttpApplication writes for: no limit"
 
 
 async def test_probes_tell_alive_from_ready(tmp_path: Path) -> None:
     """Without a scheduler it is alive all the same, and needs no key to say so."""
-    folder = talking_folder(tmp_path / "talking")
+    folder = tool_model_folder(tmp_path / "talking")
     async with running(folder, until_health=(503,), api_key="secret") as lonely:
         statuses = [(await lonely.http.get(path)).status_code for path in ("/live", "/ready", "/health")]
         assert statuses == [200, 503, 503]
@@ -57,7 +57,7 @@ async def test_probes_tell_alive_from_ready(tmp_path: Path) -> None:
 async def test_it_is_ready_once_a_worker_has_told_its_adapters(tmp_path: Path) -> None:
     """Where that is asked for: who waits for /health and lists the models finds them all."""
     script = ScriptedScheduler(count_up, num_workers=0)
-    folder = talking_folder(tmp_path / "talking")
+    folder = tool_model_folder(tmp_path / "talking")
     settings: dict[str, Any] = {"until_health": (503,), "health_awaits_worker": True}
     async with scheduler(script), running(folder, script.address, **settings) as waiting:
         await waiting.until_open(True)
@@ -79,7 +79,7 @@ async def test_probes_may_ask_for_the_head_alone(frontend: Running, path: str) -
 
 async def test_a_slash_at_the_end_is_none(tmp_path: Path) -> None:
     """Nobody is sent elsewhere: behind a proxy that would be a wrong address."""
-    folder = talking_folder(tmp_path / "talking")
+    folder = tool_model_folder(tmp_path / "talking")
     script = ScriptedScheduler(count_up)
     settings: Any = {"root_path": "/llm", "max_inflight_requests": 1}
     async with scheduler(script), running(folder, script.address, **settings) as frontend:
@@ -173,7 +173,7 @@ async def test_invocations_are_refused_in_the_words_of_the_call(frontend: Runnin
 
 async def test_invocations_are_work(tmp_path: Path) -> None:
     """They take places, and are refused where there are none."""
-    folder = talking_folder(tmp_path / "talking")
+    folder = tool_model_folder(tmp_path / "talking")
     script = ScriptedScheduler(count_up)
     long = {**COMPLETION, "max_tokens": 400, "stream": True}
     async with (
@@ -260,7 +260,7 @@ LOAD = {"kv_cache_usage_perc": 0.25, "num_requests_waiting": 3.0, "num_requests_
 
 async def test_whoever_asks_for_it_is_told_the_load_with_each_answer(tmp_path: Path) -> None:
     """Under the names and in the formats that gateways know from vLLM."""
-    folder = talking_folder(tmp_path / "talking")
+    folder = tool_model_folder(tmp_path / "talking")
     script = ScriptedScheduler(count_up)
     async with scheduler(script), running(folder, script.address) as frontend:
         script.set_view(num_waiting=3, num_running=7, kv_cache_usage=0.25)
@@ -280,7 +280,7 @@ async def test_whoever_asks_for_it_is_told_the_load_with_each_answer(tmp_path: P
 
 async def test_a_path_in_front_of_all_paths(tmp_path: Path) -> None:
     """Behind a proxy that cuts it off and behind one that does not; keys, door and words of errors are the same."""
-    folder = talking_folder(tmp_path / "talking")
+    folder = tool_model_folder(tmp_path / "talking")
     script = ScriptedScheduler(count_up)
     settings: Any = {"root_path": "/llm/one", "api_key": "secret"}
     key = {"authorization": "Bearer secret"}
@@ -303,7 +303,7 @@ async def test_a_path_in_front_of_all_paths(tmp_path: Path) -> None:
 
 
 async def test_places_are_kept_under_a_path_in_front(tmp_path: Path) -> None:
-    folder = talking_folder(tmp_path / "talking")
+    folder = tool_model_folder(tmp_path / "talking")
     script = ScriptedScheduler(count_up)
     settings: Any = {"root_path": "/llm", "max_inflight_requests": 1}
     long = {**COMPLETION, "max_tokens": 400, "stream": True}
@@ -318,7 +318,7 @@ async def test_places_are_kept_under_a_path_in_front(tmp_path: Path) -> None:
 
 async def test_a_path_in_front_that_comes_twice_is_no_path_here(tmp_path: Path) -> None:
     """Guards and routes see the same path: what is behind it is not served to who could not ask for it by its name."""
-    folder = talking_folder(tmp_path / "talking")
+    folder = tool_model_folder(tmp_path / "talking")
     script = ScriptedScheduler(count_up)
     settings: Any = {"root_path": "/llm", "api_key": "secret"}
     key = {"authorization": "Bearer secret"}

@@ -10,8 +10,8 @@ from fastapi import FastAPI
 
 from quire.services.frontend.composition.dialects import DIALECTS
 from quire.services.frontend.http import router
-from quire.services.frontend.http.document.documented import document
-from quire.services.frontend.http.router import LateRoute, Router
+from quire.services.frontend.http.document.openapi import install_openapi
+from quire.services.frontend.http.router import LazyRoute, Router
 from quire.shared.errors import InvalidArgument
 
 
@@ -27,12 +27,12 @@ async def drop(name: str) -> dict[str, str]:
 def built(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Paths of the routes that have been built, in order."""
     paths: list[str] = []
-    late = LateRoute.__init__
+    late = LazyRoute.__init__
 
-    def noting(route: LateRoute, path: str, build: Callable[[], router.BaseRoute], **settings: bool) -> None:
+    def noting(route: LazyRoute, path: str, build: Callable[[], router.BaseRoute], **settings: bool) -> None:
         late(route, path, lambda: (paths.append(path), build())[1], **settings)
 
-    monkeypatch.setattr(LateRoute, "__init__", noting)
+    monkeypatch.setattr(LazyRoute, "__init__", noting)
     return paths
 
 
@@ -45,7 +45,7 @@ def app(built: list[str]) -> FastAPI:
     outer.add(inner)
     app = FastAPI()
     app.router.routes.extend(outer.routes)
-    document(app, DIALECTS)
+    install_openapi(app, DIALECTS)
     return app
 
 

@@ -169,7 +169,7 @@ async def test_final_only_is_one_message_for_each_sample(folder: Path, stop: lis
     sampling = Sampling(n=3, seed=60, max_tokens=30, stop_token_ids=[85], logprobs=1, stop=stop)
     request = pb.GenerateRequest(text="hello", sampling=sampling)
     async with serving(folder) as (script, frontend):
-        frontend.keep_in_step(script)
+        frontend.write_each_token(script)
         pieces = await generate(frontend, request)
         request.options.final_only = True
         whole = await generate(frontend, request)

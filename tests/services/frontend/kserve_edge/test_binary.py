@@ -11,11 +11,11 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from quire.services.frontend.bounds.bodies.heavy import HEAVY_BYTES
+from quire.services.frontend.bounds.bodies.heavy_work import HEAVY_BYTES
 from tests.services.frontend.running import Running, running
+from tests.services.frontend.scripted_replies import replying
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, scheduler
-from tests.services.frontend.speech import saying
-from tests.services.frontend.talking import talking_folder
+from tests.services.frontend.tool_model import tool_model_folder
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -28,8 +28,8 @@ TEXT = "text_input"
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Running, ScriptedScheduler]]:
-    folder = talking_folder(tmp_path_factory.mktemp("models") / "talking")
-    script = ScriptedScheduler(saying(folder, "It is sunny."), max_model_len=4096)
+    folder = tool_model_folder(tmp_path_factory.mktemp("models") / "talking")
+    script = ScriptedScheduler(replying(folder, "It is sunny."), max_model_len=4096)
     async with scheduler(script), running(folder, script.address) as frontend:
         yield frontend, script
 

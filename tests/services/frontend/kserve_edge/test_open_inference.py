@@ -15,9 +15,9 @@ from quire.shared.pb.dialects import open_inference_pb2 as pb
 from quire.shared.pb.dialects import open_inference_pb2_grpc
 from quire.shared.version import VERSION
 from tests.services.frontend.running import Running, running
+from tests.services.frontend.scripted_replies import replying
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, scheduler
-from tests.services.frontend.speech import saying
-from tests.services.frontend.talking import talking_folder
+from tests.services.frontend.tool_model import tool_model_folder
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -29,10 +29,10 @@ BYTES, BOOL = "BYTES", "BOOL"
 async def served(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> AsyncIterator[tuple[Running, ScriptedScheduler]]:
-    folder = talking_folder(tmp_path_factory.mktemp("models") / MODEL)
-    script = ScriptedScheduler(saying(folder, "It is sunny."), max_model_len=4096)
+    folder = tool_model_folder(tmp_path_factory.mktemp("models") / MODEL)
+    script = ScriptedScheduler(replying(folder, "It is sunny."), max_model_len=4096)
     async with scheduler(script), running(folder, script.address) as frontend:
-        frontend.keep_in_step(script)
+        frontend.write_each_token(script)
         yield frontend, script
 
 

@@ -12,9 +12,9 @@ import pytest_asyncio
 
 from quire.shared.version import VERSION
 from tests.services.frontend.running import Running, running
+from tests.services.frontend.scripted_replies import replying
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, scheduler
-from tests.services.frontend.speech import saying
-from tests.services.frontend.talking import talking_folder
+from tests.services.frontend.tool_model import tool_model_folder
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -25,10 +25,10 @@ MODEL = "/v2/models/talking"
 async def served(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> AsyncIterator[tuple[Running, ScriptedScheduler]]:
-    folder = talking_folder(tmp_path_factory.mktemp("models") / "talking")
-    script = ScriptedScheduler(saying(folder, "It is sunny."), max_model_len=4096)
+    folder = tool_model_folder(tmp_path_factory.mktemp("models") / "talking")
+    script = ScriptedScheduler(replying(folder, "It is sunny."), max_model_len=4096)
     async with scheduler(script), running(folder, script.address) as frontend:
-        frontend.keep_in_step(script)
+        frontend.write_each_token(script)
         yield frontend, script
 
 
@@ -131,8 +131,8 @@ async def test_wrong_bodies_are_told_what_is_wrong(
 
 async def test_a_full_server_refuses_from_the_headers(served: tuple[Running, ScriptedScheduler]) -> None:
     frontend, _ = served
-    lease = frontend.frontend.door.admission.lease()
-    lease.take(1024, 0)
+    lease = frontend.frontend.ingress.admission.lease()
+    lease.acquire(1024, 0)
     reply = await frontend.http.post(f"{MODEL}/infer", content=b"not even JSON")
     lease.release()
     assert (reply.status_code, reply.headers["retry-after"]) == (429, "1")

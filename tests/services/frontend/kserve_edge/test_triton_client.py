@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.programs import answered
-from tests.services.frontend.talking import talking, talking_folder
+from tests.services.frontend.tool_model import tool_model_folder, tool_server
 
 PROGRAM = Path(__file__).with_name("triton_client.py")
 HTTP_PROGRAM = Path(__file__).with_name("triton_http_client.py")
@@ -20,9 +20,9 @@ HAS_HTTP = HAS_CLIENT and importlib.util.find_spec("geventhttpclient") is not No
 
 @pytest.mark.skipif(not HAS_CLIENT, reason="needs pip install 'quire[dialects]'")
 async def test_what_people_do_with_tritonclient(tmp_path: Path) -> None:
-    folder = talking_folder(tmp_path / "talking")
-    async with talking(folder, "It is sunny.") as (frontend, _, script):
-        frontend.keep_in_step(script)
+    folder = tool_model_folder(tmp_path / "talking")
+    async with tool_server(folder, "It is sunny.") as (frontend, _, script):
+        frontend.write_each_token(script)
         command = (sys.executable, str(PROGRAM), frontend.frontend.grpc_address, "talking")
         status, out, err = await answered(*command)
     assert status == 0, err
@@ -38,8 +38,8 @@ async def test_what_people_do_with_tritonclient(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not HAS_HTTP, reason="needs pip install 'quire[dialects]'")
 async def test_what_people_do_with_it_over_http(tmp_path: Path) -> None:
-    folder = talking_folder(tmp_path / "talking")
-    async with talking(folder, "It is sunny.") as (frontend, _, _script):
+    folder = tool_model_folder(tmp_path / "talking")
+    async with tool_server(folder, "It is sunny.") as (frontend, _, _script):
         status, out, err = await answered(sys.executable, str(HTTP_PROGRAM), frontend.frontend.http_address, "talking")
     assert status == 0, err
     told = json.loads(out)

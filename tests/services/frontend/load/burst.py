@@ -81,7 +81,7 @@ def message(prompt_bytes: int, tokens: int = TOKENS) -> bytes:
     return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
 
 
-class Arrivals:
+class TlsListener:
     """Calls that begin at their times, each on a connection of its own, which is closed when it has been answered."""
 
     def __init__(self, host: str, port: int, messages: Sequence[bytes]) -> None:
@@ -194,7 +194,7 @@ def _client(address: str, num_calls: int, prompt_bytes: int, tokens: int, held: 
     if rate:  # answers of many lengths: equal ones would end all at once, again and again
         chance = random.Random(num_calls)
         messages = [message(prompt_bytes, chance.randint(tokens // 2, tokens * 3 // 2)) for _ in range(997)]
-        return Arrivals(host, int(port), messages).run(num_calls, rate)
+        return TlsListener(host, int(port), messages).run(num_calls, rate)
     return strike(host, int(port), num_calls, message(prompt_bytes, tokens), held=held)
 
 

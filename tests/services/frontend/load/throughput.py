@@ -104,7 +104,7 @@ def print_tokenizer_speed(folder: Path) -> None:
     text = (" ".join(CORPUS) * 10)[:INLINE_CHARACTERS]
     start = time.perf_counter()
     for _ in range(50):
-        tokenizer.encode_now(text, add_special_tokens=True)
+        tokenizer.encode_inline(text, add_special_tokens=True)
     print(f"tokenizing {INLINE_CHARACTERS} characters: {(time.perf_counter() - start) / 50 * 1e6:.0f} µs")
 
 

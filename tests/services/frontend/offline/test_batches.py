@@ -21,15 +21,15 @@ from quire.shared import batch_lines
 from quire.shared.errors import ResourceExhausted
 from tests.services.frontend.running import Running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler
-from tests.services.frontend.talking import talking, talking_folder
+from tests.services.frontend.tool_model import tool_model_folder, tool_server
 from tests.waiting import eventually
 
 CHAT = "/v1/chat/completions"
 
 
 @pytest.fixture(scope="module")
-def talking_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return talking_folder(tmp_path_factory.mktemp("models") / "talking")
+def tool_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tool_model_folder(tmp_path_factory.mktemp("models") / "talking")
 
 
 def line(number: int, url: str = CHAT, **body: Any) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def written(*lines: Any) -> bytes:
 @asynccontextmanager
 async def serving(model: Path, folder: Path, **settings: Any) -> AsyncIterator[tuple[Running, Any, ScriptedScheduler]]:
     settings = {"batch_folder": str(folder), **settings}
-    async with talking(model, "It is sunny.", **settings) as (frontend, client, script):
+    async with tool_server(model, "It is sunny.", **settings) as (frontend, client, script):
         yield frontend, client, script
 
 
@@ -74,9 +74,9 @@ async def answers(client: Any, file_id: str) -> list[dict[str, Any]]:
     return [json.loads(one) for one in (await client.files.content(file_id)).text.splitlines()]
 
 
-async def test_a_batch_answers_each_line_and_says_which_were_wrong(talking_model: Path, tmp_path: Path) -> None:
+async def test_a_batch_answers_each_line_and_says_which_were_wrong(tool_model: Path, tmp_path: Path) -> None:
     content = written(line(1), line(2, temperature=9), line(3, max_tokens=2))
-    async with serving(talking_model, tmp_path) as (frontend, client, _script):
+    async with serving(tool_model, tmp_path) as (frontend, client, _script):
         batch = await begun(client, content)
         assert batch.status == "validating"
         batch = await ended(client, batch.id)
@@ -100,9 +100,9 @@ async def test_a_batch_answers_each_line_and_says_which_were_wrong(talking_model
     assert "temperature must be in" in failed["error"]["message"]
 
 
-async def test_a_file_with_wrong_lines_fails_as_a_whole_and_names_them(talking_model: Path, tmp_path: Path) -> None:
+async def test_a_file_with_wrong_lines_fails_as_a_whole_and_names_them(tool_model: Path, tmp_path: Path) -> None:
     content = written(line(1), line(1), line(2, url="/v1/nowhere"), line(3, stream=True)) + b"{broken\n"
-    async with serving(talking_model, tmp_path) as (frontend, client, script):
+    async with serving(tool_model, tmp_path) as (frontend, client, script):
         batch = await ended(client, (await begun(client, content)).id)
         await until_counted(frontend, {"quire_frontend_batches_ended_total{status=failed}": 1})
     assert batch.status == "failed"
@@ -115,9 +115,9 @@ async def test_a_file_with_wrong_lines_fails_as_a_whole_and_names_them(talking_m
     assert not script.submissions
 
 
-async def test_a_batch_goes_on_where_a_frontend_left_it(talking_model: Path, tmp_path: Path) -> None:
+async def test_a_batch_goes_on_where_a_frontend_left_it(tool_model: Path, tmp_path: Path) -> None:
     content = written(*(line(number) for number in range(1, 41)))
-    async with serving(talking_model, tmp_path, batch_concurrency=4, drain_timeout_s=0.2) as (_, client, script):
+    async with serving(tool_model, tmp_path, batch_concurrency=4, drain_timeout_s=0.2) as (_, client, script):
         batch_id = (await begun(client, content)).id
         await script.until(lambda: len(script.submissions) >= 12)
         script.pause()
@@ -125,7 +125,7 @@ async def test_a_batch_goes_on_where_a_frontend_left_it(talking_model: Path, tmp
     num_answered = so_far.count(b"\n")
     assert 0 < num_answered < 40
     (tmp_path / "batches" / f"{batch_id}.output").write_bytes(so_far + b'{"id": "batch_req_torn')
-    async with serving(talking_model, tmp_path) as (_, client, script):
+    async with serving(tool_model, tmp_path) as (_, client, script):
         batch = await ended(client, batch_id)
         told = await answers(client, batch.output_file_id)
     assert sorted(one["custom_id"] for one in told) == sorted(f"q{number}" for number in range(1, 41))
@@ -133,11 +133,11 @@ async def test_a_batch_goes_on_where_a_frontend_left_it(talking_model: Path, tmp
     assert (batch.request_counts.total, batch.request_counts.completed) == (40, 40)
 
 
-async def test_two_frontends_share_a_folder_and_no_line_is_asked_twice(talking_model: Path, tmp_path: Path) -> None:
+async def test_two_frontends_share_a_folder_and_no_line_is_asked_twice(tool_model: Path, tmp_path: Path) -> None:
     content = written(*(line(number) for number in range(1, 31)))
     async with (
-        serving(talking_model, tmp_path) as (_, client, script),
-        serving(talking_model, tmp_path) as (_, other, other_script),
+        serving(tool_model, tmp_path) as (_, client, script),
+        serving(tool_model, tmp_path) as (_, other, other_script),
     ):
         batches = [await begun(client, content) for _ in range(3)]
         found = [await ended(other, batch.id) for batch in batches]
@@ -145,9 +145,9 @@ async def test_two_frontends_share_a_folder_and_no_line_is_asked_twice(talking_m
     assert len(script.submissions) + len(other_script.submissions) == 90
 
 
-async def test_a_cancelled_batch_keeps_what_was_answered(talking_model: Path, tmp_path: Path) -> None:
+async def test_a_cancelled_batch_keeps_what_was_answered(tool_model: Path, tmp_path: Path) -> None:
     content = written(*(line(number) for number in range(1, 201)))
-    async with serving(talking_model, tmp_path, batch_concurrency=2) as (_, client, script):
+    async with serving(tool_model, tmp_path, batch_concurrency=2) as (_, client, script):
         batch_id = (await begun(client, content)).id
         await script.until(lambda: len(script.submissions) >= 5)
         assert (await client.batches.cancel(batch_id)).status == "cancelling"
@@ -157,18 +157,18 @@ async def test_a_cancelled_batch_keeps_what_was_answered(talking_model: Path, tm
     assert 0 < len(told) == batch.request_counts.completed < 200
 
 
-async def test_lines_come_back_when_there_is_room(talking_model: Path, tmp_path: Path) -> None:
+async def test_lines_come_back_when_there_is_room(tool_model: Path, tmp_path: Path) -> None:
     settings = {"max_inflight_requests": 2, "retry_after_ms": 1, "batch_concurrency": 8}
-    async with serving(talking_model, tmp_path, **settings) as (_, client, _script):
+    async with serving(tool_model, tmp_path, **settings) as (_, client, _script):
         batch = await ended(client, (await begun(client, written(*map(line, range(1, 9))))).id)
     assert (batch.request_counts.completed, batch.request_counts.failed) == (8, 0)
 
 
-async def test_files_belong_to_tenants(talking_model: Path, tmp_path: Path) -> None:
+async def test_files_belong_to_tenants(tool_model: Path, tmp_path: Path) -> None:
     keys = tmp_path / "keys.yaml"
     keys.write_text(json.dumps({"keys": [{"name": name, "key": f"sk-{name}"} for name in ("a", "b")]}))
     keys.chmod(0o600)
-    async with serving(talking_model, tmp_path / "batches", api_keys=str(keys)) as (frontend, _, script):
+    async with serving(tool_model, tmp_path / "batches", api_keys=str(keys)) as (frontend, _, script):
         a, b = (openai.AsyncOpenAI(base_url=f"{frontend.url}/v1", api_key=f"sk-{name}", max_retries=0) for name in "ab")
         async with a, b:
             batch = await ended(a, (await begun(a, written(line(1)))).id)
@@ -189,19 +189,19 @@ async def test_files_belong_to_tenants(talking_model: Path, tmp_path: Path) -> N
             assert [one.purpose async for one in a.files.list()] == ["batch_output"]
 
 
-async def test_a_key_that_was_withdrawn_answers_no_more_lines(talking_model: Path, tmp_path: Path) -> None:
-    async with serving(talking_model, tmp_path, api_key="old", batch_concurrency=1) as (frontend, client, script):
+async def test_a_key_that_was_withdrawn_answers_no_more_lines(tool_model: Path, tmp_path: Path) -> None:
+    async with serving(tool_model, tmp_path, api_key="old", batch_concurrency=1) as (frontend, client, script):
         client.api_key = "old"
         script.pause()
         batch_id = (await begun(client, written(line(1), line(2)))).id
         await script.until(lambda: script.submissions)
-        sources = frontend.frontend.door.access.sources
-        frontend.frontend.door.access.sources = ()
+        sources = frontend.frontend.ingress.access.sources
+        frontend.frontend.ingress.access.sources = ()
         script.resume()
         await eventually(
             lambda: json.loads((tmp_path / "batches" / f"{batch_id}.json").read_text())["status"] == "completed"
         )
-        frontend.frontend.door.access.sources = sources
+        frontend.frontend.ingress.access.sources = sources
         batch = await ended(client, batch_id)
         (told,) = await answers(client, batch.error_file_id)
     assert (told["custom_id"], told["response"]["status_code"]) == ("q2", 401)
@@ -222,17 +222,17 @@ async def test_a_key_that_was_withdrawn_answers_no_more_lines(talking_model: Pat
     ],
 )
 async def test_forms_that_are_none_are_refused(
-    talking_model: Path, tmp_path: Path, content: bytes, kind: str, said: str
+    tool_model: Path, tmp_path: Path, content: bytes, kind: str, said: str
 ) -> None:
-    async with serving(talking_model, tmp_path) as (frontend, _, _script):
+    async with serving(tool_model, tmp_path) as (frontend, _, _script):
         reply = await frontend.http.post("/v1/files", content=content, headers={"content-type": kind})
         assert reply.status_code == 400
         assert said in reply.json()["error"]["message"]
     assert not list((tmp_path / "files").iterdir())
 
 
-async def test_files_have_bounds(talking_model: Path, tmp_path: Path) -> None:
-    async with serving(talking_model, tmp_path, batch_file_mb=1, batch_store_mb=1) as (_, client, _script):
+async def test_files_have_bounds(tool_model: Path, tmp_path: Path) -> None:
+    async with serving(tool_model, tmp_path, batch_file_mb=1, batch_store_mb=1) as (_, client, _script):
         with pytest.raises(openai.APIStatusError) as found:
             await client.files.create(file=("big", b"x" * 2**20), purpose="batch")
         assert found.value.status_code == 413
@@ -241,19 +241,19 @@ async def test_files_have_bounds(talking_model: Path, tmp_path: Path) -> None:
             await client.files.create(file=("a few", b"x" * 2000), purpose="batch")
 
 
-async def test_without_a_folder_there_are_none(talking_model: Path) -> None:
-    async with talking(talking_model, "no") as (frontend, client, _):
+async def test_without_a_folder_there_are_none(tool_model: Path) -> None:
+    async with tool_server(tool_model, "no") as (frontend, client, _):
         with pytest.raises(openai.BadRequestError, match="--batch-folder"):
             await client.files.create(file=("x", b"x"), purpose="batch")
         assert (await frontend.http.get("/v1/batches")).status_code == 400
 
 
 async def test_lines_are_looked_at_by_a_process_of_its_own(
-    talking_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tool_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tens of thousands of JSON documents would hold up every turn of the loop for seconds."""
-    monkeypatch.setattr(batch_lines, "check", None)
-    async with serving(talking_model, tmp_path) as (_, client, _script):
+    monkeypatch.setattr(batch_lines, "check_file", None)
+    async with serving(tool_model, tmp_path) as (_, client, _script):
         good = await begun(client, written(line(1), line(2)))
         bad = await begun(client, written(line(1), line(1)))
         assert (await ended(client, good.id)).status == "completed"
@@ -261,13 +261,13 @@ async def test_lines_are_looked_at_by_a_process_of_its_own(
         assert "stands in an earlier line" in failed.errors.data[0].message
 
 
-async def test_a_line_that_is_too_long_is_named_and_never_read_whole(talking_model: Path, tmp_path: Path) -> None:
+async def test_a_line_that_is_too_long_is_named_and_never_read_whole(tool_model: Path, tmp_path: Path) -> None:
     long = line(1, user="x" * batch_lines.MAX_LINE_BYTES)
-    async with serving(talking_model, tmp_path) as (_, client, _script):
+    async with serving(tool_model, tmp_path) as (_, client, _script):
         batch = await ended(client, (await begun(client, written(long, line(2)))).id)
     assert batch.status == "failed"
     assert [(one.line, one.message) for one in batch.errors.data] == [(1, "line 1: it has more than 1048576 bytes")]
-    lines = [*batch_lines.lines_of(io.BytesIO(written(long, line(2), long) + b"\n  \n" + written(line(3))[:-1]))]
+    lines = [*batch_lines.numbered_lines(io.BytesIO(written(long, line(2), long) + b"\n  \n" + written(line(3))[:-1]))]
     assert [number for number, _ in lines] == [1, 2, 3, 6]
     assert max(len(one) for _, one in lines) == batch_lines.MAX_LINE_BYTES + 1
 
@@ -285,7 +285,7 @@ def test_batches_that_have_ended_are_not_read_again(tmp_path: Path, monkeypatch:
     """Frontends look every second, and batches are kept."""
     store = BatchStore(tmp_path)
     ids = [store.create("", "", endpoint=CHAT, input_file_id="f", metadata=None).id for _ in range(3)]
-    store.save(store.get(ids[0], "").become("completed", 1))
+    store.save(store.get(ids[0], "").with_status("completed", 1))
     assert {batch.id for batch in store.unfinished()} == {*ids[1:]}
     read = []
     find = store.find
@@ -299,11 +299,11 @@ def test_batches_that_have_ended_are_not_read_again(tmp_path: Path, monkeypatch:
 def test_room_counts_what_arrives(tmp_path: Path) -> None:
     """Uploads that come at once would each find the room that there is."""
     store = FileStore(tmp_path, 1000, 600)
-    with store.arriving(600):
-        store.check_room()
-        with store.arriving(600), pytest.raises(ResourceExhausted):
-            store.check_room()
-        store.check_room()
+    with store.reserve(600):
+        store.check_space()
+        with store.reserve(600), pytest.raises(ResourceExhausted):
+            store.check_space()
+        store.check_space()
 
 
 def test_room_is_counted_while_files_go(tmp_path: Path) -> None:
@@ -312,22 +312,22 @@ def test_room_is_counted_while_files_go(tmp_path: Path) -> None:
 
     def come_and_go() -> None:
         for _ in range(3000):
-            scratch = store.scratch()
+            scratch = store.temp_path()
             scratch.touch()
             scratch.unlink()
 
     with ThreadPoolExecutor(2) as others:
         going = [others.submit(come_and_go) for _ in range(2)]
         while not all(one.done() for one in going):
-            store.check_room()
+            store.check_space()
         for one in going:
             one.result()
 
 
-async def test_a_file_that_is_deleted_while_it_is_sent_is_sent_whole(talking_model: Path, tmp_path: Path) -> None:
+async def test_a_file_that_is_deleted_while_it_is_sent_is_sent_whole(tool_model: Path, tmp_path: Path) -> None:
     """Who comes too late is told that it is not there."""
     content = b"x" * 20_000_000
-    async with serving(talking_model, tmp_path) as (frontend, client, _):
+    async with serving(tool_model, tmp_path) as (frontend, client, _):
         file = await client.files.create(file=("in.jsonl", content), purpose="batch")
         async with frontend.http.stream("GET", f"/v1/files/{file.id}/content") as answer:
             assert answer.headers["content-length"] == str(len(content))
@@ -339,8 +339,8 @@ async def test_a_file_that_is_deleted_while_it_is_sent_is_sent_whole(talking_mod
         assert (await frontend.http.get(f"/v1/files/{gone.id}/content")).status_code == 404
 
 
-async def test_parts_of_a_file_are_told(talking_model: Path, tmp_path: Path) -> None:
-    async with serving(talking_model, tmp_path) as (frontend, client, _):
+async def test_parts_of_a_file_are_told(tool_model: Path, tmp_path: Path) -> None:
+    async with serving(tool_model, tmp_path) as (frontend, client, _):
         file = await client.files.create(file=("in.jsonl", b"0123456789"), purpose="batch")
         path = f"/v1/files/{file.id}/content"
         part = await frontend.http.get(path, headers={"range": "bytes=3-5"})
@@ -349,10 +349,10 @@ async def test_parts_of_a_file_are_told(talking_model: Path, tmp_path: Path) -> 
     assert beyond.status_code == 416
 
 
-async def test_a_disk_that_takes_nothing_is_told_and_comes_back(talking_model: Path, tmp_path: Path) -> None:
+async def test_a_disk_that_takes_nothing_is_told_and_comes_back(tool_model: Path, tmp_path: Path) -> None:
     """Full, read-only, or gone as here: who sends a file hears that it may try again."""
     form = {"files": {"file": ("in.jsonl", b"{}")}, "data": {"purpose": "batch"}}
-    async with serving(talking_model, tmp_path) as (frontend, _, _script):
+    async with serving(tool_model, tmp_path) as (frontend, _, _script):
         (tmp_path / "files").rename(tmp_path / "away")
         refused = await frontend.http.post("/v1/files", **form)
         (tmp_path / "away").rename(tmp_path / "files")

@@ -12,7 +12,7 @@ import pytest
 
 from quire import AsyncClient, Client
 from quire.clients import batches
-from quire.clients.refused_streams import answered
+from quire.clients.refused_streams import await_answer
 from quire.services.frontend.grpc_edge.services import file_service
 from quire.shared.errors import (
     DeadlineExceeded,
@@ -27,15 +27,15 @@ from quire.shared.pb.batch.v1 import batch_pb2 as pb
 from quire.shared.pb.batch.v1 import batch_pb2_grpc
 from tests.services.frontend.offline.test_batches import CHAT, line, serving, written
 from tests.services.frontend.running import Running
-from tests.services.frontend.talking import talking, talking_folder
+from tests.services.frontend.tool_model import tool_model_folder, tool_server
 from tests.waiting import accepted, eventually
 
 BATCH_ID, FILE_ID = f"batch_{'0' * 32}", f"file-{'0' * 32}"
 
 
 @pytest.fixture(scope="module")
-def talking_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return talking_folder(tmp_path_factory.mktemp("models") / "talking")
+def tool_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tool_model_folder(tmp_path_factory.mktemp("models") / "talking")
 
 
 @pytest.fixture(autouse=True)
@@ -64,10 +64,10 @@ def worked_through(address: str, path: Path) -> tuple[pb.Batch, bytes, bytes, li
         return batch, *found, [one.id for one in client.batches.list().batches]
 
 
-async def test_a_batch_over_grpc_is_the_batch_over_http(talking_model: Path, tmp_path: Path) -> None:
+async def test_a_batch_over_grpc_is_the_batch_over_http(tool_model: Path, tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl"
     path.write_bytes(written(line(1), line(2, temperature=9), line(3, max_tokens=2)))
-    async with serving(talking_model, tmp_path) as (frontend, openai, _script):
+    async with serving(tool_model, tmp_path) as (frontend, openai, _script):
         batch, good, bad, listed = await asyncio.to_thread(worked_through, frontend.frontend.grpc_address, path)
         over_http = await openai.batches.retrieve(batch.id)
         content = (await openai.files.content(batch.output_file_id)).content
@@ -80,10 +80,10 @@ async def test_a_batch_over_grpc_is_the_batch_over_http(talking_model: Path, tmp
     assert [one["custom_id"] for one in read(bad)] == ["q2"]
 
 
-async def test_the_asynchronous_client_does_the_same_and_lists_by_pages(talking_model: Path, tmp_path: Path) -> None:
+async def test_the_asynchronous_client_does_the_same_and_lists_by_pages(tool_model: Path, tmp_path: Path) -> None:
     content = written(line(1), line(1), line(2))
     async with (
-        serving(talking_model, tmp_path) as (frontend, _, _script),
+        serving(tool_model, tmp_path) as (frontend, _, _script),
         AsyncClient(frontend.frontend.grpc_address) as client,
     ):
         files = [await client.files.create(content, filename=f"{number}.jsonl") for number in range(3)]
@@ -103,9 +103,9 @@ async def test_the_asynchronous_client_does_the_same_and_lists_by_pages(talking_
     assert [(error.line, error.param) for error in batch.errors] == [(2, "custom_id")]
 
 
-async def test_files_of_many_pieces_come_and_go_as_they_are(talking_model: Path, tmp_path: Path) -> None:
+async def test_files_of_many_pieces_come_and_go_as_they_are(tool_model: Path, tmp_path: Path) -> None:
     content = bytes(range(256)) * 6000 + b"end"
-    async with serving(talking_model, tmp_path) as (frontend, _, _script):
+    async with serving(tool_model, tmp_path) as (frontend, _, _script):
         async with AsyncClient(frontend.frontend.grpc_address) as client:
             file = await client.files.create(content, "user_data")
             empty = await client.files.create(b"", "user_data", "empty")
@@ -142,9 +142,9 @@ Refused = Callable[[AsyncClient], Awaitable[Any]]
     ],
 )
 async def test_what_is_wrong_is_named(
-    talking_model: Path, tmp_path: Path, ask: Refused, error: type[QuireError], said: str
+    tool_model: Path, tmp_path: Path, ask: Refused, error: type[QuireError], said: str
 ) -> None:
-    async with serving(talking_model, tmp_path, batch_file_mb=1) as (frontend, _, _script):
+    async with serving(tool_model, tmp_path, batch_file_mb=1) as (frontend, _, _script):
         async with AsyncClient(frontend.frontend.grpc_address) as client:
             with pytest.raises(error) as found:
                 await ask(client)
@@ -172,13 +172,13 @@ def piece(content: bytes) -> pb.UploadFileRequest:
     ],
 )
 async def test_an_upload_that_is_none_is_refused_and_nothing_of_it_stays(
-    talking_model: Path, tmp_path: Path, messages: list[pb.UploadFileRequest], said: str
+    tool_model: Path, tmp_path: Path, messages: list[pb.UploadFileRequest], said: str
 ) -> None:
-    async with serving(talking_model, tmp_path) as (frontend, _, _script):
+    async with serving(tool_model, tmp_path) as (frontend, _, _script):
         stub = batch_pb2_grpc.FileServiceStub(frontend.channel)
         call = stub.UploadFile(iter(messages))
         with pytest.raises(QuireError, match=said):
-            await answered(call)
+            await await_answer(call)
         assert call.done()
         await until_nothing(tmp_path)
 
@@ -188,7 +188,7 @@ async def until_nothing(folder: Path) -> None:
 
 
 async def test_a_client_that_falls_silent_or_leaves_gives_its_room_back(
-    talking_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tool_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file_service, "STALLED_S", 0.3)
     silent = asyncio.Event()
@@ -199,10 +199,10 @@ async def test_a_client_that_falls_silent_or_leaves_gives_its_room_back(
             yield piece(b"x" * 50_000)
         await silent.wait()
 
-    async with serving(talking_model, tmp_path, batch_file_mb=1, batch_store_mb=1) as (frontend, _, _script):
+    async with serving(tool_model, tmp_path, batch_file_mb=1, batch_store_mb=1) as (frontend, _, _script):
         stub = batch_pb2_grpc.FileServiceStub(frontend.channel)
         with pytest.raises(QuireError, match=r"nothing came for 0\.3 s"):
-            await answered(stub.UploadFile(halves()))
+            await await_answer(stub.UploadFile(halves()))
         await until_nothing(tmp_path)
         monkeypatch.setattr(file_service, "STALLED_S", 60)
         call = stub.UploadFile(halves())
@@ -220,11 +220,11 @@ async def test_a_client_that_falls_silent_or_leaves_gives_its_room_back(
             assert (await client.files.list()).files == [kept]
 
 
-async def test_keys_make_tenants_and_others_find_nothing(talking_model: Path, tmp_path: Path) -> None:
+async def test_keys_make_tenants_and_others_find_nothing(tool_model: Path, tmp_path: Path) -> None:
     keys = tmp_path / "keys.yaml"
     keys.write_text(json.dumps({"keys": [{"name": name, "key": f"sk-{name}"} for name in ("a", "b")]}))
     keys.chmod(0o600)
-    async with serving(talking_model, tmp_path / "work", api_keys=str(keys)) as (frontend, _, script):
+    async with serving(tool_model, tmp_path / "work", api_keys=str(keys)) as (frontend, _, script):
         address = frontend.frontend.grpc_address
         async with (
             AsyncClient(address, api_key="sk-a") as a,
@@ -251,8 +251,8 @@ async def test_keys_make_tenants_and_others_find_nothing(talking_model: Path, tm
             assert {one.id for one in (await a.files.list()).files} == {file.id, batch.output_file_id}
 
 
-async def test_where_there_are_no_keys_callers_say_whose_it_is(talking_model: Path, tmp_path: Path) -> None:
-    async with serving(talking_model, tmp_path) as (frontend, _, script):
+async def test_where_there_are_no_keys_callers_say_whose_it_is(tool_model: Path, tmp_path: Path) -> None:
+    async with serving(tool_model, tmp_path) as (frontend, _, script):
         async with AsyncClient(frontend.frontend.grpc_address) as client:
             file = await client.files.for_tenant("blue").create(written(line(1)))
             with pytest.raises(NotFound):
@@ -264,9 +264,9 @@ async def test_where_there_are_no_keys_callers_say_whose_it_is(talking_model: Pa
     assert file.id in {one["id"] for one in told.json()["data"]}
 
 
-async def test_a_cancelled_batch_keeps_what_was_answered(talking_model: Path, tmp_path: Path) -> None:
+async def test_a_cancelled_batch_keeps_what_was_answered(tool_model: Path, tmp_path: Path) -> None:
     async with (
-        serving(talking_model, tmp_path, batch_concurrency=2) as (frontend, _, script),
+        serving(tool_model, tmp_path, batch_concurrency=2) as (frontend, _, script),
         AsyncClient(frontend.frontend.grpc_address) as client,
     ):
         file = await client.files.create(written(*(line(number) for number in range(1, 201))))
@@ -281,9 +281,9 @@ async def test_a_cancelled_batch_keeps_what_was_answered(talking_model: Path, tm
     assert 0 < len(told) == ended.completed < 200
 
 
-async def test_without_a_folder_there_are_none(talking_model: Path) -> None:
+async def test_without_a_folder_there_are_none(tool_model: Path) -> None:
     async with (
-        talking(talking_model, "no") as (frontend, _, _script),
+        tool_server(tool_model, "no") as (frontend, _, _script),
         AsyncClient(frontend.frontend.grpc_address) as client,
     ):
         for ask in (client.files.create(b"x"), client.files.list(), client.batches.list()):
@@ -291,8 +291,8 @@ async def test_without_a_folder_there_are_none(talking_model: Path) -> None:
                 await ask
 
 
-async def test_calls_are_counted_by_their_methods(talking_model: Path, tmp_path: Path) -> None:
-    async with serving(talking_model, tmp_path) as (frontend, _, _script):
+async def test_calls_are_counted_by_their_methods(tool_model: Path, tmp_path: Path) -> None:
+    async with serving(tool_model, tmp_path) as (frontend, _, _script):
         async with AsyncClient(frontend.frontend.grpc_address) as client:
             file = await client.files.create(b"x")
             await client.files.content(file.id)
@@ -312,9 +312,9 @@ def metrics_of(frontend: Running) -> dict[tuple[str, str], float]:
     }
 
 
-async def test_what_cannot_be_read_is_said_before_anything_is_sent(talking_model: Path, tmp_path: Path) -> None:
+async def test_what_cannot_be_read_is_said_before_anything_is_sent(tool_model: Path, tmp_path: Path) -> None:
     """gRPC would cancel the call, and its caller with it."""
-    async with serving(talking_model, tmp_path) as (frontend, _, _script):
+    async with serving(tool_model, tmp_path) as (frontend, _, _script):
         client = AsyncClient(frontend.frontend.grpc_address)
         with pytest.raises(InvalidArgument, match=r"file: cannot read .* Is a directory"):
             await client.files.create(tmp_path)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.services.frontend.offline.upload import boundary_of, take_apart
+from quire.services.frontend.offline.upload import boundary_of, parse_form
 
 
 def form(disposition: bytes, more: bytes = b"") -> bytes:
@@ -37,7 +37,7 @@ def form(disposition: bytes, more: bytes = b"") -> bytes:
 def test_names_of_files_are_read_as_they_were_meant(tmp_path: Path, disposition: bytes, name: str) -> None:
     body, target = tmp_path / "body", tmp_path / "target"
     body.write_bytes(form(disposition, "Content-Type: text/plain; charset=ünï\r\n".encode()))
-    taken = take_apart(body, boundary_of("multipart/form-data; boundary=b"), target)
+    taken = parse_form(body, boundary_of("multipart/form-data; boundary=b"), target)
     assert taken.filename == name
     assert taken.fields == {"purpose": "batch"}
     assert target.read_bytes() == b"{}\n"

@@ -11,23 +11,23 @@ from typing import Any
 import pytest
 
 from tests.services.frontend.running import Running
+from tests.services.frontend.scripted_replies import Said, prompt_text
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, prompt_of
-from tests.services.frontend.speech import Said, prompt_text
-from tests.services.frontend.talking import ASK, CALLS, CLOCK, WEATHER, talking, talking_folder
+from tests.services.frontend.tool_model import ASK, CALLS, CLOCK, WEATHER, tool_model_folder, tool_server
 
 THOUGHT = f"<think>\nMalmö.\n</think>\n\n{CALLS}"
 
 
 @pytest.fixture(scope="module")
-def talking_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return talking_folder(tmp_path_factory.mktemp("models") / "talking")
+def tool_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tool_model_folder(tmp_path_factory.mktemp("models") / "talking")
 
 
 @asynccontextmanager
 async def serving(folder: Path, said: Said, **settings: Any) -> AsyncIterator[tuple[Running, Any, ScriptedScheduler]]:
     ollama = pytest.importorskip("ollama")
     key = settings.get("api_key") or "none"
-    async with talking(folder, said, **settings) as (frontend, _, script):
+    async with tool_server(folder, said, **settings) as (frontend, _, script):
         client = ollama.AsyncClient(host=frontend.url, headers={"Authorization": f"Bearer {key}"})
         try:
             yield frontend, client, script
@@ -35,9 +35,9 @@ async def serving(folder: Path, said: Said, **settings: Any) -> AsyncIterator[tu
             await client._client.aclose()
 
 
-async def test_a_chat_whole_and_streamed(talking_model: Path) -> None:
-    async with serving(talking_model, "It is sunny.") as (frontend, client, script):
-        frontend.keep_in_step(script)
+async def test_a_chat_whole_and_streamed(tool_model: Path) -> None:
+    async with serving(tool_model, "It is sunny.") as (frontend, client, script):
+        frontend.write_each_token(script)
         whole = await client.chat("talking:latest", ASK)
         pieces = [piece async for piece in await client.chat("talking", ASK, stream=True)]
     assert (whole.model, whole.message.role, whole.message.content) == ("talking", "assistant", "It is sunny.")
@@ -48,11 +48,11 @@ async def test_a_chat_whole_and_streamed(talking_model: Path) -> None:
     assert len(pieces) > 1
     assert [piece.done for piece in pieces] == [False] * (len(pieces) - 1) + [True]
     assert (pieces[-1].done_reason, pieces[-1].eval_count) == ("stop", whole.eval_count)
-    assert prompt_text(talking_model, prompt_of(script.submissions[0])).startswith("<|im_start|>user\nHow is the")
+    assert prompt_text(tool_model, prompt_of(script.submissions[0])).startswith("<|im_start|>user\nHow is the")
 
 
-async def test_thoughts_and_calls_come_apart_and_calls_whole(talking_model: Path) -> None:
-    async with serving(talking_model, THOUGHT) as (_, client, _script):
+async def test_thoughts_and_calls_come_apart_and_calls_whole(tool_model: Path) -> None:
+    async with serving(tool_model, THOUGHT) as (_, client, _script):
         whole = await client.chat("talking", ASK, tools=[WEATHER, CLOCK], think=True)
         pieces = [p async for p in await client.chat("talking", ASK, tools=[WEATHER, CLOCK], think=True, stream=True)]
         silent = await client.chat("talking", ASK, tools=[WEATHER, CLOCK], think=False)
@@ -65,36 +65,36 @@ async def test_thoughts_and_calls_come_apart_and_calls_whole(talking_model: Path
     assert not silent.message.thinking
 
 
-async def test_results_of_tools_go_through_the_template(talking_model: Path) -> None:
+async def test_results_of_tools_go_through_the_template(tool_model: Path) -> None:
     turns = [
         *ASK,
         {"role": "assistant", "tool_calls": [{"function": {"name": "now", "arguments": {"x": 1}}}]},
         {"role": "tool", "tool_name": "now", "content": "12:00"},
     ]
-    async with serving(talking_model, "ok") as (_, client, script):
+    async with serving(tool_model, "ok") as (_, client, script):
         await client.chat("talking", turns, tools=[CLOCK])
-    assert prompt_text(talking_model, prompt_of(script.submissions[0])).endswith(
+    assert prompt_text(tool_model, prompt_of(script.submissions[0])).endswith(
         '<tool_call>{"name": "now", "arguments": {"x": 1}}</tool_call><|im_end|>\n'
         "<|im_start|>tool\n12:00<|im_end|>\n<|im_start|>assistant\n"
     )
 
 
-async def test_generate_with_a_template_and_raw(talking_model: Path) -> None:
-    async with serving(talking_model, "one two") as (_, client, script):
+async def test_generate_with_a_template_and_raw(tool_model: Path) -> None:
+    async with serving(tool_model, "one two") as (_, client, script):
         told = await client.generate("talking", "Count.", system="Be brief.", options={"num_predict": 2})
         raw = [piece async for piece in await client.generate("talking", "Count.", raw=True, stream=True)]
         loaded = await client.generate("talking", "")
     assert (told.done_reason, told.eval_count) == ("length", 2)
     assert "".join(piece.response for piece in raw) == "one two"
     assert (loaded.response, loaded.done_reason) == ("", "load")
-    first, second = (prompt_text(talking_model, prompt_of(one)) for one in script.submissions)
+    first, second = (prompt_text(tool_model, prompt_of(one)) for one in script.submissions)
     assert first.startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nCount.")
     assert second == "Count."
 
 
-async def test_options_reach_the_sampler_and_log_probabilities_come_back(talking_model: Path) -> None:
+async def test_options_reach_the_sampler_and_log_probabilities_come_back(tool_model: Path) -> None:
     options = {"temperature": 0.5, "top_k": 3, "repeat_penalty": 1.5, "seed": 7, "num_ctx": 99, "num_predict": -1}
-    async with serving(talking_model, "yes") as (_, client, script):
+    async with serving(tool_model, "yes") as (_, client, script):
         told = await client.chat("talking", ASK, options=options, logprobs=True, top_logprobs=2, keep_alive="5m")
     sent = script.submissions[0].sampling
     assert (sent.temperature, sent.top_k, sent.repetition_penalty) == pytest.approx((0.5, 3, 1.5))
@@ -117,16 +117,16 @@ async def test_options_reach_the_sampler_and_log_probabilities_come_back(talking
     ],
 )
 async def test_refusals_are_in_the_words_of_ollama(
-    talking_model: Path, more: dict[str, Any], status: int, said: str
+    tool_model: Path, more: dict[str, Any], status: int, said: str
 ) -> None:
-    async with talking(talking_model, "no") as (frontend, _, _script):
+    async with tool_server(tool_model, "no") as (frontend, _, _script):
         reply = await frontend.http.post("/api/chat", json={"model": "talking", "messages": ASK, **more})
     assert (reply.status_code, list(reply.json())) == (status, ["error"])
     assert said in reply.json()["error"]
 
 
-async def test_keys_are_asked_for_on_every_path(talking_model: Path) -> None:
-    async with talking(talking_model, "no", api_key="secret") as (frontend, _, _script):
+async def test_keys_are_asked_for_on_every_path(tool_model: Path) -> None:
+    async with tool_server(tool_model, "no", api_key="secret") as (frontend, _, _script):
         for path in ("chat", "generate", "embed", "embeddings", "show"):
             reply = await frontend.http.post(f"/api/{path}", json={"model": "talking"})
             assert (reply.status_code, list(reply.json())) == (401, ["error"])
@@ -136,8 +136,8 @@ async def test_keys_are_asked_for_on_every_path(talking_model: Path) -> None:
         assert (await frontend.http.get("/api/tags", headers=shown)).json()["models"][0]["model"] == "talking"
 
 
-async def test_streams_are_lines_unless_one_answer_is_asked_for(talking_model: Path) -> None:
-    async with talking(talking_model, "no one") as (frontend, _, _script):
+async def test_streams_are_lines_unless_one_answer_is_asked_for(tool_model: Path) -> None:
+    async with tool_server(tool_model, "no one") as (frontend, _, _script):
         body = {"model": "talking", "messages": ASK, "options": {"num_predict": 1}}
         reply = await frontend.http.post("/api/chat", json=body)
     assert reply.headers["content-type"] == "application/x-ndjson"
@@ -146,8 +146,8 @@ async def test_streams_are_lines_unless_one_answer_is_asked_for(talking_model: P
     assert lines[-1]["done_reason"] == "length"
 
 
-async def test_models_are_listed_and_shown(talking_model: Path) -> None:
-    async with serving(talking_model, "no") as (_, client, _script):
+async def test_models_are_listed_and_shown(tool_model: Path) -> None:
+    async with serving(tool_model, "no") as (_, client, _script):
         listed, shown, loaded = await client.list(), await client.show("talking"), await client.ps()
     assert [model.model for model in listed.models] == ["talking"]
     assert [model.model for model in loaded.models] == ["talking"]
@@ -155,15 +155,15 @@ async def test_models_are_listed_and_shown(talking_model: Path) -> None:
     assert "im_start" in shown.template
 
 
-async def test_no_input_has_no_vector(talking_model: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async with serving(talking_model, "no") as (_, client, _script):
+async def test_no_input_has_no_vector(tool_model: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with serving(tool_model, "no") as (_, client, _script):
         told = await client.embed("talking", [])
     assert told.embeddings == []
     assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
 
 
-async def test_vectors(talking_model: Path) -> None:
-    async with serving(talking_model, "no") as (_, client, script):
+async def test_vectors(tool_model: Path) -> None:
+    async with serving(tool_model, "no") as (_, client, script):
         told = await client.embed("talking", ["a b", "c"])
         older = await client.embeddings("talking", "a b")
     assert [len(vector) for vector in told.embeddings] == [2, 2]
@@ -171,8 +171,8 @@ async def test_vectors(talking_model: Path) -> None:
     assert told.prompt_eval_count == sum(one.num_prompt_tokens for one in script.submissions[:2])
 
 
-async def test_an_error_behind_the_first_line_is_the_last_line(talking_model: Path) -> None:
-    async with talking(talking_model, "a b c d e f g h i j k l m n o p") as (frontend, _, script):
+async def test_an_error_behind_the_first_line_is_the_last_line(tool_model: Path) -> None:
+    async with tool_server(tool_model, "a b c d e f g h i j k l m n o p") as (frontend, _, script):
         script.step_s = 0.2  # of 17 tokens at least
         body = {"model": "talking", "messages": ASK}
         reply = await frontend.http.post("/api/chat", json=body, headers={"x-request-timeout": "3"})
@@ -180,11 +180,11 @@ async def test_an_error_behind_the_first_line_is_the_last_line(talking_model: Pa
     assert (reply.status_code, first["done"], list(last)) == (200, False, ["error"])
 
 
-async def test_curl_needs_no_content_type_and_pages_in_browsers_do(talking_model: Path) -> None:
+async def test_curl_needs_no_content_type_and_pages_in_browsers_do(tool_model: Path) -> None:
     """As Ollama's pages call it: `curl URL -d BODY`, which says that the body is a form."""
     body = json.dumps({"model": "talking", "prompt": "How is the weather?", "stream": False})
     form = {"content-type": "application/x-www-form-urlencoded"}
-    async with serving(talking_model, "It is sunny.") as (frontend, _, _script):
+    async with serving(tool_model, "It is sunny.") as (frontend, _, _script):
         answer = await frontend.http.post("/api/generate", content=body, headers=form)
         shown = await frontend.http.post("/api/show", content='{"model": "talking"}', headers=form)
         page = {**form, "origin": frontend.url}
@@ -197,9 +197,9 @@ async def test_curl_needs_no_content_type_and_pages_in_browsers_do(talking_model
     assert "content-type" in refused.json()["error"]
 
 
-async def test_stop_strings_count_in_the_content_only(talking_model: Path) -> None:
+async def test_stop_strings_count_in_the_content_only(tool_model: Path) -> None:
     asked = {"tools": [WEATHER, CLOCK], "think": True, "options": {"stop": ["Malmö", '"']}}
-    async with serving(talking_model, THOUGHT) as (_, client, _script):
+    async with serving(tool_model, THOUGHT) as (_, client, _script):
         whole = await client.chat("talking", ASK, **asked)
         pieces = [piece async for piece in await client.chat("talking", ASK, **asked, stream=True)]
     assert (whole.message.thinking, whole.message.content, len(whole.message.tool_calls)) == (
@@ -220,9 +220,9 @@ async def test_stop_strings_count_in_the_content_only(talking_model: Path) -> No
     ],
 )
 async def test_a_call_to_the_wrong_path_is_told_the_right_one(
-    talking_model: Path, path: str, body: dict[str, Any], field: str, told: str
+    tool_model: Path, path: str, body: dict[str, Any], field: str, told: str
 ) -> None:
-    async with talking(talking_model, "ok") as (frontend, _, script):
+    async with tool_server(tool_model, "ok") as (frontend, _, script):
         answer = await frontend.http.post(path, json={"model": "talking", **body})
         loads = [
             await frontend.http.post(path, json={"model": "talking", **empty})
@@ -250,17 +250,17 @@ async def test_a_call_to_the_wrong_path_is_told_the_right_one(
         {"repeat_last_n": 33, "repeat_penalty": 1.0, "presence_penalty": 0.0},
     ],
 )  # fmt: skip
-async def test_options_that_change_nothing_are_taken(talking_model: Path, options: dict[str, Any]) -> None:
+async def test_options_that_change_nothing_are_taken(tool_model: Path, options: dict[str, Any]) -> None:
     body = {"model": "talking", "messages": ASK, "stream": False, "options": options}
-    async with talking(talking_model, "ok") as (frontend, _, _script):
+    async with tool_server(tool_model, "ok") as (frontend, _, _script):
         taken = await frontend.http.post("/api/chat", json=body)
         other = await frontend.http.post("/api/chat", json={**body, "options": {"penalize_newline": False}})
     assert taken.status_code == 200, taken.text
     assert (other.status_code, "penalize_newline" in other.json()["error"]) == (400, True)
 
 
-async def test_the_window_of_penalties_that_act_is_refused(talking_model: Path) -> None:
-    async with talking(talking_model, "ok") as (frontend, _, _script):
+async def test_the_window_of_penalties_that_act_is_refused(tool_model: Path) -> None:
+    async with tool_server(tool_model, "ok") as (frontend, _, _script):
         body = {"model": "talking", "messages": ASK, "options": {"repeat_last_n": 64, "repeat_penalty": 1.1}}
         answer = await frontend.http.post("/api/chat", json=body)
         plain = await frontend.http.post(
@@ -277,11 +277,11 @@ async def test_the_window_of_penalties_that_act_is_refused(talking_model: Path) 
     ("arguments", "error"),
     [({"x": 1}, ""), ('{"x": 1}', ""), ("", ""), (["x"], "arguments of the tool call 'f' must be an object, got list")],
 )
-async def test_arguments_of_calls_may_be_text(talking_model: Path, arguments: object, error: str) -> None:
+async def test_arguments_of_calls_may_be_text(tool_model: Path, arguments: object, error: str) -> None:
     """Histories that OpenAI's clients wrote are sent on (open-webui#16235)."""
     call = {"function": {"name": "f", "arguments": arguments}}
     said = [*ASK, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "1"}]
-    async with talking(talking_model, "ok") as (frontend, _, _script):
+    async with tool_server(tool_model, "ok") as (frontend, _, _script):
         answer = await frontend.http.post("/api/chat", json={"messages": said, "stream": False})
     assert answer.status_code == (400 if error else 200), answer.text
     assert error in answer.text

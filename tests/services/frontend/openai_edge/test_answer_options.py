@@ -40,7 +40,7 @@ async def sizes(frontend: Running, **asked: Any) -> list[int]:
 
 async def test_messages_of_a_stream_come_at_intervals(folder: Path) -> None:
     async with serving(folder) as (script, frontend):
-        frontend.keep_in_step(script)
+        frontend.write_each_token(script)
         assert await sizes(frontend, stream_interval=8) == [1, 8, 8, 3]
         request = pb.GenerateRequest(text="x", sampling=Sampling(max_tokens=20, seed=60))
         request.options.stream_interval = 12
@@ -50,13 +50,13 @@ async def test_messages_of_a_stream_come_at_intervals(folder: Path) -> None:
 async def test_the_servers_interval_is_the_least(folder: Path) -> None:
     script = ScriptedScheduler(count_up)
     async with scheduler(script), running(folder, script.address, stream_interval=5) as frontend:
-        frontend.keep_in_step(script)
+        frontend.write_each_token(script)
         assert await sizes(frontend) == await sizes(frontend, stream_interval=2) == [1, 5, 5, 5, 4]
         assert await sizes(frontend, stream_interval=10) == [1, 10, 9]
 
 
 async def test_either_side_of_a_prompt_can_be_kept(folder: Path, tokenizer: own.Tokenizer) -> None:
-    ids = tokenizer.encode_now(BODY["prompt"], add_special_tokens=False)
+    ids = tokenizer.encode_inline(BODY["prompt"], add_special_tokens=False)
     async with serving(folder) as (script, frontend):
         for side in ({}, {"truncation_side": "left"}, {"truncation_side": "right"}):
             await frontend.http.post("/v1/completions", json={**BODY, "truncate_prompt_tokens": 2, **side})
@@ -100,7 +100,7 @@ async def test_the_times_of_a_request_come_where_they_are_asked_for(folder: Path
     chat = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 20, "return_metrics": True, "seed": 60}
     async with serving(folder) as (script, frontend):
         script.step_s = 0.002
-        frontend.keep_in_step(script)
+        frontend.write_each_token(script)
         for path, asked in (("/v1/completions", body), ("/v1/chat/completions", chat)):
             answer = (await frontend.http.post(path, json=asked)).json()
             told = answer["metrics"]
@@ -129,7 +129,7 @@ async def test_the_times_of_a_request_come_where_they_are_asked_for(folder: Path
 async def test_the_times_of_each_sample_over_grpc(folder: Path) -> None:
     async with serving(folder) as (script, frontend):
         script.step_s = 0.002
-        frontend.keep_in_step(script)
+        frontend.write_each_token(script)
         request = pb.GenerateRequest(text="x", sampling=Sampling(n=2, max_tokens=20, seed=60))
         assert not any(message.HasField("times") for message in await generate(frontend, request))
         request.options.return_times = True

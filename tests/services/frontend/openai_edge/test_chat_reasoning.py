@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from tests.services.frontend.scripted_replies import prompt_text
 from tests.services.frontend.scripted_scheduler import prompt_of
-from tests.services.frontend.speech import prompt_text
-from tests.services.frontend.talking import ASK, CALL, CLOCK, WEATHER, talking, talking_folder
+from tests.services.frontend.tool_model import ASK, CALL, CLOCK, WEATHER, tool_model_folder, tool_server
 
 OPEN = "<think>\n"
 
@@ -22,7 +22,7 @@ def thinking(prompt: str) -> str:
 
 @pytest.fixture(scope="module")
 def thinking_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return talking_folder(tmp_path_factory.mktemp("models") / "thinking")
+    return tool_model_folder(tmp_path_factory.mktemp("models") / "thinking")
 
 
 def asked(**more: Any) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def asked(**more: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("variables", [{}, {"enable_thinking": True}])
 async def test_reasoning_comes_apart(thinking_folder: Path, variables: Mapping[str, Any]) -> None:
     more = {"extra_body": {"chat_template_kwargs": variables}}
-    async with talking(thinking_folder, thinking) as (_, client, script):
+    async with tool_server(thinking_folder, thinking) as (_, client, script):
         reply = await client.chat.completions.create(**asked(**more))
         stream = await client.chat.completions.create(**asked(**more), stream=True)
         deltas = [chunk.choices[0].delta async for chunk in stream]
@@ -47,7 +47,7 @@ async def test_reasoning_comes_apart(thinking_folder: Path, variables: Mapping[s
 
 
 async def test_reasoning_without_tools(thinking_folder: Path) -> None:
-    async with talking(thinking_folder, "<think>2</think>4") as (_, client, _script):
+    async with tool_server(thinking_folder, "<think>2</think>4") as (_, client, _script):
         reply = await client.chat.completions.create(model="thinking", messages=ASK)
         silent = await client.chat.completions.create(
             model="thinking", messages=ASK, extra_body={"include_reasoning": False}
@@ -58,7 +58,7 @@ async def test_reasoning_without_tools(thinking_folder: Path) -> None:
 
 
 async def test_effort_reaches_the_template(thinking_folder: Path) -> None:
-    async with talking(thinking_folder, "x") as (_, client, script):
+    async with tool_server(thinking_folder, "x") as (_, client, script):
         for effort in ("none", "low"):
             await client.chat.completions.create(model="thinking", messages=ASK, reasoning_effort=effort)
         await client.chat.completions.create(
@@ -74,18 +74,18 @@ async def test_effort_reaches_the_template(thinking_folder: Path) -> None:
 async def test_an_answer_that_goes_on_may_be_inside_of_reasoning(thinking_folder: Path) -> None:
     begun = [*ASK, {"role": "assistant", "content": "<think>It is"}]
     more = {"extra_body": {"continue_final_message": True, "add_generation_prompt": False}}
-    async with talking(thinking_folder, " so.</think>Yes.") as (_, client, _script):
+    async with tool_server(thinking_folder, " so.</think>Yes.") as (_, client, _script):
         reply = await client.chat.completions.create(model="thinking", messages=begun, **more)
     assert (reply.choices[0].message.reasoning, reply.choices[0].message.content) == ("so.", "Yes.")
 
 
 async def test_a_parser_can_be_switched_off_or_named(thinking_folder: Path) -> None:
-    async with talking(thinking_folder, "<think>2</think>4", reasoning_parser="none") as (_, client, _script):
+    async with tool_server(thinking_folder, "<think>2</think>4", reasoning_parser="none") as (_, client, _script):
         reply = await client.chat.completions.create(
             model="thinking", messages=ASK, extra_body={"skip_special_tokens": False}
         )
     assert reply.choices[0].message.content == "<think>2</think>4"
-    async with talking(thinking_folder, "[THINK]2[/THINK]4", reasoning_parser="mistral") as (_, client, _script):
+    async with tool_server(thinking_folder, "[THINK]2[/THINK]4", reasoning_parser="mistral") as (_, client, _script):
         reply = await client.chat.completions.create(model="thinking", messages=ASK)
     assert reply.choices[0].message.reasoning == "2"
 
@@ -93,7 +93,7 @@ async def test_a_parser_can_be_switched_off_or_named(thinking_folder: Path) -> N
 async def test_a_call_ends_open_reasoning(thinking_folder: Path) -> None:
     """vllm#39056: without the end of reasoning in front of it the call was lost."""
     more = {"extra_body": {"chat_template_kwargs": {"enable_thinking": True}}}
-    async with talking(thinking_folder, f"It is Malmö.\n{CALL}\n</think>") as (_, client, _script):
+    async with tool_server(thinking_folder, f"It is Malmö.\n{CALL}\n</think>") as (_, client, _script):
         reply = await client.chat.completions.create(**asked(**more))
         without = await client.chat.completions.create(model="thinking", messages=ASK, **more)
     choice = reply.choices[0]

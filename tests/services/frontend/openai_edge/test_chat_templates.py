@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from tests.services.frontend.scripted_replies import prompt_text
 from tests.services.frontend.scripted_scheduler import prompt_of
-from tests.services.frontend.speech import prompt_text
-from tests.services.frontend.talking import ASK, WEATHER, talking, talking_folder
 from tests.services.frontend.tokenizer.template_families import source
+from tests.services.frontend.tool_model import ASK, WEATHER, tool_model_folder, tool_server
 
 CALL_ID = "call_PTLP8xhu3uwZk4l3nlnrrJha"
 FUNCTION = {"name": "get_weather", "arguments": '{"city": "Oslo"}'}
@@ -24,8 +24,8 @@ def looped(**more: Any) -> list[dict[str, Any]]:
 
 async def prompts(tmp_path: Path, family: str, *calls: tuple[str, dict[str, Any]]) -> list[str]:
     """What the model reads of each call."""
-    folder = talking_folder(tmp_path / "talking", source(family))
-    async with talking(folder, "ok", tool_call_parser="hermes") as (frontend, _, script):
+    folder = tool_model_folder(tmp_path / "talking", source(family))
+    async with tool_server(folder, "ok", tool_call_parser="hermes") as (frontend, _, script):
         for path, body in calls:
             answer = await frontend.http.post(path, json={"model": "talking", **body})
             assert answer.status_code == 200, answer.text
@@ -38,7 +38,7 @@ async def prompts(tmp_path: Path, family: str, *calls: tuple[str, dict[str, Any]
 )
 async def test_the_second_turn_of_a_tool_loop_shows_call_and_result_over_every_api(tmp_path: Path, family: str) -> None:
     """ct09, ct11, ct12: vllm#54337, sglang#9898, opencode#1680."""
-    shows_tools = "tools" in source(family)
+    supports_tools = "tools" in source(family)
     flat = {"type": "function", **WEATHER["function"]}
     item = {"type": "function_call", "call_id": CALL_ID, **FUNCTION}
     output = {"type": "function_call_output", "call_id": CALL_ID, "output": "5 degrees"}
@@ -47,7 +47,7 @@ async def test_the_second_turn_of_a_tool_loop_shows_call_and_result_over_every_a
     own = {"name": "get_weather", "input_schema": WEATHER["function"]["parameters"]}
 
     def offered(tool: dict[str, Any]) -> dict[str, Any]:
-        return {"tools": [tool]} if shows_tools else {}
+        return {"tools": [tool]} if supports_tools else {}
 
     unnamed = {"function": {"name": "get_weather", "arguments": {"city": "Oslo"}}}
     shown = await prompts(
@@ -143,7 +143,7 @@ async def test_arguments_given_as_an_object_are_one(tmp_path: Path) -> None:
 
 
 async def test_arguments_of_another_type_are_refused_by_name(tmp_path: Path) -> None:
-    async with talking(talking_folder(tmp_path / "talking"), "ok") as (frontend, _, _script):
+    async with tool_server(tool_model_folder(tmp_path / "talking"), "ok") as (frontend, _, _script):
         function = {"name": "add", "arguments": [1, 2]}
         turns = looped(tool_calls=[{"id": CALL_ID, "type": "function", "function": function}])
         answer = await frontend.http.post("/v1/chat/completions", json={"model": "talking", "messages": turns})
@@ -153,11 +153,11 @@ async def test_arguments_of_another_type_are_refused_by_name(tmp_path: Path) -> 
 
 async def test_a_request_names_one_of_the_models_templates(tmp_path: Path) -> None:
     """ct08."""
-    folder = talking_folder(tmp_path / "talking")
+    folder = tool_model_folder(tmp_path / "talking")
     (folder / "additional_chat_templates").mkdir()
     (folder / "additional_chat_templates" / "rag.jinja").write_text("with sources: {{ messages[0].content }}")
     (folder / "additional_chat_templates" / "tool_use.jinja").write_text("with tools: {{ messages[0].content }}")
-    async with talking(folder, "ok") as (frontend, _, script):
+    async with tool_server(folder, "ok") as (frontend, _, script):
         for more in ({"chat_template": "rag"}, {"tools": [WEATHER]}):
             body = {"model": "talking", "messages": ASK, **more}
             assert (await frontend.http.post("/v1/chat/completions", json=body)).status_code == 200

@@ -9,14 +9,14 @@ from typing import Any
 import openai
 import pytest
 
+from tests.services.frontend.scripted_replies import prompt_text
 from tests.services.frontend.scripted_scheduler import prompt_of
-from tests.services.frontend.speech import prompt_text
-from tests.services.frontend.talking import ASK, CALL, CALLS, CLOCK, WEATHER, talking, talking_folder
+from tests.services.frontend.tool_model import ASK, CALL, CALLS, CLOCK, WEATHER, tool_model_folder, tool_server
 
 
 @pytest.fixture(scope="module")
 def tools_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return talking_folder(tmp_path_factory.mktemp("models") / "talking")
+    return tool_model_folder(tmp_path_factory.mktemp("models") / "talking")
 
 
 def asked(**more: Any) -> dict[str, Any]:
@@ -42,9 +42,9 @@ async def streamed(client: Any, **more: Any) -> tuple[dict[int, dict[str, Any]],
 
 
 async def test_calls_whole_and_streamed(tools_folder: Path) -> None:
-    async with talking(tools_folder, CALLS) as (frontend, client, script):
+    async with tool_server(tools_folder, CALLS) as (frontend, client, script):
         reply = await client.chat.completions.create(**asked())
-        frontend.keep_in_step(script)
+        frontend.write_each_token(script)
         parts, chunks = await streamed(client)
         script.tokens_per_step = 7
         wide, _ = await streamed(client)
@@ -66,7 +66,7 @@ async def test_calls_whole_and_streamed(tools_folder: Path) -> None:
 
 
 async def test_an_answer_without_a_call(tools_folder: Path) -> None:
-    async with talking(tools_folder, "It is sunny. 1 < 2 <tool") as (_, client, _script):
+    async with tool_server(tools_folder, "It is sunny. 1 < 2 <tool") as (_, client, _script):
         reply = await client.chat.completions.create(**asked())
         parts, _ = await streamed(client)
     assert (reply.choices[0].message.content, reply.choices[0].finish_reason) == ("It is sunny. 1 < 2 <tool", "stop")
@@ -75,7 +75,7 @@ async def test_an_answer_without_a_call(tools_folder: Path) -> None:
 
 
 async def test_a_call_that_is_cut_off_ends_with_length(tools_folder: Path) -> None:
-    async with talking(tools_folder, CALL) as (_, client, _script):
+    async with tool_server(tools_folder, CALL) as (_, client, _script):
         reply = await client.chat.completions.create(**asked(max_completion_tokens=40))
     choice = reply.choices[0]
     assert choice.finish_reason == "length"
@@ -93,7 +93,7 @@ async def test_the_template_shows_tools_calls_and_results(tools_folder: Path) ->
         },
         {"role": "tool", "tool_call_id": "c1", "content": "12:00"},
     ]
-    async with talking(tools_folder, "ok") as (_, client, script):
+    async with tool_server(tools_folder, "ok") as (_, client, script):
         await client.chat.completions.create(**asked() | {"messages": turns})
         counted = await client.post("/../tokenize", body={"messages": turns, "tools": [WEATHER, CLOCK]}, cast_to=object)
     prompt = prompt_text(tools_folder, prompt_of(script.submissions[-1]))
@@ -110,7 +110,7 @@ async def test_a_call_that_was_cut_off_stays_a_part_of_the_conversation(tools_fo
     turns = [*ASK, {"role": "assistant", "content": None, "tool_calls": [called]}, *ASK]
     item = {"type": "function_call", "call_id": "c1", "name": "now", "arguments": cut}
     block = {"type": "tool_use", "id": "c1", "name": "now", "input": {"INVALID_JSON": cut}}
-    async with talking(tools_folder, "ok") as (frontend, client, script):
+    async with tool_server(tools_folder, "ok") as (frontend, client, script):
         await client.chat.completions.create(**asked() | {"messages": turns})
         await client.responses.create(model="talking", input=[*ASK, item, *ASK])
         blocks = [*ASK, {"role": "assistant", "content": [block]}, *ASK]
@@ -122,7 +122,7 @@ async def test_a_call_that_was_cut_off_stays_a_part_of_the_conversation(tools_fo
 
 
 async def test_choice_none_hides_the_tools(tools_folder: Path) -> None:
-    async with talking(tools_folder, CALL) as (_, client, script):
+    async with tool_server(tools_folder, CALL) as (_, client, script):
         reply = await client.chat.completions.create(**asked(tool_choice="none"))
     assert "get_weather" not in prompt_text(tools_folder, prompt_of(script.submissions[-1]))
     assert "get_weather" in reply.choices[0].message.content  # what it says nevertheless is its answer
@@ -130,7 +130,7 @@ async def test_choice_none_hides_the_tools(tools_folder: Path) -> None:
 
 
 async def test_one_call_at_most_without_parallel_calls(tools_folder: Path) -> None:
-    async with talking(tools_folder, f"{CALLS} Done.") as (_, client, _script):
+    async with tool_server(tools_folder, f"{CALLS} Done.") as (_, client, _script):
         reply = await client.chat.completions.create(**asked(parallel_tool_calls=False))
         parts, _ = await streamed(client, parallel_tool_calls=False)
     assert [call.function.name for call in reply.choices[0].message.tool_calls] == ["get_weather"]
@@ -139,7 +139,7 @@ async def test_one_call_at_most_without_parallel_calls(tools_folder: Path) -> No
 
 
 async def test_samples_have_calls_of_their_own(tools_folder: Path) -> None:
-    async with talking(tools_folder, CALLS) as (_, client, _script):
+    async with tool_server(tools_folder, CALLS) as (_, client, _script):
         reply = await client.chat.completions.create(**asked(n=3, temperature=1.0))
         parts, _ = await streamed(client, n=3, temperature=1.0)
     ids = [call.id for choice in reply.choices for call in choice.message.tool_calls]
@@ -149,7 +149,7 @@ async def test_samples_have_calls_of_their_own(tools_folder: Path) -> None:
 
 async def test_logprobs_token_ids_and_usage_cover_the_markup(tools_folder: Path) -> None:
     more: dict[str, Any] = {"logprobs": True, "top_logprobs": 1, "extra_body": {"return_token_ids": True}}
-    async with talking(tools_folder, CALLS) as (_, client, _script):
+    async with tool_server(tools_folder, CALLS) as (_, client, _script):
         reply = await client.chat.completions.create(**asked(**more))
         _, chunks = await streamed(client, **more, stream_options={"include_usage": True})
     choice = reply.choices[0]
@@ -166,7 +166,7 @@ async def test_logprobs_token_ids_and_usage_cover_the_markup(tools_folder: Path)
 async def test_stop_strings_do_not_end_calls(tools_folder: Path) -> None:
     """They count in the content only; clients that send some with every request would lose calls otherwise."""
     for stop in (" 🙂", '"', "}", "get_weather", "</tool_call>"):
-        async with talking(tools_folder, CALLS) as (_, client, _script):
+        async with tool_server(tools_folder, CALLS) as (_, client, _script):
             reply = await client.chat.completions.create(**asked(stop=[stop]))
             parts, _ = await streamed(client, stop=[stop])
         choice = reply.choices[0]
@@ -197,7 +197,7 @@ async def test_stop_strings_do_not_end_calls(tools_folder: Path) -> None:
     ],
 )
 async def test_refusals(tools_folder: Path, more: dict[str, Any], field: str, text: str) -> None:
-    async with talking(tools_folder, "x") as (_, client, _script):
+    async with tool_server(tools_folder, "x") as (_, client, _script):
         body = {name: value for name, value in asked(**more).items() if value is not None}
         with pytest.raises(openai.BadRequestError) as refused:
             await client.chat.completions.create(**body)
@@ -207,25 +207,25 @@ async def test_refusals(tools_folder: Path, more: dict[str, Any], field: str, te
 
 async def test_allowed_tools_are_the_only_ones_shown(tools_folder: Path) -> None:
     allowed = {"mode": "auto", "tools": [{"type": "function", "function": {"name": "now"}}]}
-    async with talking(tools_folder, "x") as (_, client, script):
+    async with tool_server(tools_folder, "x") as (_, client, script):
         await client.chat.completions.create(**asked(tool_choice={"type": "allowed_tools", "allowed_tools": allowed}))
     assert "get_weather" not in prompt_text(tools_folder, prompt_of(script.submissions[-1]))
     assert '"now"' in prompt_text(tools_folder, prompt_of(script.submissions[-1]))
 
 
 async def test_models_without_a_known_format_refuse_tools(folder: Path, tools_folder: Path, tmp_path: Path) -> None:
-    async with talking(folder, "x") as (_, client, _script):
+    async with tool_server(folder, "x") as (_, client, _script):
         with pytest.raises(openai.BadRequestError, match="start the server with --tool-call-parser"):
             await client.chat.completions.create(**asked() | {"model": "tiny"})
-    async with talking(folder, "x", tool_call_parser="hermes") as (_, client, _script):
+    async with tool_server(folder, "x", tool_call_parser="hermes") as (_, client, _script):
         with pytest.raises(openai.BadRequestError, match="chat template does not show tools"):
             await client.chat.completions.create(**asked() | {"model": "tiny"})
-    async with talking(tools_folder, "x", enable_auto_tool_choice=False) as (_, client, _script):
+    async with tool_server(tools_folder, "x", enable_auto_tool_choice=False) as (_, client, _script):
         with pytest.raises(openai.BadRequestError, match="is switched off"):
             await client.chat.completions.create(**asked())
     other = tmp_path / "other.jinja"
     other.write_text("{% for tool in tools %}{{ tool.function.name }}{% endfor %}")
-    async with talking(folder, '[TOOL_CALLS]now{"a": 1}', tool_call_parser="mistral", chat_template=str(other)) as (
+    async with tool_server(folder, '[TOOL_CALLS]now{"a": 1}', tool_call_parser="mistral", chat_template=str(other)) as (
         _,
         client,
         script,
@@ -238,7 +238,7 @@ async def test_models_without_a_known_format_refuse_tools(folder: Path, tools_fo
 async def test_special_tokens_of_calls_are_no_content(tools_folder: Path) -> None:
     """Where no call could be read, and in a mere mention; skip_special_tokens=false shows them."""
     said = 'The tag <tool_call> and </tool_call>.<tool_call>{"name": "now", "arguments": [1]}</tool_call>'
-    async with talking(tools_folder, said) as (_, client, _script):
+    async with tool_server(tools_folder, said) as (_, client, _script):
         reply = await client.chat.completions.create(**asked())
         shown = await client.chat.completions.create(**asked(extra_body={"skip_special_tokens": False}))
     assert reply.choices[0].message.content == 'The tag  and .{"name": "now", "arguments": [1]}'
@@ -247,7 +247,7 @@ async def test_special_tokens_of_calls_are_no_content(tools_folder: Path) -> Non
 
 async def test_a_call_that_is_cut_off_has_arguments_of_json_or_there_is_none(tools_folder: Path) -> None:
     lengths = set()
-    async with talking(tools_folder, CALL) as (_, client, _script):
+    async with tool_server(tools_folder, CALL) as (_, client, _script):
         for max_tokens in range(1, 60, 4):
             choice = (await client.chat.completions.create(**asked(max_tokens=max_tokens))).choices[0]
             assert choice.message.content in (None, "")

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from tests.services.frontend.scripted_replies import prompt_text
 from tests.services.frontend.scripted_scheduler import prompt_of
-from tests.services.frontend.speech import prompt_text
-from tests.services.frontend.talking import talking, talking_folder
+from tests.services.frontend.tool_model import tool_model_folder, tool_server
 
 SHELL: dict[str, Any] = {
     "type": "function",
@@ -36,13 +36,13 @@ CALL = '<tool_call>\n{"name": "mcp__tracker__list_issues", "arguments": {"page":
 
 
 @pytest.fixture(scope="module")
-def talking_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return talking_folder(tmp_path_factory.mktemp("models") / "talking")
+def tool_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tool_model_folder(tmp_path_factory.mktemp("models") / "talking")
 
 
 async def prompts(folder: Path, *bodies: dict[str, Any]) -> list[str]:
     """Returns the prompt of each body, all of which are answered."""
-    async with talking(folder, "ok") as (frontend, _, script):
+    async with tool_server(folder, "ok") as (frontend, _, script):
         for body in bodies:
             sent = {"model": "talking", "input": "hi", **body}
             answer = await frontend.http.post("/v1/responses", json=sent)
@@ -61,9 +61,9 @@ async def prompts(folder: Path, *bodies: dict[str, Any]) -> list[str]:
         {"type": "namespace", "name": "empty", "tools": []},
     ],
 )
-async def test_tools_without_a_schema_are_not_shown(talking_model: Path, tool: dict[str, Any]) -> None:
+async def test_tools_without_a_schema_are_not_shown(tool_model: Path, tool: dict[str, Any]) -> None:
     both, own, alone, plain = await prompts(
-        talking_model,
+        tool_model,
         {"tools": [SHELL, tool], "tool_choice": "auto"},
         {"tools": [SHELL]},
         {"tools": [tool], "tool_choice": "auto"},
@@ -73,9 +73,9 @@ async def test_tools_without_a_schema_are_not_shown(talking_model: Path, tool: d
     assert alone == plain
 
 
-async def test_functions_of_a_namespace_are_called_by_their_name_there(talking_model: Path) -> None:
-    async with talking(talking_model, CALL) as (frontend, _client, script):
-        frontend.keep_in_step(script)
+async def test_functions_of_a_namespace_are_called_by_their_name_there(tool_model: Path) -> None:
+    async with tool_server(tool_model, CALL) as (frontend, _client, script):
+        frontend.write_each_token(script)
         asked: Any = {"model": "talking", "input": "hi", "tools": [SHELL, ISSUES]}
         whole = (await frontend.http.post("/v1/responses", json=asked)).json()
         async with frontend.http.stream("POST", "/v1/responses", json={**asked, "stream": True}) as reply:
@@ -87,12 +87,12 @@ async def test_functions_of_a_namespace_are_called_by_their_name_there(talking_m
     assert (call["namespace"], call["name"], call["arguments"]) == ("mcp__tracker", "list_issues", '{"page": 2}')
     (streamed,) = events[-1]["response"]["output"]
     assert (streamed["namespace"], streamed["name"]) == ("mcp__tracker", "list_issues")
-    first, _, last = (prompt_text(talking_model, prompt_of(one)) for one in script.submissions)
+    first, _, last = (prompt_text(tool_model, prompt_of(one)) for one in script.submissions)
     assert '"name": "mcp__tracker__list_issues"' in first
     assert '<tool_call>{"name": "mcp__tracker__list_issues"' in last
 
 
-async def test_items_of_turns_that_were_answered_elsewhere(talking_model: Path) -> None:
+async def test_items_of_turns_that_were_answered_elsewhere(tool_model: Path) -> None:
     """Encrypted reasoning and compactions are left out; calls that a client ran are calls."""
     items: list[dict[str, Any]] = [
         {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Patch it."}]},
@@ -109,7 +109,7 @@ async def test_items_of_turns_that_were_answered_elsewhere(talking_model: Path) 
         },
         {"type": "local_shell_call_output", "call_id": "c2", "output": '{"output": "a.py"}'},
     ]
-    (prompt,) = await prompts(talking_model, {"input": items, "tools": [SHELL]})
+    (prompt,) = await prompts(tool_model, {"input": items, "tools": [SHELL]})
     assert prompt.endswith(
         '<|im_start|>assistant\n<tool_call>{"name": "apply_patch", "arguments": {"input": "*** Begin Patch\\n"}}'
         "</tool_call><|im_end|>\n<|im_start|>tool\nDone<|im_end|>\n"
@@ -118,7 +118,7 @@ async def test_items_of_turns_that_were_answered_elsewhere(talking_model: Path) 
     )
 
 
-async def test_fields_beside_the_conversation_change_nothing(talking_model: Path) -> None:
+async def test_fields_beside_the_conversation_change_nothing(tool_model: Path) -> None:
     fields = {
         "client_metadata": {"x-codex-installation-id": "0"},
         "prompt_cache_key": "0199",
@@ -128,7 +128,7 @@ async def test_fields_beside_the_conversation_change_nothing(talking_model: Path
         "text": {"verbosity": "low"},
         "reasoning": {"summary": "auto"},
     }
-    with_fields, plain = await prompts(talking_model, fields, {})
+    with_fields, plain = await prompts(tool_model, fields, {})
     assert with_fields == plain
 
 
@@ -139,8 +139,8 @@ async def test_fields_beside_the_conversation_change_nothing(talking_model: Path
         ({"type": "local_shell_call", "action": "ls"}, "input[0]: a local_shell_call needs an action, an object"),
     ],
 )
-async def test_a_call_that_is_incomplete_is_named(talking_model: Path, item: dict[str, Any], text: str) -> None:
-    async with talking(talking_model, "ok") as (frontend, _, _script):
+async def test_a_call_that_is_incomplete_is_named(tool_model: Path, item: dict[str, Any], text: str) -> None:
+    async with tool_server(tool_model, "ok") as (frontend, _, _script):
         answer = await frontend.http.post("/v1/responses", json={"model": "talking", "input": [item]})
     assert answer.status_code == 400
     assert text in answer.json()["error"]["message"]

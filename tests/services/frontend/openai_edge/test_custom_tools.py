@@ -9,11 +9,11 @@ from typing import Any
 import openai
 import pytest
 
-from quire.services.frontend.output_processor.parsing.values.input_text import InputText
+from quire.services.frontend.output_processor.parsing.values.input_extractor import InputExtractor
 from tests.services.frontend.output_processor.parsers.reading import pieces
+from tests.services.frontend.scripted_replies import prompt_text
 from tests.services.frontend.scripted_scheduler import prompt_of
-from tests.services.frontend.speech import prompt_text
-from tests.services.frontend.talking import ASK, CLOCK, talking, talking_folder
+from tests.services.frontend.tool_model import ASK, CLOCK, tool_model_folder, tool_server
 
 LARK = """start: begin_patch hunk+ end_patch
 begin_patch: "*** Begin Patch" LF
@@ -49,22 +49,22 @@ CALL = written({"input": PATCH})
 
 
 @pytest.fixture(scope="module")
-def talking_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return talking_folder(tmp_path_factory.mktemp("models") / "talking")
+def tool_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tool_model_folder(tmp_path_factory.mktemp("models") / "talking")
 
 
 @pytest.mark.parametrize("choice", ["auto", {"type": "custom", "name": "apply_patch"}])
-async def test_a_call_in_responses(talking_model: Path, choice: Any) -> None:
+async def test_a_call_in_responses(tool_model: Path, choice: Any) -> None:
     """openai/codex#10635: the tool was left out, so that the model could not edit files."""
     asked: Any = {"model": "talking", "input": "hi", "tools": [APPLY_PATCH], "tool_choice": choice}
-    async with talking(talking_model, CALL) as (frontend, client, script):
-        frontend.keep_in_step(script)
+    async with tool_server(tool_model, CALL) as (frontend, client, script):
+        frontend.write_each_token(script)
         whole = await client.responses.create(**asked)
         events = [event async for event in await client.responses.create(**asked, stream=True)]
         sent = [item.model_dump(exclude={"id", "status"}, exclude_none=True) for item in whole.output]
         sent.append({"type": "custom_tool_call_output", "call_id": whole.output[0].call_id, "output": "Done"})
         await client.responses.create(**{**asked, "input": sent})
-        shown, _, again = (prompt_text(talking_model, prompt_of(one)) for one in script.submissions)
+        shown, _, again = (prompt_text(tool_model, prompt_of(one)) for one in script.submissions)
     (call,) = whole.output
     assert (call.type, call.name, call.input, call.status) == ("custom_tool_call", "apply_patch", PATCH, "completed")
     deltas = [event for event in events if event.type == "response.custom_tool_call_input.delta"]
@@ -79,11 +79,11 @@ async def test_a_call_in_responses(talking_model: Path, choice: Any) -> None:
     assert "Done" in again
 
 
-async def test_a_call_in_chats(talking_model: Path) -> None:
+async def test_a_call_in_chats(tool_model: Path) -> None:
     """Both kinds of tools in one answer; streamed pieces add up to the whole."""
     asked: Any = {"model": "talking", "messages": ASK, "tools": [IN_CHATS, CLOCK]}
-    async with talking(talking_model, f"{CALL}\n{written({}, 'now')}") as (frontend, client, script):
-        frontend.keep_in_step(script)
+    async with tool_server(tool_model, f"{CALL}\n{written({}, 'now')}") as (frontend, client, script):
+        frontend.write_each_token(script)
         whole = (await client.chat.completions.create(**asked)).choices[0]
         chunks = [chunk async for chunk in await client.chat.completions.create(**asked, stream=True)]
         told = [
@@ -91,7 +91,7 @@ async def test_a_call_in_chats(talking_model: Path) -> None:
             {"role": "tool", "tool_call_id": whole.message.tool_calls[0].id, "content": "Done"},
         ]
         await client.chat.completions.create(**{**asked, "messages": [*ASK, *told]})
-        again = prompt_text(talking_model, prompt_of(script.submissions[-1]))
+        again = prompt_text(tool_model, prompt_of(script.submissions[-1]))
     patch, now = whole.message.tool_calls
     assert (whole.finish_reason, patch.type, patch.custom.name, patch.custom.input) == (
         "tool_calls",
@@ -106,10 +106,10 @@ async def test_a_call_in_chats(talking_model: Path) -> None:
     assert json.dumps({"name": "apply_patch", "arguments": {"input": PATCH}}, ensure_ascii=False) in again
 
 
-async def test_a_required_call_may_be_one_of_a_custom_tool(talking_model: Path) -> None:
+async def test_a_required_call_may_be_one_of_a_custom_tool(tool_model: Path) -> None:
     """codex-proxy#707: an assistant for code that edits files by one tool with a grammar."""
     asked: Any = {"model": "talking", "input": "hi", "tools": [APPLY_PATCH], "tool_choice": "required"}
-    async with talking(talking_model, CALL) as (_, client, _script):
+    async with tool_server(tool_model, CALL) as (_, client, _script):
         (call,) = (await client.responses.create(**asked)).output
     assert (call.type, call.input) == ("custom_tool_call", PATCH)
 
@@ -117,7 +117,7 @@ async def test_a_required_call_may_be_one_of_a_custom_tool(talking_model: Path) 
 @pytest.mark.parametrize(
     "definition", ["start: /.+/s", "start: /(?s).+/"]
 )  # workbuddy2api-intl PR 12, foundry-local#1080
-async def test_grammars_that_people_send(talking_model: Path, definition: str) -> None:
+async def test_grammars_that_people_send(tool_model: Path, definition: str) -> None:
     tool: dict[str, Any] = {
         "type": "custom",
         "custom": {
@@ -127,7 +127,7 @@ async def test_grammars_that_people_send(talking_model: Path, definition: str) -
         },
     }
     said = "<tool_call>\n<function=freeform_tool>\n<parameter=input>\na\nb\n</parameter>\n</function>\n</tool_call>"
-    async with talking(talking_model, said, tool_call_parser="qwen3_coder") as (_, client, script):
+    async with tool_server(tool_model, said, tool_call_parser="qwen3_coder") as (_, client, script):
         asked: Any = {"model": "talking", "messages": ASK, "tools": [tool, CLOCK]}
         (call,) = (await client.chat.completions.create(**asked)).choices[0].message.tool_calls
         constraint = script.submissions[0].sampling.structured_output.structural_tag
@@ -135,9 +135,9 @@ async def test_grammars_that_people_send(talking_model: Path, definition: str) -
     assert json.dumps(definition) in constraint
 
 
-async def test_custom_tools_of_a_namespace(talking_model: Path) -> None:
+async def test_custom_tools_of_a_namespace(tool_model: Path) -> None:
     space = {"type": "namespace", "name": "fs", "tools": [{"type": "custom", "name": "patch"}]}
-    async with talking(talking_model, written({"input": "x"}, "fs__patch")) as (_, client, _script):
+    async with tool_server(tool_model, written({"input": "x"}, "fs__patch")) as (_, client, _script):
         (call,) = (await client.responses.create(model="talking", input="hi", tools=[space])).output
     assert (call.type, call.namespace, call.name, call.input) == ("custom_tool_call", "fs", "patch", "x")
 
@@ -151,8 +151,8 @@ async def test_custom_tools_of_a_namespace(talking_model: Path) -> None:
         ({"type": "grammar", "syntax": "regex", "definition": "("}, "tools"),
     ],
 )
-async def test_a_form_that_is_none_is_refused(talking_model: Path, format: Any, text: str) -> None:
-    async with talking(talking_model, "ok") as (_, client, _script):
+async def test_a_form_that_is_none_is_refused(tool_model: Path, format: Any, text: str) -> None:
+    async with tool_server(tool_model, "ok") as (_, client, _script):
         with pytest.raises(openai.BadRequestError, match=text) as refused:
             await client.responses.create(model="talking", input="hi", tools=[{**APPLY_PATCH, "format": format}])
     assert refused.value.param == "tools"
@@ -173,7 +173,7 @@ async def test_a_form_that_is_none_is_refused(talking_model: Path, format: Any, 
 )
 def test_the_input_is_the_same_however_arguments_are_cut(arguments: str, expected: str) -> None:
     for cut in range(len(arguments) + 1):
-        found = InputText()
+        found = InputExtractor()
         assert "".join([*map(found.push, pieces(arguments, [cut])), found.finish()]) == expected
-    found = InputText()
+    found = InputExtractor()
     assert "".join([*map(found.push, arguments), found.finish()]) == expected

@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 
-from tests.services.frontend.talking import ASK, WEATHER, talking, talking_folder
+from tests.services.frontend.tool_model import ASK, WEATHER, tool_model_folder, tool_server
 
 ANSWER = (
     "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary<|message|>I look.<|end|>"
@@ -18,7 +18,7 @@ PARSERS = {"tool_call_parser": "openai", "reasoning_parser": "openai_gptoss"}
 @pytest.mark.parametrize("reasoning", ["openai_gptoss", "none"])
 async def test_calls_reasoning_and_text_are_set_apart(tmp_path: pathlib.Path, reasoning: str) -> None:
     settings = {**PARSERS, "reasoning_parser": reasoning}
-    async with talking(talking_folder(tmp_path / "m"), ANSWER, **settings) as (_, client, _script):
+    async with tool_server(tool_model_folder(tmp_path / "m"), ANSWER, **settings) as (_, client, _script):
         answer = await client.chat.completions.create(model="m", messages=ASK, tools=[WEATHER])
         message = answer.choices[0].message
         assert (message.content, message.reasoning) == ("I look.", "Hm.")
@@ -29,7 +29,7 @@ async def test_calls_reasoning_and_text_are_set_apart(tmp_path: pathlib.Path, re
 
 
 async def test_a_call_without_tools_on_offer_is_text(tmp_path: pathlib.Path) -> None:
-    async with talking(talking_folder(tmp_path / "m"), ANSWER, **PARSERS) as (_, client, _script):
+    async with tool_server(tool_model_folder(tmp_path / "m"), ANSWER, **PARSERS) as (_, client, _script):
         answer = await client.chat.completions.create(model="m", messages=ASK)
         message = answer.choices[0].message
         assert (message.content, message.reasoning) == ('I look.\n{"city": "Oslo"}', "Hm.")

@@ -21,7 +21,7 @@ BODY = {"prompt": PROMPT, "max_tokens": 2, "seed": 60}
 
 @pytest.fixture
 def ids(tokenizer: Tokenizer) -> list[int]:
-    return tokenizer.encode_now(PROMPT, add_special_tokens=False)
+    return tokenizer.encode_inline(PROMPT, add_special_tokens=False)
 
 
 def told(messages: list[Any]) -> list[tuple[int, float, int]]:
@@ -74,7 +74,7 @@ async def test_samples_that_move_after_the_prompt_do_not_ask_again(folder: Path,
         call = frontend.inference.Generate(pb.GenerateRequest(text=PROMPT, sampling=sampling))
         await script.until(lambda: script.most_outputs > 3)
         script.pause()
-        await frontend.until_heard(script)
+        await frontend.until_caught_up(script)
         script.break_sessions()
         script.resume()
         assert told([message async for message in call]) == expected(ids)

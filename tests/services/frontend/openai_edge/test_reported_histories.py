@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from tests.services.frontend.scripted_replies import prompt_text
 from tests.services.frontend.scripted_scheduler import prompt_of
-from tests.services.frontend.speech import prompt_text
-from tests.services.frontend.talking import ASK, CALL, WEATHER, talking, talking_folder
+from tests.services.frontend.tool_model import ASK, CALL, WEATHER, tool_model_folder, tool_server
 
 SHELL: dict[str, Any] = {"type": "function", "name": "shell", "parameters": {"type": "object", "properties": {}}}
 HI: dict[str, Any] = {"type": "message", "role": "user", "content": "hi"}
@@ -35,12 +35,12 @@ def called(name: str, arguments: Any) -> str:
 
 
 @pytest.fixture(scope="module")
-def talking_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return talking_folder(tmp_path_factory.mktemp("models") / "talking")
+def tool_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tool_model_folder(tmp_path_factory.mktemp("models") / "talking")
 
 
 async def prompt(folder: Path, path: str, body: dict[str, Any]) -> str:
-    async with talking(folder, "ok") as (frontend, _, script):
+    async with tool_server(folder, "ok") as (frontend, _, script):
         answer = await frontend.http.post(path, json={"model": "talking", **body})
         assert answer.status_code == 200, answer.text
         return prompt_text(folder, prompt_of(script.submissions[0])).removesuffix("<|im_start|>assistant\n")
@@ -102,18 +102,18 @@ async def prompt(folder: Path, path: str, body: dict[str, Any]) -> str:
         ([{"role": "assistant", "content": [{"type": "summary_text", "text": "So."}]}], assistant("So.")),
     ],
 )
-async def test_items_of_responses(talking_model: Path, items: list[dict[str, Any]], shown: str) -> None:
-    assert await prompt(talking_model, "/v1/responses", {"input": items}) == shown
+async def test_items_of_responses(tool_model: Path, items: list[dict[str, Any]], shown: str) -> None:
+    assert await prompt(tool_model, "/v1/responses", {"input": items}) == shown
 
 
-async def test_tools_that_an_item_adds_are_offered_and_called(talking_model: Path) -> None:
+async def test_tools_that_an_item_adds_are_offered_and_called(tool_model: Path) -> None:
     space = {"type": "namespace", "name": "mcp__fs", "tools": [{"type": "function", "name": "get_weather"}]}
     says = CALL.replace("get_weather", "mcp__fs__get_weather")
-    async with talking(talking_model, says) as (frontend, _, script):
+    async with tool_server(tool_model, says) as (frontend, _, script):
         items = [{"type": "additional_tools", "role": "developer", "tools": [SHELL, space]}, HI]
         answer = await frontend.http.post("/v1/responses", json={"model": "talking", "input": items})
         assert answer.status_code == 200, answer.text
-        shown = prompt_text(talking_model, prompt_of(script.submissions[0]))
+        shown = prompt_text(tool_model, prompt_of(script.submissions[0]))
     assert '"name": "shell"' in shown
     (item,) = answer.json()["output"]
     assert (item["namespace"], item["name"]) == ("mcp__fs", "get_weather")
@@ -139,17 +139,17 @@ async def test_tools_that_an_item_adds_are_offered_and_called(talking_model: Pat
         ),
     ],
 )
-async def test_items_that_cannot_be_read_are_named(talking_model: Path, item: dict[str, Any], told: str) -> None:
-    async with talking(talking_model, "ok") as (frontend, _, _script):
+async def test_items_that_cannot_be_read_are_named(tool_model: Path, item: dict[str, Any], told: str) -> None:
+    async with tool_server(tool_model, "ok") as (frontend, _, _script):
         answer = await frontend.http.post("/v1/responses", json={"model": "talking", "input": [item]})
     assert answer.status_code == 400
     assert told in answer.json()["error"]["message"]
 
 
-async def test_what_is_included_of_tools_that_do_not_run_is_nothing(talking_model: Path) -> None:
+async def test_what_is_included_of_tools_that_do_not_run_is_nothing(tool_model: Path) -> None:
     """The Agents SDK asks for results of each tool that it knows."""
     named = ["file_search_call.results", "web_search_call.results", "code_interpreter_call.outputs"]
-    assert await prompt(talking_model, "/v1/responses", {"input": "hi", "include": named}) == user("hi")
+    assert await prompt(tool_model, "/v1/responses", {"input": "hi", "include": named}) == user("hi")
 
 
 @pytest.mark.parametrize(
@@ -168,8 +168,8 @@ async def test_what_is_included_of_tools_that_do_not_run_is_nothing(talking_mode
         ),
     ],
 )
-async def test_messages_of_chats(talking_model: Path, messages: list[dict[str, Any]], shown: str) -> None:
-    assert shown in await prompt(talking_model, "/v1/chat/completions", {"messages": messages})
+async def test_messages_of_chats(tool_model: Path, messages: list[dict[str, Any]], shown: str) -> None:
+    assert shown in await prompt(tool_model, "/v1/chat/completions", {"messages": messages})
 
 
 @pytest.mark.parametrize(
@@ -182,16 +182,16 @@ async def test_messages_of_chats(talking_model: Path, messages: list[dict[str, A
 )
 async def test_reasoning_among_the_parts_is_reasoning(tmp_path: Path, part: dict[str, Any]) -> None:
     template = "{% for m in messages %}{{ m.role }}:{{ m.reasoning_content or '' }}|{{ m.content }};{% endfor %}"
-    folder = talking_folder(tmp_path / "talking", template)
+    folder = tool_model_folder(tmp_path / "talking", template)
     messages = [*ASK, {"role": "assistant", "content": [part, {"type": "text", "text": "Yes."}]}, *ASK]
     assert "assistant:I look.|Yes.;" in await prompt(folder, "/v1/chat/completions", {"messages": messages})
 
 
-async def test_deltas_of_a_call_name_it_once_and_count_from_zero(talking_model: Path) -> None:
+async def test_deltas_of_a_call_name_it_once_and_count_from_zero(tool_model: Path) -> None:
     """opencode#37841, sglang#35542, vllm#18412, pipecat#4987: ids that come again as null or "", first call as 1."""
     says = f"<think>\nI look.\n</think>\n\nSo.\n{CALL}\n{CALL}"
-    async with talking(talking_model, says) as (frontend, _, script):
-        frontend.keep_in_step(script)
+    async with tool_server(tool_model, says) as (frontend, _, script):
+        frontend.write_each_token(script)
         body = {"model": "talking", "messages": ASK, "tools": [WEATHER], "stream": True}
         async with frontend.http.stream("POST", "/v1/chat/completions", json=body) as reply:
             lines = [line[6:] async for line in reply.aiter_lines() if line.startswith("data: {")]
@@ -241,29 +241,29 @@ def result(call_id: str, content: str) -> dict[str, Any]:
     ],
 )
 async def test_results_of_parallel_calls_are_shown_in_the_order_of_the_calls(
-    talking_model: Path, results: list[dict[str, Any]], shown: list[str]
+    tool_model: Path, results: list[dict[str, Any]], shown: list[str]
 ) -> None:
     turn = {"role": "assistant", "content": None, "tool_calls": [CALL_A, CALL_B]}
-    found = await prompt(talking_model, "/v1/chat/completions", {"messages": [*ASK, turn, *results, *ASK]})
+    found = await prompt(tool_model, "/v1/chat/completions", {"messages": [*ASK, turn, *results, *ASK]})
     assert ASKED_TWICE + "".join(tool(text) for text in shown) + user("How is the weather?") in found
 
 
-async def test_results_of_each_turn_stay_with_it(talking_model: Path) -> None:
+async def test_results_of_each_turn_stay_with_it(tool_model: Path) -> None:
     turn = {"role": "assistant", "content": None, "tool_calls": [CALL_A, CALL_B]}
     swapped = [result("call_b", "of b"), result("call_a", "of a")]
-    found = await prompt(talking_model, "/v1/chat/completions", {"messages": [*ASK, turn, *swapped, turn, *swapped]})
+    found = await prompt(tool_model, "/v1/chat/completions", {"messages": [*ASK, turn, *swapped, turn, *swapped]})
     assert found.endswith((ASKED_TWICE + tool("of a") + tool("of b")) * 2)
 
 
-async def test_results_of_responses_and_messages_are_ordered_alike(talking_model: Path) -> None:
+async def test_results_of_responses_and_messages_are_ordered_alike(tool_model: Path) -> None:
     """CLIProxyAPI#5199: an assistant for code sends the results of parallel reads permuted."""
     items = [{**CALLED, "call_id": letter, "name": "read", "arguments": f'{{"item": "{letter}"}}'} for letter in "ab"]
     outputs = [{**GIVEN, "call_id": letter, "output": f"of {letter}"} for letter in "ba"]
-    responses = await prompt(talking_model, "/v1/responses", {"input": [*items, *outputs]})
+    responses = await prompt(tool_model, "/v1/responses", {"input": [*items, *outputs]})
     uses = [{"type": "tool_use", "id": letter, "name": "read", "input": {"item": letter}} for letter in "ab"]
     given = [{"type": "tool_result", "tool_use_id": letter, "content": f"of {letter}"} for letter in "ba"]
     turns = [*ASK, {"role": "assistant", "content": uses}, {"role": "user", "content": given}]
-    messages = await prompt(talking_model, "/v1/messages", {"messages": turns, "max_tokens": 5})
+    messages = await prompt(tool_model, "/v1/messages", {"messages": turns, "max_tokens": 5})
     assert responses.endswith(ASKED_TWICE + tool("of a") + tool("of b"))
     assert messages.endswith(ASKED_TWICE + tool("of a") + tool("of b"))
 
@@ -277,10 +277,10 @@ async def test_results_of_responses_and_messages_are_ordered_alike(talking_model
     ],
 )
 async def test_a_required_call_needs_a_function_and_says_which_tools_are_none(
-    talking_model: Path, tools: list[dict[str, Any]], kinds: str
+    tool_model: Path, tools: list[dict[str, Any]], kinds: str
 ) -> None:
     body = {"model": "talking", "input": "hi", "tools": tools}
-    async with talking(talking_model, "ok") as (frontend, _, _script):
+    async with tool_server(tool_model, "ok") as (frontend, _, _script):
         answer = await frontend.http.post("/v1/responses", json={**body, "tool_choice": "required"})
         free = await frontend.http.post("/v1/responses", json={**body, "tool_choice": "auto"})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tool_choice")

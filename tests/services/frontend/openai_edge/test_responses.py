@@ -12,17 +12,17 @@ import pytest
 
 from quire.services.frontend.openai_edge.responses.store import ResponseStore, StoredResponse
 from quire.shared.errors import NotFound
+from tests.services.frontend.scripted_replies import prompt_text
 from tests.services.frontend.scripted_scheduler import prompt_of
-from tests.services.frontend.speech import prompt_text
-from tests.services.frontend.talking import CALL, CALLS, CLOCK, WEATHER, talking, talking_folder
+from tests.services.frontend.tool_model import CALL, CALLS, CLOCK, WEATHER, tool_model_folder, tool_server
 
 TOOLS = [{"type": "function", **tool["function"]} for tool in (WEATHER, CLOCK)]
 THOUGHT = f"<think>\nMalmö.\n</think>\n\n{CALLS}"
 
 
 @pytest.fixture(scope="module")
-def talking_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return talking_folder(tmp_path_factory.mktemp("models") / "talking")
+def tool_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tool_model_folder(tmp_path_factory.mktemp("models") / "talking")
 
 
 def asked(**more: Any) -> dict[str, Any]:
@@ -33,8 +33,8 @@ def without_ids(output: Any) -> list[Any]:
     return [item.model_dump(exclude={"id", "call_id"}, exclude_none=True) for item in output]
 
 
-async def test_text_whole_and_streamed(talking_model: Path) -> None:
-    async with talking(talking_model, "It is sunny.") as (_, client, script):
+async def test_text_whole_and_streamed(tool_model: Path) -> None:
+    async with tool_server(tool_model, "It is sunny.") as (_, client, script):
         script.num_cached_tokens = 2
         reply = await client.responses.create(**asked(instructions="Be brief.", metadata={"a": "b"}, temperature=0.5))
         events = [event async for event in await client.responses.create(**asked(stream=True))]
@@ -43,7 +43,7 @@ async def test_text_whole_and_streamed(talking_model: Path) -> None:
     assert reply.usage.input_tokens == script.submissions[0].num_prompt_tokens
     assert reply.usage.input_tokens_details.cached_tokens == 2
     assert reply.usage.total_tokens == reply.usage.input_tokens + reply.usage.output_tokens
-    assert prompt_text(talking_model, prompt_of(script.submissions[0])).startswith("<|im_start|>system\nBe brief.")
+    assert prompt_text(tool_model, prompt_of(script.submissions[0])).startswith("<|im_start|>system\nBe brief.")
     kinds = [event.type for event in events]
     assert kinds[:4] == [
         "response.created",
@@ -71,9 +71,9 @@ REPEATED = {
 }
 
 
-async def test_a_response_repeats_what_was_asked(talking_model: Path) -> None:
+async def test_a_response_repeats_what_was_asked(tool_model: Path) -> None:
     """Each field that Open Responses requires of the object is there from its first event on."""
-    async with talking(talking_model, "It is sunny.") as (frontend, client, script):
+    async with tool_server(tool_model, "It is sunny.") as (frontend, client, script):
         plain = (await frontend.http.post("/v1/responses", json=asked())).json()
         reply = (await frontend.http.post("/v1/responses", json=asked(**REPEATED, service_tier="flex"))).json()
         cut = (await frontend.http.post("/v1/responses", json=asked(max_output_tokens=1))).json()
@@ -98,14 +98,14 @@ async def test_a_response_repeats_what_was_asked(talking_model: Path) -> None:
     assert last["completed_at"] >= last["created_at"]
 
 
-async def test_repeated_functions_have_all_of_their_fields(talking_model: Path) -> None:
+async def test_repeated_functions_have_all_of_their_fields(tool_model: Path) -> None:
     tools = [
         {"type": "function", "name": "a", "parameters": {"type": "object"}},
         {"type": "function", "name": "b", "description": "B.", "strict": True},
         {"type": "function", "name": "c", "strict": None},
         {"type": "web_search"},
     ]
-    async with talking(talking_model, "ok") as (frontend, _client, _script):
+    async with tool_server(tool_model, "ok") as (frontend, _client, _script):
         reply = (await frontend.http.post("/v1/responses", json=asked(tools=tools))).json()
     bare = {"type": "function", "description": None, "parameters": None, "strict": False}
     assert reply["tools"] == [
@@ -116,8 +116,8 @@ async def test_repeated_functions_have_all_of_their_fields(talking_model: Path) 
     ]
 
 
-async def test_clients_that_probe_for_compaction_read_that_it_is_not_there(talking_model: Path) -> None:
-    async with talking(talking_model, "ok") as (frontend, _client, _script):
+async def test_clients_that_probe_for_compaction_read_that_it_is_not_there(tool_model: Path) -> None:
+    async with tool_server(tool_model, "ok") as (frontend, _client, _script):
         replies = [
             await frontend.http.post("/v1/responses/compact", json=body) for body in (asked(), {}, {"input": []})
         ]
@@ -127,8 +127,8 @@ async def test_clients_that_probe_for_compaction_read_that_it_is_not_there(talki
     assert "'compact' not found" in got.json()["error"]["message"]
 
 
-async def test_reasoning_text_and_calls_in_order(talking_model: Path) -> None:
-    async with talking(talking_model, THOUGHT) as (_, client, script):
+async def test_reasoning_text_and_calls_in_order(tool_model: Path) -> None:
+    async with tool_server(tool_model, THOUGHT) as (_, client, script):
         reply = await client.responses.create(**asked(tools=TOOLS))
         events = [event async for event in await client.responses.create(**asked(tools=TOOLS, stream=True))]
         script.tokens_per_step = 9
@@ -152,8 +152,12 @@ async def test_reasoning_text_and_calls_in_order(talking_model: Path) -> None:
             assert "".join(deltas) == item.arguments
 
 
-async def test_conversations_go_on_by_id_or_by_items(talking_model: Path) -> None:
-    async with talking(talking_model, lambda prompt: CALL if "12:00" not in prompt else "Noon.") as (_, client, script):
+async def test_conversations_go_on_by_id_or_by_items(tool_model: Path) -> None:
+    async with tool_server(tool_model, lambda prompt: CALL if "12:00" not in prompt else "Noon.") as (
+        _,
+        client,
+        script,
+    ):
         first = await client.responses.create(**asked(tools=TOOLS, instructions="A."))
         call = next(item for item in first.output if item.type == "function_call")
         result: Any = [{"type": "function_call_output", "call_id": call.call_id, "output": "12:00"}]
@@ -174,15 +178,15 @@ async def test_conversations_go_on_by_id_or_by_items(talking_model: Path) -> Non
     assert by_id.output_text == by_items.output_text == "Noon."
     assert found.output_text == "Noon."
     assert inputs.data[0].output == "12:00"
-    prompts = [prompt_text(talking_model, prompt_of(s)) for s in script.submissions]
+    prompts = [prompt_text(tool_model, prompt_of(s)) for s in script.submissions]
     assert prompts[1] == prompts[2]
     assert "B." in prompts[1]
     assert "A." not in prompts[1]
     assert '<tool_call>{"name": "get_weather", "arguments": {"city": "Malmö 🙂"}}</tool_call><|im_end|>' in prompts[1]
 
 
-async def test_nothing_is_stored_where_there_is_no_room(talking_model: Path) -> None:
-    async with talking(talking_model, "x", response_store_mb=0) as (_, client, _script):
+async def test_nothing_is_stored_where_there_is_no_room(tool_model: Path) -> None:
+    async with tool_server(tool_model, "x", response_store_mb=0) as (_, client, _script):
         reply = await client.responses.create(**asked())
         with pytest.raises(openai.NotFoundError):
             await client.responses.retrieve(reply.id)
@@ -190,7 +194,7 @@ async def test_nothing_is_stored_where_there_is_no_room(talking_model: Path) -> 
             await client.responses.create(**asked(previous_response_id=reply.id))
 
 
-async def test_whole_numbers_of_any_size_come_back_as_json_has_them(talking_model: Path) -> None:
+async def test_whole_numbers_of_any_size_come_back_as_json_has_them(tool_model: Path) -> None:
     """In what is said again and in what is stored: JSON bounds no number, and what writes it here does."""
     limits = {"minimum": -(10**400), "maximum": 2**64, "default": 2**64 - 1}
     parameters = {"type": "object", "properties": {"n": {"type": "integer", **limits}}}
@@ -198,7 +202,7 @@ async def test_whole_numbers_of_any_size_come_back_as_json_has_them(talking_mode
     said: Any = [
         {"type": "message", "role": "user", "content": "Count.", "status": "completed", "id": "m", "n": 10**30}
     ]
-    async with talking(talking_model, "One.") as (_, client, _script):
+    async with tool_server(tool_model, "One.") as (_, client, _script):
         reply = await client.responses.create(**asked(tools=tools))
         (found,) = reply.tools
         counted = await client.responses.create(**asked(input=said))
@@ -247,8 +251,8 @@ def test_a_response_takes_the_place_of_its_own_tenant_s_alone() -> None:
     assert store.find("resp_x", "u") is None, "one that is too large takes the place of the old one, and is not kept"
 
 
-async def test_what_is_cut_off_is_incomplete(talking_model: Path) -> None:
-    async with talking(talking_model, "one two three four five six") as (_, client, _script):
+async def test_what_is_cut_off_is_incomplete(tool_model: Path) -> None:
+    async with tool_server(tool_model, "one two three four five six") as (_, client, _script):
         reply = await client.responses.create(**asked(max_output_tokens=3))
         events = [e async for e in await client.responses.create(**asked(max_output_tokens=3, stream=True))]
     assert (reply.status, reply.incomplete_details.reason) == ("incomplete", "max_output_tokens")
@@ -257,13 +261,13 @@ async def test_what_is_cut_off_is_incomplete(talking_model: Path) -> None:
     assert events[-1].response.output[0].content == reply.output[0].content
 
 
-async def test_forms_logprobs_and_effort(talking_model: Path) -> None:
+async def test_forms_logprobs_and_effort(tool_model: Path) -> None:
     form = {"format": {"type": "json_schema", "name": "x", "schema": {"type": "object"}, "strict": True}}
-    async with talking(talking_model, "</think>{}") as (_, client, script):
+    async with tool_server(tool_model, "</think>{}") as (_, client, script):
         reply = await client.responses.create(**asked(text=form, reasoning={"effort": "low"}, top_logprobs=2))
         whole = await client.responses.create(**asked(include=["message.output_text.logprobs"]))
         events = [e async for e in await client.responses.create(**asked(top_logprobs=2, stream=True))]
-    assert prompt_text(talking_model, prompt_of(script.submissions[0])).endswith("<think>\n")
+    assert prompt_text(tool_model, prompt_of(script.submissions[0])).endswith("<think>\n")
     assert '"json_schema": {"type": "object"}' in script.submissions[0].sampling.structured_output.structural_tag
     assert reply.output_text == "{}"
     assert len(reply.output[0].content[0].logprobs[0].top_logprobs) == 2
@@ -276,17 +280,17 @@ async def test_forms_logprobs_and_effort(talking_model: Path) -> None:
     ("choice", "enforced"),
     [("required", "star"), ({"type": "function", "name": "now"}, "now"), ("auto", ""), ("none", "")],
 )
-async def test_tool_choice(talking_model: Path, choice: Any, enforced: str) -> None:
-    async with talking(talking_model, CALL) as (_, client, script):
+async def test_tool_choice(tool_model: Path, choice: Any, enforced: str) -> None:
+    async with tool_server(tool_model, CALL) as (_, client, script):
         reply = await client.responses.create(**asked(tools=TOOLS, tool_choice=choice))
     constraint = script.submissions[0].sampling.structured_output.structural_tag
     assert bool(constraint) == bool(enforced)
     assert enforced in constraint
     assert reply.tool_choice == choice or reply.tool_choice.name == "now"
-    assert ("get_weather" in prompt_text(talking_model, prompt_of(script.submissions[0]))) == (choice != "none")
+    assert ("get_weather" in prompt_text(tool_model, prompt_of(script.submissions[0]))) == (choice != "none")
 
 
-async def test_turns_of_all_kinds(talking_model: Path) -> None:
+async def test_turns_of_all_kinds(tool_model: Path) -> None:
     items: Any = [
         {"role": "system", "content": "A."},
         {"role": "developer", "content": [{"type": "input_text", "text": "B."}]},
@@ -295,9 +299,9 @@ async def test_turns_of_all_kinds(talking_model: Path) -> None:
         {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "ho"}]},
         {"role": "user", "content": "ha"},
     ]
-    async with talking(talking_model, "x") as (_, client, script):
+    async with tool_server(tool_model, "x") as (_, client, script):
         await client.responses.create(**asked(input=items, instructions="I."))
-    assert prompt_text(talking_model, prompt_of(script.submissions[0])) == (
+    assert prompt_text(tool_model, prompt_of(script.submissions[0])) == (
         "<|im_start|>system\nI.\n\nA.\n\nB.<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n"
         "<|im_start|>assistant\nho<|im_end|>\n<|im_start|>user\nha<|im_end|>\n<|im_start|>assistant\n"
     )
@@ -337,18 +341,18 @@ async def test_turns_of_all_kinds(talking_model: Path) -> None:
         ({"temperature": 3}, 400, "temperature must be in [0, 2], got 3.0."),
     ],
 )
-async def test_refusals(talking_model: Path, more: dict[str, Any], status: int, text: str) -> None:
-    async with talking(talking_model, "x") as (_, client, _script):
+async def test_refusals(tool_model: Path, more: dict[str, Any], status: int, text: str) -> None:
+    async with tool_server(tool_model, "x") as (_, client, _script):
         with pytest.raises(openai.APIStatusError) as refused:
             await client.responses.create(**asked(**more))
     assert refused.value.status_code == status
     assert text in refused.value.body["message"]  # type: ignore[index]
 
 
-async def test_a_stream_that_breaks_off_says_so(talking_model: Path) -> None:
-    async with talking(talking_model, "one two three four", unavailable_after_s=0.2) as (frontend, _, script):
+async def test_a_stream_that_breaks_off_says_so(tool_model: Path) -> None:
+    async with tool_server(tool_model, "one two three four", unavailable_after_s=0.2) as (frontend, _, script):
         script.step_s = 0.2
-        frontend.keep_in_step(script)
+        frontend.write_each_token(script)
         body = {"input": "x", "stream": True}
         text = ""
         async with frontend.http.stream("POST", "/v1/responses", json=body) as reply:
@@ -364,9 +368,9 @@ async def test_a_stream_that_breaks_off_says_so(talking_model: Path) -> None:
     assert "\nevent: error\n" in text
 
 
-async def test_input_tokens_are_counted_as_a_response_would(talking_model: Path) -> None:
+async def test_input_tokens_are_counted_as_a_response_would(tool_model: Path) -> None:
     more: Any = {"instructions": "Be brief.", "tools": TOOLS}
-    async with talking(talking_model, "Yes.") as (frontend, client, script):
+    async with tool_server(tool_model, "Yes.") as (frontend, client, script):
         counted = await client.responses.input_tokens.count(**asked(**more))
         reply = await client.responses.create(**asked(**more))
         then = {"input": "And now?", "previous_response_id": reply.id}
@@ -381,10 +385,10 @@ async def test_input_tokens_are_counted_as_a_response_would(talking_model: Path)
     assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "input")
 
 
-async def test_a_form_of_the_text_says_nothing_about_calls_that_are_required(talking_model: Path) -> None:
+async def test_a_form_of_the_text_says_nothing_about_calls_that_are_required(tool_model: Path) -> None:
     """OpenAI takes both; helpers send both."""
     form: Any = {"format": {"type": "json_schema", "name": "x", "schema": {"type": "object"}, "strict": True}}
-    async with talking(talking_model, CALL) as (_, client, script):
+    async with tool_server(tool_model, CALL) as (_, client, script):
         reply = await client.responses.create(**asked(tools=TOOLS, tool_choice="required", text=form))
         plain = await client.responses.create(**asked(tools=TOOLS, tool_choice="required"))
         with_form, without = (submission.sampling.structured_output for submission in script.submissions)
@@ -393,7 +397,7 @@ async def test_a_form_of_the_text_says_nothing_about_calls_that_are_required(tal
     assert reply.text.format.type == "json_schema"
 
 
-async def test_responses_take_vllms_sampling_fields(talking_model: Path) -> None:
+async def test_responses_take_vllms_sampling_fields(tool_model: Path) -> None:
     """Those of vLLM's own /v1/responses, which its users send in extra_body."""
     fields: dict[str, Any] = {
         "stop": ["sun", "moon"],
@@ -405,7 +409,7 @@ async def test_responses_take_vllms_sampling_fields(talking_model: Path) -> None
         "logit_bias": {"7": -1},
         "structured_outputs": {"choice": ["It is sunny.", "x"]},
     }
-    async with talking(talking_model, "It is sunny.") as (frontend, client, script):
+    async with tool_server(tool_model, "It is sunny.") as (frontend, client, script):
         reply = await client.responses.create(**asked(extra_body=fields))
         sampling = script.submissions[0].sampling
         for name, wrong, field in (
@@ -425,8 +429,8 @@ async def test_responses_take_vllms_sampling_fields(talking_model: Path) -> None
     assert "It is sunny." in sampling.structured_output.structural_tag, "behind the reasoning"
 
 
-async def test_stop_strings_count_in_the_content_only(talking_model: Path) -> None:
-    async with talking(talking_model, THOUGHT) as (_, client, _script):
+async def test_stop_strings_count_in_the_content_only(tool_model: Path) -> None:
+    async with tool_server(tool_model, THOUGHT) as (_, client, _script):
         reply = await client.responses.create(**asked(tools=TOOLS, extra_body={"stop": ["Malmö", '"']}))
     assert [item.type for item in reply.output] == ["reasoning", "message", "function_call", "function_call"]
     assert json.loads(reply.output[2].arguments) == {"city": "Malmö 🙂"}

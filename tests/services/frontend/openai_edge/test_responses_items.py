@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+from tests.services.frontend.scripted_replies import prompt_text
 from tests.services.frontend.scripted_scheduler import prompt_of
-from tests.services.frontend.speech import prompt_text
-from tests.services.frontend.talking import CALL, CALLS, CLOCK, WEATHER, talking, talking_folder
+from tests.services.frontend.tool_model import CALL, CALLS, CLOCK, WEATHER, tool_model_folder, tool_server
 
 TOOLS = [{"type": "function", **tool["function"]} for tool in (WEATHER, CLOCK)]
 THOUGHT = f"<think>\nMalmö.\n</think>\n\n{CALLS}"
@@ -27,14 +27,14 @@ CLOSES = {
 
 
 @pytest.fixture(scope="module")
-def talking_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return talking_folder(tmp_path_factory.mktemp("models") / "talking")
+def tool_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tool_model_folder(tmp_path_factory.mktemp("models") / "talking")
 
 
 async def responses(folder: Path, said: str, *bodies: dict[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
     """Returns the answers to the bodies and the prompts that the model read."""
     asked = {"model": "talking", "input": "How is the weather?"}
-    async with talking(folder, said) as (frontend, _, script):
+    async with tool_server(folder, said) as (frontend, _, script):
         replies = [await frontend.http.post("/v1/responses", json={**asked, **body}) for body in bodies]
         prompts = [prompt_text(folder, prompt_of(submission)) for submission in script.submissions]
     return [reply.json() if "data: " not in reply.text else events_of(reply.text) for reply in replies], prompts
@@ -56,9 +56,9 @@ def events_of(stream: str) -> list[dict[str, Any]]:
     ],
 )
 async def test_an_answer_has_the_items_that_the_model_wrote(
-    talking_model: Path, said: str, more: dict[str, Any], kinds: list[str]
+    tool_model: Path, said: str, more: dict[str, Any], kinds: list[str]
 ) -> None:
-    ((whole, streamed), _) = await responses(talking_model, said, more, {**more, "stream": True})
+    ((whole, streamed), _) = await responses(tool_model, said, more, {**more, "stream": True})
     for response in (whole, streamed[-1]["response"]):
         assert response["status"] == "completed"
         assert [item["type"] for item in response["output"] if item["type"] != "message" or item["content"]] == kinds
@@ -67,9 +67,9 @@ async def test_an_answer_has_the_items_that_the_model_wrote(
         assert (thought > 0) == ("reasoning" in kinds)
 
 
-async def test_events_nest(talking_model: Path) -> None:
+async def test_events_nest(tool_model: Path) -> None:
     """What is added is done before the item that it belongs to, and each delta belongs to the item that is open."""
-    ((events,), _) = await responses(talking_model, THOUGHT, {"tools": TOOLS, "stream": True})
+    ((events,), _) = await responses(tool_model, THOUGHT, {"tools": TOOLS, "stream": True})
     kinds = [event["type"] for event in events]
     assert kinds[:2] == ["response.created", "response.in_progress"]
     assert kinds[-1] == "response.completed"
@@ -96,9 +96,9 @@ async def test_events_nest(talking_model: Path) -> None:
         assert done == texts != {}
 
 
-async def test_a_call_that_is_cut_off_is_incomplete(talking_model: Path) -> None:
+async def test_a_call_that_is_cut_off_is_incomplete(tool_model: Path) -> None:
     body = {"tools": TOOLS, "max_output_tokens": 40}
-    ((whole, streamed), _) = await responses(talking_model, CALL, body, {**body, "stream": True})
+    ((whole, streamed), _) = await responses(tool_model, CALL, body, {**body, "stream": True})
     last = streamed[-1]
     assert last["type"] == "response.incomplete"
     for response in (whole, last["response"]):
@@ -109,10 +109,10 @@ async def test_a_call_that_is_cut_off_is_incomplete(talking_model: Path) -> None
 
 @pytest.mark.parametrize("tool", SERVER_TOOLS, ids=lambda tool: tool["type"])
 async def test_tools_that_a_server_runs_change_nothing_and_make_no_events(
-    talking_model: Path, tool: dict[str, Any]
+    tool_model: Path, tool: dict[str, Any]
 ) -> None:
     with_functions = {"tools": [tool, *TOOLS], "stream": True}
-    ((alone, events, none), prompts) = await responses(talking_model, CALL, {"tools": [tool]}, with_functions, {})
+    ((alone, events, none), prompts) = await responses(tool_model, CALL, {"tools": [tool]}, with_functions, {})
     assert alone["status"] == "completed"
     assert prompts[0] == prompts[2]
     assert alone["output"][0]["content"] == none["output"][0]["content"]
@@ -122,25 +122,25 @@ async def test_tools_that_a_server_runs_change_nothing_and_make_no_events(
     assert not any(tool["type"] in event["type"] for event in events)
 
 
-async def test_parts_of_a_message_may_be_called_text(talking_model: Path) -> None:
+async def test_parts_of_a_message_may_be_called_text(tool_model: Path) -> None:
     parts = [{"type": "text", "text": "Rule 1."}, {"type": "input_text", "text": "Rule 2."}]
     bodies = [
         {"input": [{"role": role, "content": parts}, {"role": "user", "content": "Go."}]}
         for role in ("developer", "system")
     ]
-    (_, prompts) = await responses(talking_model, "ok", *bodies)
+    (_, prompts) = await responses(tool_model, "ok", *bodies)
     assert prompts[0] == prompts[1]
     assert prompts[0].startswith("<|im_start|>system\nRule 1.\nRule 2.<|im_end|>")
 
 
-async def test_thoughts_before_an_open_turn_are_accepted(talking_model: Path) -> None:
+async def test_thoughts_before_an_open_turn_are_accepted(tool_model: Path) -> None:
     """vLLM's tests end an input with the reasoning of a turn that has no message yet."""
     thought = {"type": "reasoning", "id": "r", "content": [{"type": "reasoning_text", "text": "Greet."}], "summary": []}
     call = {"type": "function_call", "call_id": "c", "name": "now", "arguments": "{}", "status": "completed"}
     output = {"type": "function_call_output", "call_id": "c", "output": "12:00", "status": "completed"}
     said = {"type": "message", "role": "user", "content": "Hello."}
     bodies = [{"input": [said, thought]}, {"input": [said, thought, call, output], "tools": TOOLS}]
-    ((first, second), prompts) = await responses(talking_model, "Noon.", *bodies)
+    ((first, second), prompts) = await responses(tool_model, "Noon.", *bodies)
     assert (first["status"], second["status"]) == ("completed", "completed")
     assert "<|im_start|>tool\n12:00<|im_end|>" in prompts[1]
 
@@ -152,16 +152,16 @@ class PlannedEvent(BaseModel):
     participants: list[str]
 
 
-async def test_openais_client_parses_a_form(talking_model: Path) -> None:
+async def test_openais_client_parses_a_form(tool_model: Path) -> None:
     told = {"name": "fair", "participants": ["Alice", "Bob"]}
-    async with talking(talking_model, json.dumps(told)) as (_, client, _script):
+    async with tool_server(tool_model, json.dumps(told)) as (_, client, _script):
         reply = await client.responses.parse(model="talking", input="A fair.", text_format=PlannedEvent)
     assert reply.output_parsed == PlannedEvent(**told)
 
 
 @pytest.mark.parametrize(("said", "max_tokens"), [("one two three four five", 3), (THOUGHT, 40)])
-async def test_chat_that_is_cut_off_has_the_text_so_far(talking_model: Path, said: str, max_tokens: int) -> None:
-    async with talking(talking_model, said) as (_, client, _script):
+async def test_chat_that_is_cut_off_has_the_text_so_far(tool_model: Path, said: str, max_tokens: int) -> None:
+    async with tool_server(tool_model, said) as (_, client, _script):
         reply = await client.chat.completions.create(
             model="talking", messages=[{"role": "user", "content": "x"}], max_tokens=max_tokens
         )
@@ -170,11 +170,11 @@ async def test_chat_that_is_cut_off_has_the_text_so_far(talking_model: Path, sai
     assert choice.message.content
 
 
-async def test_conversations_in_harmonys_own_form_are_refused(talking_model: Path) -> None:
+async def test_conversations_in_harmonys_own_form_are_refused(tool_model: Path) -> None:
     """They would be left out of the prompt otherwise."""
     name = "previous_input_messages"
     ((refused, nothing), _) = await responses(
-        talking_model, "ok", {name: [{"role": "user", "content": "x"}]}, {name: None}
+        tool_model, "ok", {name: [{"role": "user", "content": "x"}]}, {name: None}
     )
     assert f"{name} is not offered by this server" in refused["error"]["message"]
     assert refused["error"]["param"] == name

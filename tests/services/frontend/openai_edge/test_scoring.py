@@ -51,8 +51,8 @@ def test_texts_are_read_once_and_pairs_as_pairs() -> None:
 def test_the_best_come_first_and_of_equal_ones_the_earlier() -> None:
     scoring = Scoring.of(["a"], ["b", "c", "d"], ["relevant"])
     columns = [f32_bytes([value]) for value in (0.0, 2.0, 0.0)]
-    assert [index for index, _ in scoring.ranked(columns, 0)] == [1, 0, 2]
-    assert [index for index, _ in scoring.ranked(columns, 2)] == [1, 0]
+    assert [index for index, _ in scoring.rank(columns, 0)] == [1, 0, 2]
+    assert [index for index, _ in scoring.rank(columns, 2)] == [1, 0]
 
 
 @pytest.mark.parametrize("scores", [[0.0, 1.0, 2.0], [1e4, -1e4], [-300.0], [300.0]])
@@ -160,7 +160,7 @@ async def test_models_without_a_classifier_say_so(folder: Path) -> None:
 
 
 def test_scores_are_taken_as_they_are_where_the_model_says_so() -> None:
-    scoring = Scoring.of(["a"], ["b", "c"], ["relevant"], as_they_are=True)
+    scoring = Scoring.of(["a"], ["b", "c"], ["relevant"], raw_scores=True)
     assert scoring.scores([f32_bytes([-3.5]), f32_bytes([8.25])]) == [-3.5, 8.25]
 
 

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 
 from tests.services.frontend.openai_edge.test_custom_tools import APPLY_PATCH
 from tests.services.frontend.openai_edge.test_custom_tools import CALL as PATCH_CALL
-from tests.services.frontend.talking import ASK, CALLS, CLOCK, WEATHER, talking, talking_folder
+from tests.services.frontend.tool_model import ASK, CALLS, CLOCK, WEATHER, tool_model_folder, tool_server
 
 CHAT: dict[str, Any] = {"messages": ASK}
 TOOLS = {"tools": [WEATHER, CLOCK]}
@@ -54,18 +54,18 @@ KINDS: list[tuple[str, str, dict[str, Any], Any, Any]] = [
 
 
 @pytest.fixture(scope="module")
-def talking_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return talking_folder(tmp_path_factory.mktemp("models") / "talking")
+def tool_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tool_model_folder(tmp_path_factory.mktemp("models") / "talking")
 
 
 @pytest.mark.parametrize(("path", "said", "body", "whole", "event"), KINDS)
 async def test_answers_are_of_the_clients_types(
-    talking_model: Path, path: str, said: str, body: dict[str, Any], whole: Any, event: Any
+    tool_model: Path, path: str, said: str, body: dict[str, Any], whole: Any, event: Any
 ) -> None:
     """ht10."""
     asked = {"model": "talking", **body}
     more = USAGE if path.endswith("completions") else {}
-    async with talking(talking_model, said) as (frontend, _, _script):
+    async with tool_server(tool_model, said) as (frontend, _, _script):
         reply = await frontend.http.post(path, json=asked)
         assert reply.status_code == 200, reply.text
         TypeAdapter(whole).validate_json(reply.text)

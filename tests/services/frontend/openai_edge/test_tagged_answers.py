@@ -11,8 +11,8 @@ import pytest
 from tokenizers import AddedToken
 
 from quire.services.frontend.output_processor.parsing import registry
-from tests.services.frontend.talking import ASK, WEATHER, talking
 from tests.services.frontend.tiny_folder import byte_level_tokenizer, write_folder
+from tests.services.frontend.tool_model import ASK, WEATHER, tool_server
 
 TURNS = """{{ tools | tojson if tools else '' }}{% for message in messages %}
 {{- '<|im_start|>' + message.role + (message.content or '') }}
@@ -132,8 +132,8 @@ def folder(family: Family, tmp_path: Path) -> Path:
 async def test_reasoning_text_and_calls_are_set_apart(family: Family, folder: Path) -> None:
     asked: Any = {"model": "m", "messages": ASK, "tools": [WEATHER]}
     more = {"extra_body": {"chat_template_kwargs": family.variables}}
-    async with talking(folder, family.before_call + family.call) as (frontend, client, script):
-        frontend.keep_in_step(script)
+    async with tool_server(folder, family.before_call + family.call) as (frontend, client, script):
+        frontend.write_each_token(script)
         whole = (await client.chat.completions.create(**asked, **more)).choices[0]
         chunks = [chunk async for chunk in await client.chat.completions.create(**asked, **more, stream=True)]
     deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
@@ -149,17 +149,17 @@ async def test_reasoning_text_and_calls_are_set_apart(family: Family, folder: Pa
 
 async def test_an_answer_without_tools_has_no_markup(family: Family, folder: Path) -> None:
     asked: Any = {"model": "m", "messages": ASK, "extra_body": {"chat_template_kwargs": family.variables}}
-    async with talking(folder, family.before_call) as (_, client, _script):
+    async with tool_server(folder, family.before_call) as (_, client, _script):
         message = (await client.chat.completions.create(**asked)).choices[0].message
     assert (getattr(message, "reasoning", None), message.content) == family.expected
 
 
 async def test_a_call_that_must_be_is_written_as_the_family_writes_it(family: Family, folder: Path) -> None:
     asked: Any = {"model": "m", "messages": ASK, "tools": [WEATHER], "tool_choice": "required"}
-    async with talking(folder, family.before_call + family.call) as (_, client, script):
+    async with tool_server(folder, family.before_call + family.call) as (_, client, script):
         await client.chat.completions.create(**asked)
         tag = json.loads(script.submissions[0].sampling.structured_output.structural_tag)
-    ways = registry.tool_format(family.tools).wordings
+    ways = registry.tool_format(family.tools).grammars
     marker = next(
         (way.trigger or way.before or "get_weather" for way in ways), '{"name": '
     )  # JSON, where none is known

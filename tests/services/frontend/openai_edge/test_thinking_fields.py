@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from tests.services.frontend.scripted_replies import prompt_text
 from tests.services.frontend.scripted_scheduler import prompt_of
-from tests.services.frontend.speech import prompt_text
-from tests.services.frontend.talking import ASK, TEMPLATE, talking, talking_folder
+from tests.services.frontend.tool_model import ASK, TEMPLATE, tool_model_folder, tool_server
 
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 OPEN = "<think>\n"
@@ -48,34 +48,34 @@ OFF: list[dict[str, Any]] = [
 
 
 @pytest.fixture(scope="module")
-def talking_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return talking_folder(tmp_path_factory.mktemp("models") / "talking")
+def tool_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tool_model_folder(tmp_path_factory.mktemp("models") / "talking")
 
 
 async def submitted(folder: Path, path: str, *bodies: dict[str, Any]) -> list[Any]:
     """Returns what the scheduler got of each body, all of which are answered."""
     asked: dict[str, Any] = {"messages": ASK} if path == CHAT else {"input": "How is the weather?"}
-    async with talking(folder, "ok") as (frontend, _, script):
+    async with tool_server(folder, "ok") as (frontend, _, script):
         for body in bodies:
             answer = await frontend.http.post(path, json={"model": folder.name, **asked, **body})
             assert answer.status_code == 200, (body, answer.text)
         return list(script.submissions)
 
 
-async def test_each_way_to_ask_for_reasoning_opens_it(talking_model: Path) -> None:
-    for body, submission in zip(ON, await submitted(talking_model, CHAT, *ON), strict=True):
-        assert prompt_text(talking_model, prompt_of(submission)).endswith(OPEN), body
+async def test_each_way_to_ask_for_reasoning_opens_it(tool_model: Path) -> None:
+    for body, submission in zip(ON, await submitted(tool_model, CHAT, *ON), strict=True):
+        assert prompt_text(tool_model, prompt_of(submission)).endswith(OPEN), body
 
 
-async def test_each_way_to_ask_for_none_leaves_it_out(talking_model: Path) -> None:
-    for body, submission in zip(OFF, await submitted(talking_model, CHAT, *OFF), strict=True):
-        assert not prompt_text(talking_model, prompt_of(submission)).endswith(OPEN), body
+async def test_each_way_to_ask_for_none_leaves_it_out(tool_model: Path) -> None:
+    for body, submission in zip(OFF, await submitted(tool_model, CHAT, *OFF), strict=True):
+        assert not prompt_text(tool_model, prompt_of(submission)).endswith(OPEN), body
 
 
-async def test_responses_know_the_same_switches(talking_model: Path) -> None:
+async def test_responses_know_the_same_switches(tool_model: Path) -> None:
     switches: list[dict[str, Any]] = [{"enable_thinking": True}, {"thinking": {"type": "enabled"}}, {"thinking": False}]
-    found = await submitted(talking_model, RESPONSES, *switches)
-    assert [prompt_text(talking_model, prompt_of(one)).endswith(OPEN) for one in found] == [True, True, False]
+    found = await submitted(tool_model, RESPONSES, *switches)
+    assert [prompt_text(tool_model, prompt_of(one)).endswith(OPEN) for one in found] == [True, True, False]
 
 
 @pytest.mark.parametrize(
@@ -88,15 +88,15 @@ async def test_responses_know_the_same_switches(talking_model: Path) -> None:
         ({"thinking": {"type": "disabled", "budget_tokens": 32}}, None),
     ],
 )
-async def test_a_budget_is_kept_to(talking_model: Path, body: dict[str, Any], tokens: int | None) -> None:
-    (submission,) = await submitted(talking_model, CHAT, body)
+async def test_a_budget_is_kept_to(tool_model: Path, body: dict[str, Any], tokens: int | None) -> None:
+    (submission,) = await submitted(tool_model, CHAT, body)
     sampling = submission.sampling
     assert (sampling.thinking_token_budget if sampling.HasField("thinking_token_budget") else None) == tokens
 
 
 async def test_a_variable_of_the_template_comes_with_the_object(tmp_path: Path) -> None:
     shows = "{% if clear_thinking is defined %}clear={{ clear_thinking }}{% endif %}"
-    folder = talking_folder(tmp_path / "cleared", TEMPLATE + shows)
+    folder = tool_model_folder(tmp_path / "cleared", TEMPLATE + shows)
     kept, plain = await submitted(
         folder, CHAT, {"thinking": {"type": "enabled", "clear_thinking": False}}, {"thinking": {"type": "enabled"}}
     )
@@ -104,8 +104,8 @@ async def test_a_variable_of_the_template_comes_with_the_object(tmp_path: Path) 
     assert "clear=" not in prompt_text(folder, prompt_of(plain))
 
 
-async def test_reasoning_that_is_excluded_is_not_shown(talking_model: Path) -> None:
-    async with talking(talking_model, "<think>2</think>4") as (frontend, _, _script):
+async def test_reasoning_that_is_excluded_is_not_shown(tool_model: Path) -> None:
+    async with tool_server(tool_model, "<think>2</think>4") as (frontend, _, _script):
         body = {"model": "talking", "messages": ASK, "reasoning": {"exclude": True}}
         (choice,) = (await frontend.http.post(CHAT, json=body)).json()["choices"]
     assert choice["message"]["content"] == "4"
@@ -122,25 +122,23 @@ async def test_reasoning_that_is_excluded_is_not_shown(talking_model: Path) -> N
         ({"reasoning": {"effort": "much"}}, "reasoning.effort"),
     ],
 )
-async def test_a_wrong_value_is_named(talking_model: Path, body: dict[str, Any], field: str) -> None:
-    async with talking(talking_model, "ok") as (frontend, _, _script):
+async def test_a_wrong_value_is_named(tool_model: Path, body: dict[str, Any], field: str) -> None:
+    async with tool_server(tool_model, "ok") as (frontend, _, _script):
         answer = await frontend.http.post(CHAT, json={"model": "talking", "messages": ASK, **body})
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == field
 
 
 @pytest.mark.parametrize("name", ["prefix", "partial"])
-async def test_a_message_that_says_it_is_a_beginning_is_gone_on_with(talking_model: Path, name: str) -> None:
+async def test_a_message_that_says_it_is_a_beginning_is_gone_on_with(tool_model: Path, name: str) -> None:
     """aider asks so for the rest of an answer that was cut."""
     begun: dict[str, Any] = {"role": "assistant", "content": "It is"}
     marked, plain, earlier = await submitted(
-        talking_model,
+        tool_model,
         CHAT,
         {"messages": [*ASK, {**begun, name: True}]},
         {"messages": [*ASK, {**begun, name: False}]},
         {"messages": [*ASK, {**begun, name: True}, *ASK]},
     )
-    ends = [
-        prompt_text(talking_model, prompt_of(one)).rpartition("<|im_start|>")[2] for one in (marked, plain, earlier)
-    ]
+    ends = [prompt_text(tool_model, prompt_of(one)).rpartition("<|im_start|>")[2] for one in (marked, plain, earlier)]
     assert ends == ["assistant\nIt is", "assistant\n", "assistant\n"]

@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler
-from tests.services.frontend.talking import ASK, CALL, CALLS, CLOCK, WEATHER, talking, talking_folder
+from tests.services.frontend.tool_model import ASK, CALL, CALLS, CLOCK, WEATHER, tool_model_folder, tool_server
 
 NAMED = {"type": "function", "function": {"name": "get_weather"}}
 SCHEMA = {"type": "object", "properties": {"ok": {"type": "boolean"}}}
@@ -19,7 +19,7 @@ AS_JSON = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}
 
 @pytest.fixture(scope="module")
 def tools_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return talking_folder(tmp_path_factory.mktemp("models") / "talking")
+    return tool_model_folder(tmp_path_factory.mktemp("models") / "talking")
 
 
 def asked(**more: Any) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def constraint(script: ScriptedScheduler) -> str:
 
 
 async def test_required_calls_are_enforced_in_the_models_own_words(tools_folder: Path) -> None:
-    async with talking(tools_folder, CALLS.partition("\n")[2]) as (_, client, script):
+    async with tool_server(tools_folder, CALLS.partition("\n")[2]) as (_, client, script):
         reply = await client.chat.completions.create(**asked(tool_choice="required"))
     assert [call.function.name for call in reply.choices[0].message.tool_calls] == ["get_weather", "now"]
     assert reply.choices[0].finish_reason == "tool_calls"
@@ -46,7 +46,7 @@ async def test_required_calls_are_enforced_in_the_models_own_words(tools_folder:
 
 
 async def test_a_named_function_is_called_once(tools_folder: Path) -> None:
-    async with talking(tools_folder, CALL) as (_, client, script):
+    async with tool_server(tools_folder, CALL) as (_, client, script):
         reply = await client.chat.completions.create(**asked(tool_choice=NAMED))
     assert [call.function.name for call in reply.choices[0].message.tool_calls] == ["get_weather"]
     assert reply.choices[0].finish_reason == "stop"
@@ -63,20 +63,20 @@ async def test_reasoning_stays_free(tools_folder: Path, variables: dict[str, Any
     for body in (asked(tool_choice="required"), asked(response_format=AS_JSON), asked(response_format=AS_JSON)):
         if "response_format" in body:
             del body["tools"]
-        async with talking(tools_folder, "x") as (_, client, script):
+        async with tool_server(tools_folder, "x") as (_, client, script):
             await client.chat.completions.create(**body, **more)
         assert constraint(script).startswith('{"type": "sequence", "elements": [' + begins)
 
 
 async def test_a_form_of_the_content_says_nothing_about_calls_that_are_required(tools_folder: Path) -> None:
-    async with talking(tools_folder, CALL) as (_, client, script):
+    async with tool_server(tools_folder, CALL) as (_, client, script):
         reply = await client.chat.completions.create(**asked(response_format=AS_JSON, tool_choice="required"))
         assert json.dumps(SCHEMA) not in constraint(script)
     assert [call.function.name for call in reply.choices[0].message.tool_calls] == ["get_weather"]
 
 
 async def test_a_form_of_the_output_leaves_calls_to_the_model(tools_folder: Path) -> None:
-    async with talking(tools_folder, '{"ok": true}') as (_, client, script):
+    async with tool_server(tools_folder, '{"ok": true}') as (_, client, script):
         reply = await client.chat.completions.create(**asked(response_format=AS_JSON))
         form = {"structured_outputs": {"json": SCHEMA}}
         with pytest.raises(openai.BadRequestError, match="exclude each other"):
@@ -88,14 +88,14 @@ async def test_a_form_of_the_output_leaves_calls_to_the_model(tools_folder: Path
 
 async def test_a_form_alone_goes_out_as_it_came(folder: Path) -> None:
     """A model that does not reason needs nothing around it."""
-    async with talking(folder, '{"ok": true}') as (_, client, script):
+    async with tool_server(folder, '{"ok": true}') as (_, client, script):
         await client.chat.completions.create(model="tiny", messages=ASK, response_format=AS_JSON)
     assert json.loads(script.submissions[-1].sampling.structured_output.json_schema) == SCHEMA
 
 
 async def test_models_without_a_way_of_their_own_are_made_to_write_json(tools_folder: Path) -> None:
     said = '[{"name": "now", "arguments": {}}]'
-    async with talking(tools_folder, said, tool_call_parser="pythonic") as (_, client, script):
+    async with tool_server(tools_folder, said, tool_call_parser="pythonic") as (_, client, script):
         reply = await client.chat.completions.create(**asked(tool_choice="required"))
     assert [call.function.name for call in reply.choices[0].message.tool_calls] == ["now"]
     assert '{\\"name\\": \\"now\\"' in constraint(script)
@@ -103,7 +103,7 @@ async def test_models_without_a_way_of_their_own_are_made_to_write_json(tools_fo
 
 async def test_a_schema_that_nothing_fits_is_an_error_of_the_tools(tools_folder: Path) -> None:
     broken = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "required": 5}}}
-    async with talking(tools_folder, "x") as (_, client, _script):
+    async with tool_server(tools_folder, "x") as (_, client, _script):
         with pytest.raises(openai.BadRequestError, match=r"^Error code: 400 - tools: it cannot be compiled") as refused:
             await client.chat.completions.create(**asked(tools=[broken], tool_choice="required"))
     assert refused.value.param == "tools"
@@ -111,7 +111,7 @@ async def test_a_schema_that_nothing_fits_is_an_error_of_the_tools(tools_folder:
 
 async def test_strict_tools_are_constrained_from_their_marker_on(tools_folder: Path) -> None:
     strict = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
-    async with talking(tools_folder, CALL) as (_, client, script):
+    async with tool_server(tools_folder, CALL) as (_, client, script):
         reply = await client.chat.completions.create(**asked(tools=[strict, CLOCK]))
         await client.chat.completions.create(**asked())
         broken = {"type": "function", "function": {"name": "f", "strict": True, "parameters": {"required": 5}}}

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 from tokenizers import AddedToken
 
-from quire.services.frontend.output_processor.answer_parser import AnswerParser, CallPiece, Part
+from quire.services.frontend.output_processor.answer_parser import AnswerParser, CallDelta, Part
 from quire.services.frontend.output_processor.parsing.call_probe import CallProbe
 from quire.services.frontend.output_processor.parsing.events import Content, Reasoning
 from quire.services.frontend.output_processor.parsing.reader import MarkupReader
@@ -16,8 +16,8 @@ from quire.services.frontend.output_processor.parsing.tool_schemas import ToolSc
 from quire.services.frontend.output_processor.sample_text import new_text
 from quire.services.frontend.request.request import Sampling
 from quire.services.frontend.tokenizer.tokenizer import Tokenizer
-from tests.services.frontend.talking import MARKUP
 from tests.services.frontend.tiny_folder import byte_level_tokenizer, write_folder
+from tests.services.frontend.tool_model import MARKUP
 
 ANSWER = (
     "<think>\n你好 🙂 é\n</think>\n\nSo: 🙃<tool_call>\n"
@@ -50,7 +50,7 @@ def read(tokenizer: Tokenizer, groups: list[list[int]], *, most_calls: int | Non
     joined: list[Part] = []
     for part in parts:
         last = joined[-1] if joined else None
-        if isinstance(last, CallPiece) and isinstance(part, CallPiece) and last.number == part.number:
+        if isinstance(last, CallDelta) and isinstance(part, CallDelta) and last.number == part.number:
             joined[-1] = last._replace(arguments=last.arguments + part.arguments)
         elif isinstance(last, Content) and isinstance(part, Content):
             joined[-1] = Content(last.text + part.text)
@@ -62,14 +62,14 @@ def read(tokenizer: Tokenizer, groups: list[list[int]], *, most_calls: int | Non
 
 
 def test_any_grouping_of_the_tokens_gives_the_same(tokenizer: Tokenizer) -> None:
-    ids = tokenizer.encode_now(ANSWER, add_special_tokens=False)
+    ids = tokenizer.encode_inline(ANSWER, add_special_tokens=False)
     byte_ids = {tokenizer.token_bytes(i): i for i in range(tokenizer.vocab_size) if len(tokenizer.token_bytes(i)) == 1}
     whole = read(tokenizer, [ids])
     assert whole == [
         Reasoning("你好 🙂 é"),
         Content("So: 🙃"),
-        CallPiece(0, "get_wéather-0", "get_wéather", '{"city": "Malmö 🙂", "note": "\\"\\ud83d\\ude42<tool_call>"}'),
-        CallPiece(1, "now-1", "now", "{}"),
+        CallDelta(0, "get_wéather-0", "get_wéather", '{"city": "Malmö 🙂", "note": "\\"\\ud83d\\ude42<tool_call>"}'),
+        CallDelta(1, "now-1", "now", "{}"),
         Content("好"),
     ]
     random = Random(3)
@@ -81,7 +81,7 @@ def test_any_grouping_of_the_tokens_gives_the_same(tokenizer: Tokenizer) -> None
 
 
 def test_what_follows_the_last_call_allowed_is_left_out(tokenizer: Tokenizer) -> None:
-    ids = tokenizer.encode_now(ANSWER, add_special_tokens=False)
+    ids = tokenizer.encode_inline(ANSWER, add_special_tokens=False)
     for groups in ([ids], [[token] for token in ids]):
         parts = read(tokenizer, groups, most_calls=1)
-        assert [type(part) for part in parts] == [Reasoning, Content, CallPiece]
+        assert [type(part) for part in parts] == [Reasoning, Content, CallDelta]

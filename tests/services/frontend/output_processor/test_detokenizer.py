@@ -29,7 +29,7 @@ def pieces(tokenizer: Tokenizer, ids: list[int], skip: bool = True) -> list[str]
 @pytest.mark.parametrize("skip", [True, False])
 @pytest.mark.parametrize("text", TEXTS)
 def test_pieces_of_encoded_text_add_up_to_it(tokenizer: Tokenizer, text: str, skip: bool) -> None:
-    ids = tokenizer.encode_now(text, add_special_tokens=False)
+    ids = tokenizer.encode_inline(text, add_special_tokens=False)
     assert "".join(pieces(tokenizer, ids, skip)) == tokenizer.decode(ids, skip_special_tokens=skip)
 
 
@@ -55,12 +55,12 @@ def test_random_bytes_of_characters_add_up(tokenizer: Tokenizer) -> None:
 
 
 def test_no_piece_of_valid_text_ends_inside_a_character(tokenizer: Tokenizer) -> None:
-    ids = tokenizer.encode_now("你好🙂é" * 5, add_special_tokens=False)
+    ids = tokenizer.encode_inline("你好🙂é" * 5, add_special_tokens=False)
     assert all("\ufffd" not in piece for piece in pieces(tokenizer, ids))
 
 
 def test_unfinished_character_appears_only_at_the_end(tokenizer: Tokenizer) -> None:
-    ids = tokenizer.encode_now("🙃", add_special_tokens=False)[:-1]
+    ids = tokenizer.encode_inline("🙃", add_special_tokens=False)[:-1]
     assert pieces(tokenizer, ids) == [*("" for _ in ids), "\ufffd"]
 
 
@@ -71,7 +71,7 @@ def test_unknown_ids_have_no_text(tokenizer: Tokenizer) -> None:
 @pytest.mark.parametrize("text", [line for line in CORPUS if line.isascii()] + ["héllo wörld", "a 你好 b", " x  y "])
 def test_decoders_that_drop_the_first_space_keep_the_others(metaspace: Tokenizer, text: str) -> None:
     assert not metaspace.byte_level
-    ids = metaspace.encode_now(text, add_special_tokens=False)
+    ids = metaspace.encode_inline(text, add_special_tokens=False)
     assert "".join(pieces(metaspace, ids)) == metaspace.decode(ids, skip_special_tokens=True)
 
 
@@ -106,10 +106,10 @@ CONTINUED = [
 def test_an_answer_keeps_the_space_between_it_and_the_prompt(
     metaspace: Tokenizer, prompt: str, answer: str, final_only: bool
 ) -> None:
-    prompt_ids = metaspace.encode_now(prompt, add_special_tokens=False)
+    prompt_ids = metaspace.encode_inline(prompt, add_special_tokens=False)
     whole = [
         *prompt_ids,
-        *metaspace.encode_now("a" + answer, add_special_tokens=False)[1:],
+        *metaspace.encode_inline("a" + answer, add_special_tokens=False)[1:],
     ]
     expected = metaspace.decode(whole, skip_special_tokens=True)[len(prompt) :]
     for stop in ((), ("never",)):
@@ -119,16 +119,16 @@ def test_an_answer_keeps_the_space_between_it_and_the_prompt(
 
 
 def test_a_stop_string_with_a_space_matches_at_the_first_token(metaspace: Tokenizer) -> None:
-    prompt = metaspace.encode_now("hello", add_special_tokens=False)
-    the = metaspace.encode_now("the", add_special_tokens=False)
+    prompt = metaspace.encode_inline("hello", add_special_tokens=False)
+    the = metaspace.encode_inline("the", add_special_tokens=False)
     text = new_text(Sampling(stop=(" the",)), metaspace, final_only=False, prompt_end=prompt)
     assert [text.push([token], False).stop for token in the][-1] == " the"
 
 
 @pytest.mark.parametrize("cut", [1, 2, 3])
 def test_a_prompt_that_ends_inside_a_character_loses_none_of_the_answer(metaspace: Tokenizer, cut: int) -> None:
-    torn = metaspace.encode_now("hello 🙂", add_special_tokens=False)[:-cut]
-    answer = metaspace.encode_now("world", add_special_tokens=False)
+    torn = metaspace.encode_inline("hello 🙂", add_special_tokens=False)[:-cut]
+    answer = metaspace.encode_inline("world", add_special_tokens=False)
     detokenizer = new_detokenizer(metaspace, prompt_end=torn, skip_special_tokens=True)
     assert "".join([*map(detokenizer.push, answer), detokenizer.flush()]).strip() == "world"
 
@@ -136,5 +136,5 @@ def test_a_prompt_that_ends_inside_a_character_loses_none_of_the_answer(metaspac
 def test_byte_tokens_of_sentencepiece_keep_their_bytes(metaspace: Tokenizer) -> None:
     """ollama#13497, vllm#27300: log-probabilities showed U+FFFD for each."""
     for text in ("🙂", "é", "你", "hello world"):
-        ids = metaspace.encode_now(text, add_special_tokens=False)
+        ids = metaspace.encode_inline(text, add_special_tokens=False)
         assert b"".join(map(metaspace.token_bytes, ids)) == b" " + text.encode()

@@ -9,20 +9,20 @@ import pytest
 
 from quire.services.frontend.output_processor.delta import SampleDelta
 from quire.services.frontend.output_processor.mailbox import Mailbox
-from quire.services.frontend.output_processor.pace import ReaderPace
 from quire.services.frontend.output_processor.sample import AT_END, Sample
 from quire.services.frontend.output_processor.sample_text import new_text
+from quire.services.frontend.output_processor.wakeup_pacer import WakeupPacer
 from quire.services.frontend.request.outcome import Finish, TokenLogprobs
 from quire.services.frontend.request.request import Sampling
-from quire.services.frontend.scheduler_client.sequence import End
+from quire.services.frontend.scheduler_client.sequence import SequenceEnd
 from quire.services.frontend.tokenizer.tokenizer import Tokenizer
 from quire.shared.errors import Internal
 from quire.shared.metrics.frontend import TokenTraffic
 from quire.shared.pb.common.v1 import finish_pb2
 from tests.waiting import loop_turns
 
-LENGTH = End(Finish(finish_pb2.FINISH_REASON_LENGTH))
-STOP = End(Finish(finish_pb2.FINISH_REASON_STOP))
+LENGTH = SequenceEnd(Finish(finish_pb2.FINISH_REASON_LENGTH))
+STOP = SequenceEnd(Finish(finish_pb2.FINISH_REASON_STOP))
 
 
 class Witness:
@@ -37,19 +37,19 @@ class Witness:
     def on_first_token(self, sample: Sample, now: float) -> None:
         self.heard.append("first token")
 
-    def on_done(self, sample: Sample, end: End, now: float) -> None:
+    def on_done(self, sample: Sample, end: SequenceEnd, now: float) -> None:
         self.heard.append("done")
 
 
 def new_mailbox() -> Mailbox:
-    return Mailbox(ReaderPace(lambda _seconds: None))
+    return Mailbox(WakeupPacer(lambda _seconds: None))
 
 
 def new_sample(
     tokenizer: Tokenizer,
     mailbox: Mailbox,
     index: int = 0,
-    silent: Collection[int] = (),
+    hidden_stop_ids: Collection[int] = (),
     *,
     final_only: bool = False,
     interval: int = 1,
@@ -60,7 +60,7 @@ def new_sample(
     sample = Sample(
         index,
         new_text(asked, tokenizer, final_only=final_only),
-        silent=frozenset() if asked.include_stop_str_in_output else frozenset(silent),
+        hidden_stop_ids=frozenset() if asked.include_stop_str_in_output else frozenset(hidden_stop_ids),
         mailbox=mailbox,
         traffic=TokenTraffic(("m", "0")),
         owner=witness,
@@ -72,12 +72,12 @@ def new_sample(
 async def test_news_come_at_the_first_token_and_then_at_intervals(tokenizer: Tokenizer) -> None:
     mailbox = new_mailbox()
     sample, _ = new_sample(tokenizer, mailbox, interval=3)
-    ids = tokenizer.encode_now("the quick brown fox jumps over", add_special_tokens=False)[:6]
+    ids = tokenizer.encode_inline("the quick brown fox jumps over", add_special_tokens=False)[:6]
     pieces = []
     for count, token in enumerate(ids):
         sample.on_tokens([token], [], LENGTH if count == 5 else None, float(count))
         if mailbox.ready:
-            (delta,) = await mailbox.take()
+            (delta,) = await mailbox.next_deltas()
             pieces.append((count, len(delta.token_ids), delta.text))
     assert [(count, size) for count, size, _ in pieces] == [(0, 1), (3, 3), (5, 2)]
     assert "".join(text for _, _, text in pieces) == tokenizer.decode(ids, skip_special_tokens=True)
@@ -87,19 +87,19 @@ async def test_what_came_between_two_takes_is_one_delta_per_sample(tokenizer: To
     mailbox = new_mailbox()
     one, _ = new_sample(tokenizer, mailbox, 0)
     two, _ = new_sample(tokenizer, mailbox, 1)
-    ids = tokenizer.encode_now("hello world", add_special_tokens=False)
+    ids = tokenizer.encode_inline("hello world", add_special_tokens=False)
     for token_id in ids:
         one.on_tokens([token_id], [], None, 0.0)
         two.on_tokens([token_id], [], None, 0.0)
-    assert await mailbox.take() == [SampleDelta(i, ids, "hello world", [], None) for i in (0, 1)]
+    assert await mailbox.next_deltas() == [SampleDelta(i, ids, "hello world", [], None) for i in (0, 1)]
     one.on_tokens(ids[:1], [], LENGTH, 0.0)
-    assert [(d.sample, d.token_ids, d.finish) for d in await mailbox.take()] == [(0, ids[:1], LENGTH.finish)]
+    assert [(d.sample, d.token_ids, d.finish) for d in await mailbox.next_deltas()] == [(0, ids[:1], LENGTH.finish)]
 
 
 async def test_a_waiting_reader_is_woken(tokenizer: Tokenizer) -> None:
     mailbox = new_mailbox()
     sample, _ = new_sample(tokenizer, mailbox)
-    reading = asyncio.create_task(mailbox.take())
+    reading = asyncio.create_task(mailbox.next_deltas())
     await loop_turns()
     assert not reading.done()
     sample.on_tokens([65], [], None, 0.0)
@@ -112,8 +112,8 @@ async def test_a_sample_that_is_wanted_in_one_piece_is_silent_until_its_end(
 ) -> None:
     mailbox = new_mailbox()
     sample, _ = new_sample(tokenizer, mailbox, final_only=True, stop=stop)
-    ids = tokenizer.encode_now("hello world", add_special_tokens=False)
-    reading = asyncio.create_task(mailbox.take())
+    ids = tokenizer.encode_inline("hello world", add_special_tokens=False)
+    reading = asyncio.create_task(mailbox.next_deltas())
     for token_id in ids[:-1]:
         sample.on_tokens([token_id], [], None, 0.0)
         await loop_turns(2)
@@ -128,29 +128,29 @@ async def test_an_error_comes_after_what_was_ready(tokenizer: Tokenizer) -> None
     sample.on_tokens([65], [], None, 0.0)
     mailbox.fail(Internal("first"))
     mailbox.fail(Internal("second"))
-    assert (await mailbox.take())[0].token_ids == [65]
+    assert (await mailbox.next_deltas())[0].token_ids == [65]
     with pytest.raises(Internal, match="first"):
-        await mailbox.take()
+        await mailbox.next_deltas()
 
 
 async def test_what_was_ready_when_it_failed_does_not_look_like_its_end(tokenizer: Tokenizer) -> None:
     mailbox = new_mailbox()
     sample, _ = new_sample(tokenizer, mailbox)
     sample.on_tokens([65], [], None, 0.0)
-    sample.on_end(End(Finish(finish_pb2.FINISH_REASON_ERROR), Internal("lost")), 0.0)
+    sample.on_end(SequenceEnd(Finish(finish_pb2.FINISH_REASON_ERROR), Internal("lost")), 0.0)
     mailbox.fail(Internal("lost"))
-    assert [(delta.token_ids, delta.finish) for delta in await mailbox.take()] == [([65], None)]
+    assert [(delta.token_ids, delta.finish) for delta in await mailbox.next_deltas()] == [([65], None)]
 
 
 @pytest.mark.parametrize("include", [False, True])
 @pytest.mark.parametrize("final_only", [False, True])
 def test_the_stop_token_has_text_only_if_included(tokenizer: Tokenizer, include: bool, final_only: bool) -> None:
-    hello, world = (tokenizer.encode_now(text, add_special_tokens=False) for text in ("hello", " world"))
+    hello, world = (tokenizer.encode_inline(text, add_special_tokens=False) for text in ("hello", " world"))
     asked = {"include_stop_str_in_output": include, "final_only": final_only}
-    sample, witness = new_sample(tokenizer, new_mailbox(), silent=world[:1], **asked)
+    sample, witness = new_sample(tokenizer, new_mailbox(), hidden_stop_ids=world[:1], **asked)
     sample.on_tokens(hello, [], None, 0.0)
     sample.on_tokens(world[:1], [], STOP, 0.0)
-    delta = sample.take()
+    delta = sample.take_delta()
     assert delta.token_ids == hello + world[:1]
     assert delta.text == "hello" + (tokenizer.decode(world[:1], skip_special_tokens=True) if include else "")
     assert witness.heard == ["first token", "done"]
@@ -158,10 +158,10 @@ def test_the_stop_token_has_text_only_if_included(tokenizer: Tokenizer, include:
 
 def test_tokens_behind_a_stop_string_are_not_reported(tokenizer: Tokenizer) -> None:
     sample, _ = new_sample(tokenizer, new_mailbox(), stop=["wor"])
-    ids = tokenizer.encode_now("hello world and more", add_special_tokens=False)
+    ids = tokenizer.encode_inline("hello world and more", add_special_tokens=False)
     logprobs = [TokenLogprobs(i, -0.5, 1, []) for i in ids]
     assert sample.on_tokens(ids, logprobs, None, 0.0)
-    delta = sample.take()
+    delta = sample.take_delta()
     assert delta.text == "hello "
     assert delta.finish == Finish(finish_pb2.FINISH_REASON_STOP, stop_string="wor")
     assert "wor" in tokenizer.decode(delta.token_ids, skip_special_tokens=True)
@@ -171,14 +171,14 @@ def test_tokens_behind_a_stop_string_are_not_reported(tokenizer: Tokenizer) -> N
 
 def test_held_back_text_comes_out_at_the_end(tokenizer: Tokenizer) -> None:
     sample, _ = new_sample(tokenizer, new_mailbox(), stop=["world!"])
-    ids = tokenizer.encode_now("hello world", add_special_tokens=False)
+    ids = tokenizer.encode_inline("hello world", add_special_tokens=False)
     sample.on_tokens(ids, [], None, 0.0)
-    assert sample.take().text == "hello "
+    assert sample.take_delta().text == "hello "
     sample.on_end(LENGTH, 0.0)
-    assert sample.take().text == "world"
+    assert sample.take_delta().text == "world"
 
 
 def test_without_detokenizing_there_is_no_text(tokenizer: Tokenizer) -> None:
     sample, _ = new_sample(tokenizer, new_mailbox(), detokenize=False)
     sample.on_tokens([65, 66], [], LENGTH, 0.0)
-    assert sample.take() == SampleDelta(0, [65, 66], "", [], LENGTH.finish)
+    assert sample.take_delta() == SampleDelta(0, [65, 66], "", [], LENGTH.finish)

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from quire.services.frontend.output_processor.answer_parser import AnswerParser, CallPiece, Part, add_part
+from quire.services.frontend.output_processor.answer_parser import AnswerParser, CallDelta, Part, append_part
 from quire.services.frontend.output_processor.parsing.call_probe import CallProbe
 from quire.services.frontend.output_processor.parsing.events import Content, Reasoning
 from quire.services.frontend.output_processor.parsing.reader import MarkupReader
@@ -45,13 +45,13 @@ def read(tokenizer: Tokenizer, groups: list[list[int]], **sampling: object) -> t
         piece = text.flush() if group is None else text.push(group, False)
         num_tokens += piece.num_tokens
         for part in text.take_parts() or ():
-            add_part(joined, part)
+            append_part(joined, part)
         if piece.stop is not None:
             return joined, piece.stop, num_tokens
     return joined, None, num_tokens
 
 
-NOW = CallPiece(0, "now-0", "now", '{"zone": "STOP"}')
+NOW = CallDelta(0, "now-0", "now", '{"zone": "STOP"}')
 CASES: tuple[tuple[str, str, list[Part], str | None], ...] = (
     # vllm#52393, lm-evaluation-harness sends "Question:"
     ("Q:", "<think>The Q: is</think>It is 4.Q: 3", [Reasoning("The Q: is"), Content("It is 4.")], "Q:"),
@@ -78,7 +78,7 @@ CASES: tuple[tuple[str, str, list[Part], str | None], ...] = (
 def test_stop_strings_count_in_content_only(
     tokenizer: Tokenizer, stop: str, answer: str, expected: list[Part], found: str | None
 ) -> None:
-    ids = tokenizer.encode_now(answer, add_special_tokens=False)
+    ids = tokenizer.encode_inline(answer, add_special_tokens=False)
     assert read(tokenizer, [ids], stop=(stop,))[:2] == (expected, found)
     assert read(tokenizer, [[i] for i in ids], stop=(stop,))[:2] == (expected, found)
     random = Random(answer)
@@ -89,8 +89,8 @@ def test_stop_strings_count_in_content_only(
 
 
 def test_tokens_after_a_match_do_not_count(tokenizer: Tokenizer) -> None:
-    before = tokenizer.encode_now("<think>STOP</think>Yes STOP", add_special_tokens=False)
-    after = tokenizer.encode_now(" and more", add_special_tokens=False)
+    before = tokenizer.encode_inline("<think>STOP</think>Yes STOP", add_special_tokens=False)
+    after = tokenizer.encode_inline(" and more", add_special_tokens=False)
     for groups in ([before + after], [[i] for i in before + after]):
         parts, stop, num_tokens = read(tokenizer, groups, stop=("STOP",))
         assert (parts, stop) == ([Reasoning("STOP"), Content("Yes ")], "STOP")
@@ -98,13 +98,13 @@ def test_tokens_after_a_match_do_not_count(tokenizer: Tokenizer) -> None:
 
 
 def test_the_stop_string_may_stay_in_the_content(tokenizer: Tokenizer) -> None:
-    ids = tokenizer.encode_now("<think>STOP</think>Yes STOP.", add_special_tokens=False)
+    ids = tokenizer.encode_inline("<think>STOP</think>Yes STOP.", add_special_tokens=False)
     parts, stop, _ = read(tokenizer, [ids], stop=("STOP",), include_stop_str_in_output=True)
     assert (parts, stop) == ([Reasoning("STOP"), Content("Yes STOP")], "STOP")
 
 
 def test_min_tokens_hold_for_content_too(tokenizer: Tokenizer) -> None:
-    ids = tokenizer.encode_now("a STOP b STOP", add_special_tokens=False)
-    first = len(tokenizer.encode_now("a STOP", add_special_tokens=False))
+    ids = tokenizer.encode_inline("a STOP b STOP", add_special_tokens=False)
+    first = len(tokenizer.encode_inline("a STOP", add_special_tokens=False))
     parts, stop, _ = read(tokenizer, [ids], stop=("STOP",), min_tokens=first)
     assert (parts, stop) == ([Content("a STOP b ")], "STOP")

@@ -9,7 +9,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from quire.services.frontend.scheduler_client.patience import Patience
+from quire.services.frontend.scheduler_client.wait_policy import WaitPolicy
 from quire.shared.pb.inference.v1 import inference_pb2 as pb
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, scheduler
@@ -125,9 +125,13 @@ async def test_before_the_first_worker_any_name_may_be_an_adapters(folder: Path)
     ],
 )
 def test_how_long_one_waits(began_s: float, seen_s: float, has_scheduler: bool, ends_s: float) -> None:
-    assert Patience(30, 600).ends_s(began_s, seen_s, has_scheduler=has_scheduler) == ends_s
+    assert WaitPolicy(30, 600).deadline_s(began_s, seen_s, has_scheduler=has_scheduler) == ends_s
 
 
 def test_without_a_setting_the_first_worker_is_waited_for_as_a_scheduler_is() -> None:
-    assert Patience(30).ends_s(0, 20, has_scheduler=True) == Patience(30).ends_s(0, 20, has_scheduler=False) == 50
-    assert Patience(30).most_s == 150
+    assert (
+        WaitPolicy(30).deadline_s(0, 20, has_scheduler=True)
+        == WaitPolicy(30).deadline_s(0, 20, has_scheduler=False)
+        == 50
+    )
+    assert WaitPolicy(30).max_wait_s == 150

@@ -35,7 +35,7 @@ async def until_told(script: ScriptedScheduler, frontend: Frontend, num_tokens: 
     """Until a sequence has so many tokens, or a few more, all of which have come to the frontend. The script pauses."""
     await script.until(lambda: script.most_outputs >= num_tokens)
     script.pause()
-    await frontend.until_heard(script)
+    await frontend.until_caught_up(script)
 
 
 async def test_a_session_that_breaks_in_mid_stream_costs_no_token(folder: Path) -> None:

@@ -21,7 +21,7 @@ from tests.waiting import eventually
 
 
 @pytest.mark.parametrize("error", [asyncio.CancelledError, ValueError, SystemError])
-@pytest.mark.parametrize("where", [(Session, "run"), (Connection, "attempt"), (Connection, "_rest")])
+@pytest.mark.parametrize("where", [(Session, "run"), (Connection, "connect_once"), (Connection, "_rest")])
 async def test_a_connection_that_ends_unasked_is_back_and_costs_no_token(
     folder: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException], where: tuple[type, str]
 ) -> None:
@@ -63,13 +63,13 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_impatient")
 async def test_a_connection_that_is_never_tried_again_is_dead(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    attempt, goes_on = Connection.attempt, asyncio.Event()
+    attempt, goes_on = Connection.connect_once, asyncio.Event()
 
     async def hangs(*arguments: object) -> None:
         await goes_on.wait()
         await attempt(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Connection, "attempt", hangs)
+    monkeypatch.setattr(Connection, "connect_once", hangs)
     script = ScriptedScheduler(count_up)
     async with scheduler(script), running(folder, script.address, until_health=(503,)) as frontend:
         await until_liveness(frontend, NOT_SERVING)

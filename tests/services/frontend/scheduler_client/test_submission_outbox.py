@@ -66,8 +66,8 @@ def test_an_older_scheduler_gets_one_after_the_other() -> None:
 def test_messages_stay_below_what_grpc_takes() -> None:
     link = Link()
     box = Outbox(link, takes_further=True)
-    submit(box, 1, 2, 3, num_bytes=outbox.MOST_BYTES // 2 - 100)
-    submit(box, 4, num_bytes=3 * outbox.MOST_BYTES)
+    submit(box, 1, 2, 3, num_bytes=outbox.MAX_BYTES // 2 - 100)
+    submit(box, 4, num_bytes=3 * outbox.MAX_BYTES)
     submit(box, 5)
     assert [ids(message) for message in link.waiting] == [[1, 2], [3], [4], [5]]
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from tests.services.frontend.running import Running
-from tests.services.frontend.talking import talking, talking_folder
+from tests.services.frontend.tool_model import tool_model_folder, tool_server
 
 
 @pytest.fixture(scope="module")
-def talking_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return talking_folder(tmp_path_factory.mktemp("models") / "talking")
+def tool_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tool_model_folder(tmp_path_factory.mktemp("models") / "talking")
 
 
 async def asked(frontend: Running, **body: Any) -> Any:
@@ -24,8 +24,8 @@ async def asked(frontend: Running, **body: Any) -> Any:
     return reply.json()
 
 
-async def test_a_text_and_what_is_to_be_known_about_it(talking_model: Path) -> None:
-    async with talking(talking_model, "one two") as (frontend, _, script):
+async def test_a_text_and_what_is_to_be_known_about_it(tool_model: Path) -> None:
+    async with tool_server(tool_model, "one two") as (frontend, _, script):
         script.num_cached_tokens = 1
         told = await asked(frontend, text="Count.", rid="mine", sampling_params={"max_new_tokens": 1, "top_k": 5})
         ended = await asked(frontend, input_ids=[5, 6], sampling_params={"temperature": 0})
@@ -42,10 +42,10 @@ async def test_a_text_and_what_is_to_be_known_about_it(talking_model: Path) -> N
     assert (script.submissions[0].sampling.top_k, script.submissions[1].max_tokens) == (5, 128)
 
 
-async def test_a_stream_repeats_the_text_so_far(talking_model: Path) -> None:
+async def test_a_stream_repeats_the_text_so_far(tool_model: Path) -> None:
     said = "one two three four five six seven eight"
-    async with talking(talking_model, said) as (frontend, _, script):
-        frontend.keep_in_step(script)
+    async with tool_server(tool_model, said) as (frontend, _, script):
+        frontend.write_each_token(script)
         reply = await frontend.http.post("/generate", json={"text": "Count.", "stream": True})
         several = await frontend.http.post("/generate", json={"text": ["a", "b"], "stream": True})
     *events, done = [line.removeprefix("data: ") for line in reply.text.splitlines() if line]
@@ -57,16 +57,16 @@ async def test_a_stream_repeats_the_text_so_far(talking_model: Path) -> None:
     assert numbers == {0, 1}
 
 
-async def test_several_prompts_or_samples_are_a_list(talking_model: Path) -> None:
-    async with talking(talking_model, "one") as (frontend, _, _script):
+async def test_several_prompts_or_samples_are_a_list(tool_model: Path) -> None:
+    async with tool_server(tool_model, "one") as (frontend, _, _script):
         texts = await asked(frontend, text=["a", "b"])
         ids = await asked(frontend, input_ids=[[5], [6], [7]])
         samples = await asked(frontend, text="a", sampling_params={"n": 2, "temperature": 1})
     assert [[one["text"] for one in told] for told in (texts, ids, samples)] == [["one"] * 2, ["one"] * 3, ["one"] * 2]
 
 
-async def test_log_probabilities_are_triples(talking_model: Path) -> None:
-    async with talking(talking_model, "one") as (frontend, _, _script):
+async def test_log_probabilities_are_triples(tool_model: Path) -> None:
+    async with tool_server(tool_model, "one") as (frontend, _, _script):
         told = await asked(
             frontend,
             input_ids=[5, 6, 7],
@@ -96,8 +96,8 @@ async def test_log_probabilities_are_triples(talking_model: Path) -> None:
         ({"text": "a", "sampling_params": {"regex": "("}}, "structured_output", ""),
     ],
 )
-async def test_refusals_name_the_field(talking_model: Path, body: dict[str, Any], field: str, said: str) -> None:
-    async with talking(talking_model, "no") as (frontend, _, _script):
+async def test_refusals_name_the_field(tool_model: Path, body: dict[str, Any], field: str, said: str) -> None:
+    async with tool_server(tool_model, "no") as (frontend, _, _script):
         reply = await frontend.http.post("/generate", json=body)
     error = reply.json()["error"]
     assert (reply.status_code, error["param"]) == (400, field)

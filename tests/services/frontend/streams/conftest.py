@@ -9,15 +9,15 @@ import pytest
 import pytest_asyncio
 
 from tests.redis_server import RedisServer
+from tests.services.frontend.scripted_replies import replying
 from tests.services.frontend.scripted_scheduler import count_up
-from tests.services.frontend.speech import saying
 from tests.services.frontend.streams.pair import Pair, paired
-from tests.services.frontend.talking import CALLS, talking_folder
+from tests.services.frontend.tool_model import CALLS, tool_model_folder
 
 
 @pytest.fixture(scope="module")
-def talking(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return talking_folder(tmp_path_factory.mktemp("models") / "talking")
+def tool_server(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tool_model_folder(tmp_path_factory.mktemp("models") / "talking")
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +37,6 @@ async def pair(talking: Path, server: RedisServer) -> AsyncIterator[Pair]:
 @pytest.fixture
 def speaks(pair: Pair, talking: Path) -> Iterator[None]:
     """Calls tools."""
-    pair.script.model = saying(talking, CALLS)
+    pair.script.model = replying(talking, CALLS)
     yield
     pair.script.model = count_up

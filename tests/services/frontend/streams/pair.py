@@ -44,8 +44,8 @@ class Pair(NamedTuple):
         """What `a` makes stops in the middle, and nobody renews its lease, as when its process is killed."""
         self.script.pause()
         streams = self.a.frontend.core.streams
-        (key,) = (key for key in streams.made if key.request_id == request_id)
-        made = streams.made[key]
+        (key,) = (key for key in streams.local if key.request_id == request_id)
+        made = streams.local[key]
         task = streams.running[key]
         task.cancel()
         done, _ = await asyncio.wait([task], timeout=60)
@@ -59,7 +59,7 @@ class Pair(NamedTuple):
 
 @asynccontextmanager
 async def paired(folder: Path, server: RedisServer, **settings: Any) -> AsyncIterator[Pair]:
-    """Told of the scheduler by their settings: Redis is for streams alone."""
+    """ResumableDelta of the scheduler by their settings: Redis is for streams alone."""
     async with (
         scheduler(ScriptedScheduler(count_up, step_s=SLOWLY_S, max_model_len=4096)) as script,
         running(folder, script.address, redis=server.url, id="a", **settings) as a,

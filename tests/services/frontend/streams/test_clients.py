@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from quire.services.frontend.streams.terms import StreamTerms
+from quire.services.frontend.streams.policy import StreamPolicy
 from quire.shared.settings.stream_limits import StreamLimits
 from tests.redis_server import RedisServer
 from tests.services.frontend.running import NO_TLS, Running, running
@@ -51,6 +51,6 @@ async def test_background_responses_are_bounded_by_address(
 
 
 def test_clients_without_a_name_have_half_of_all_places() -> None:
-    terms = StreamTerms(60.0, StreamLimits(per_tenant=3, all_tenants=20))
-    assert (terms.bounds_of("named").per_tenant, terms.bounds_of("").per_tenant) == (3, 10)
-    assert StreamTerms(60.0, StreamLimits(per_tenant=3, all_tenants=4)).bounds_of("").per_tenant == 3
+    terms = StreamPolicy(60.0, StreamLimits(per_tenant=3, all_tenants=20))
+    assert (terms.store_limits("named").per_tenant, terms.store_limits("").per_tenant) == (3, 10)
+    assert StreamPolicy(60.0, StreamLimits(per_tenant=3, all_tenants=4)).store_limits("").per_tenant == 3

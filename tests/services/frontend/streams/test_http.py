@@ -10,7 +10,7 @@ import pytest
 from google.protobuf import json_format
 
 from quire.async_client import AsyncClient
-from quire.services.frontend.streams.terms import StreamTerms
+from quire.services.frontend.streams.policy import StreamPolicy
 from quire.shared.pb.inference.v1 import inference_pb2 as pb
 from quire.shared.settings.stream_limits import StreamLimits
 from tests.services.frontend.streams.events import Event, read, resumed
@@ -112,7 +112,7 @@ async def test_what_cannot_be_kept_is_refused(
 
 
 async def test_a_stream_that_breaks_off_says_so_to_all_its_readers(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pair.a.frontend.core.streams, "terms", StreamTerms(300.0, StreamLimits(messages=8)))
+    monkeypatch.setattr(pair.a.frontend.core.streams, "policy", StreamPolicy(300.0, StreamLimits(messages=8)))
     body = {**ASK, "messages": SAID, "request_id": "broken", "max_tokens": 400}
     events = await read(pair.a, "POST", "/v1/chat/completions", json=body)
     assert "messages=8" in json.loads(events[-2].data)["error"]["message"]

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from quire.services.frontend.streams.store import FoundStream, StoreAway, StreamKey
+from quire.services.frontend.streams.store import StoreUnavailable, StreamKey, StreamUpdate
 from quire.services.frontend.streams.streams import Streams
 from quire.shared.errors import Unavailable
 from tests.services.frontend.streams.pair import Pair
@@ -25,7 +25,7 @@ def streams_of(frontend: Any) -> Streams:
 
 
 async def until_made(streams: Streams, key: StreamKey) -> None:
-    await eventually(lambda: key in streams.made)
+    await eventually(lambda: key in streams.local)
 
 
 async def test_who_hears_that_a_stream_is_not_there_takes_nothing_from_one_that_has_begun_since(
@@ -60,7 +60,7 @@ async def test_a_stream_that_was_lost_as_it_was_taken_over_is_found_again(
 ) -> None:
     """Redis is away for those who look, and has just given its lease."""
     streams, taken, goes_on = streams_of(pair.b), asyncio.Event(), asyncio.Event()
-    take = streams.store.take
+    take = streams.store.acquire_lease
 
     async def slow_take(key: StreamKey, owner: str) -> bool:
         is_taken = await take(key, owner)
@@ -68,21 +68,21 @@ async def test_a_stream_that_was_lost_as_it_was_taken_over_is_found_again(
         await goes_on.wait()
         return is_taken
 
-    async def away(_: Sequence[tuple[StreamKey, int]]) -> list[FoundStream]:
-        raise StoreAway
+    async def away(_: Sequence[tuple[StreamKey, int]]) -> list[StreamUpdate]:
+        raise StoreUnavailable
 
     before = await pair.begun(pair.a.inference.Generate(asked("lost", max_tokens=60)), 3)
-    monkeypatch.setattr(streams.store, "take", slow_take)
+    monkeypatch.setattr(streams.store, "acquire_lease", slow_take)
     reader = asyncio.create_task(refusal(attach(pair.b, "lost")))
     await pair.kill_maker("lost")
     await taken.wait()
     with monkeypatch.context() as patched:
         patched.setattr(streams.store, "read", away)
         with pytest.raises(Unavailable):
-            await streams.bring_up_to_date(await streams.find("", "lost"))
+            await streams.refresh(await streams.find("", "lost"))
     assert (await reader).code() == grpc.StatusCode.UNAVAILABLE
     goes_on.set()
-    await asyncio.gather(*streams.following.tasks.running)
+    await asyncio.gather(*streams.follower.tasks.running)
     with pair.ask_redis() as client:  # as if its time were over
         client.delete(*client.keys("*:lease:lost"))
     async with asyncio.timeout(60):
@@ -97,12 +97,12 @@ async def test_a_look_that_fails_late_says_nothing_of_a_stream_that_was_taken_ov
     streams, fails = streams_of(pair.b), asyncio.Event()
     read, num_looks = streams.store.read, 0
 
-    async def first_fails_late(wanted: Sequence[tuple[StreamKey, int]]) -> list[FoundStream]:
+    async def first_fails_late(wanted: Sequence[tuple[StreamKey, int]]) -> list[StreamUpdate]:
         nonlocal num_looks
         num_looks += 1
         if num_looks == 1:
             await fails.wait()
-            raise StoreAway
+            raise StoreUnavailable
         return await read(wanted)
 
     before = await pair.begun(pair.a.inference.Generate(asked("late", max_tokens=60)), 3)
@@ -110,7 +110,7 @@ async def test_a_look_that_fails_late_says_nothing_of_a_stream_that_was_taken_ov
     pair.script.pause()
     stream = await streams.find("", "late")
     monkeypatch.setattr(streams.store, "read", first_fails_late)
-    looking = asyncio.create_task(streams.bring_up_to_date(stream))
+    looking = asyncio.create_task(streams.refresh(stream))
     await until_made(streams, stream.key)
     fails.set()
     await looking
@@ -118,4 +118,4 @@ async def test_a_look_that_fails_late_says_nothing_of_a_stream_that_was_taken_ov
     async with asyncio.timeout(60):
         after = await bare(attach(pair.b, "late", 3))
     assert len(tokens([*before, *after])) == 60
-    assert streams.found[stream.key] is stream
+    assert streams.known[stream.key] is stream

@@ -15,7 +15,7 @@ from quire.client import Client
 from quire.outputs import Delta
 from quire.params import SamplingParams
 from quire.requests import RequestOptions
-from quire.services.frontend.streams.terms import StreamTerms
+from quire.services.frontend.streams.policy import StreamPolicy
 from quire.shared.metrics.streams import ENDS, REFUSALS
 from quire.shared.pb.common.v1 import finish_pb2
 from quire.shared.pb.inference.v1 import inference_pb2 as pb
@@ -155,7 +155,7 @@ async def test_what_cannot_be_kept_is_refused(
 
 
 async def test_a_server_that_keeps_none_says_so(frontend: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frontend.frontend.core.streams, "terms", StreamTerms(0.0, StreamLimits()))
+    monkeypatch.setattr(frontend.frontend.core.streams, "policy", StreamPolicy(0.0, StreamLimits()))
     for call, field in (
         (frontend.inference.Generate(asked("none")), "resumable"),
         (attach(frontend, "none"), "request_id"),
@@ -231,26 +231,26 @@ async def test_what_nobody_reads_ends_and_is_forgotten_after_its_retention(
     call = strict.inference.Generate(asked("unread", tenant="reader", max_tokens=90))
     await script.until(lambda: script.num_running)
     clock.now += 1000
-    await streams.beat()
+    await streams.heartbeat()
     script.resume()
     await call.read()
     script.pause()
     call.cancel()
-    await eventually(lambda: not any(stream.num_readers for stream in streams.found.values()))
+    await eventually(lambda: not any(stream.num_readers for stream in streams.known.values()))
     clock.now += 49
-    await streams.beat()
+    await streams.heartbeat()
     assert script.num_running, "somebody may still come"
     clock.now += 1
-    await streams.beat()
+    await streams.heartbeat()
     script.resume()
     await script.until(lambda: not script.num_running)
     found = await bare(attach(strict, "unread", tenant="reader"))
     assert found[-1].finish_reason == finish_pb2.FINISH_REASON_CANCELLED
     clock.now += 49
-    await streams.beat()
+    await streams.heartbeat()
     assert await bare(attach(strict, "unread", tenant="reader")) == found
     clock.now += 50
-    await streams.beat()
+    await streams.heartbeat()
     assert (await refusal(attach(strict, "unread", tenant="reader"))).code() == grpc.StatusCode.NOT_FOUND
 
 

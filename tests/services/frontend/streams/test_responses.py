@@ -13,14 +13,14 @@ import pytest
 
 from quire.services.frontend.openai_edge import resumable
 from quire.services.frontend.openai_edge.responses.body import ResponsesBody
+from quire.services.frontend.streams.policy import StreamPolicy
 from quire.services.frontend.streams.store import DELETED_S
-from quire.services.frontend.streams.terms import StreamTerms
 from quire.shared.settings.stream_limits import StreamLimits
 from tests.services.frontend.running import Running
 from tests.services.frontend.scripted_scheduler import prompt_of
 from tests.services.frontend.streams.events import read
 from tests.services.frontend.streams.pair import Pair
-from tests.services.frontend.talking import WEATHER
+from tests.services.frontend.tool_model import WEATHER
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -169,7 +169,7 @@ async def test_a_request_that_the_next_frontend_cannot_read_stays_for_another(
     await pair.kill_maker(name)
     streams = pair.b.frontend.core.streams
     with monkeypatch.context() as older:
-        older.setitem(streams.remakes, "/v1/responses", lambda kept: ResponsesBody.model_validate_json("[]"))
+        older.setitem(streams.restorers, "/v1/responses", lambda kept: ResponsesBody.model_validate_json("[]"))
         refused = await pair.b.http.get(f"/v1/responses/{response['id']}?stream=true&starting_after=9999")
         assert "ValidationError" in refused.text
     assert (await until(pair.b, response["id"], "incomplete"))["usage"]["output_tokens"] == 400
@@ -188,11 +188,11 @@ async def test_who_asks_for_no_stream_need_not_come_back_before_it_has_ended(
         await begun(pair.a, **body)
         pair.script.pause()
     streams = pair.a.frontend.core.streams
-    (made,) = (made for key, made in streams.made.items() if key.request_id == name)
+    (made,) = (made for key, made in streams.local.items() if key.request_id == name)
     await eventually(lambda: not made.stream.num_readers)
     with monkeypatch.context() as later:
         later.setattr(streams, "_clock", lambda: time.monotonic() + 400)
-        streams.age(made.stream)
+        streams.expire(made.stream)
     pair.script.resume()
     done = await until(pair.a, f"resp_{name}", "incomplete", "cancelled")
     assert done["status"] == ("cancelled" if stream else "incomplete")
@@ -254,14 +254,14 @@ async def test_a_stream_that_another_frontend_has_deleted_is_gone_at_once_where_
 ) -> None:
     name = f"gone-{next(NUMBERS)}"
     streams = pair.a.frontend.core.streams
-    monkeypatch.setattr(streams, "age", lambda _: None)  # what is kept in Redis would soon be forgotten here
+    monkeypatch.setattr(streams, "expire", lambda _: None)  # what is kept in Redis would soon be forgotten here
     response = await begun(pair.a, request_id=name, max_output_tokens=5)
     await until(pair.a, response["id"], "incomplete")
-    (made,) = (one for key, one in streams.made.items() if key.request_id == name)
+    (made,) = (one for key, one in streams.local.items() if key.request_id == name)
     assert (await pair.b.http.delete(f"/v1/responses/{response['id']}")).status_code == 200
     assert (await pair.a.http.get(f"/v1/streams/{name}")).status_code == 404
-    anew = await made.maker._keep_anew(is_last=True)
-    assert not anew.is_mine, "a maker that has not heard of it keeps nothing of it again"
+    anew = await made.producer._keep_anew(is_last=True)
+    assert not anew.is_owner, "a maker that has not heard of it keeps nothing of it again"
 
 
 async def test_a_copy_outlives_a_redis_that_has_lost_it_but_not_what_is_known_of_deletions(
@@ -274,7 +274,7 @@ async def test_a_copy_outlives_a_redis_that_has_lost_it_but_not_what_is_known_of
         client.delete(*client.keys(f"*:{name}"))
     assert (await get(pair.a, response["id"])).json()["status"] == "incomplete"
     monkeypatch.setattr(resumable, "DELETED_S", 0)
-    await pair.a.frontend.core.streams.beat()
+    await pair.a.frontend.core.streams.heartbeat()
     assert (await get(pair.a, response["id"])).status_code == 404
 
 
@@ -298,7 +298,7 @@ async def test_a_response_is_gone_on_from_at_any_frontend(pair: Pair) -> None:
 
 
 async def test_a_response_that_breaks_off_has_failed(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pair.a.frontend.core.streams, "terms", StreamTerms(300.0, StreamLimits(messages=8)))
+    monkeypatch.setattr(pair.a.frontend.core.streams, "policy", StreamPolicy(300.0, StreamLimits(messages=8)))
     response = await begun(pair.a)
     for frontend in (pair.a, pair.b):
         failed = await until(frontend, response["id"], "failed")
@@ -312,7 +312,7 @@ async def test_one_that_its_next_frontend_may_not_go_on_with_has_failed(
     response = await begun(pair.a, request_id=name)
     await until(pair.a, response["id"], "in_progress")
     await pair.kill_maker(name)
-    monkeypatch.setattr(pair.b.frontend.core.streams, "remakes", {})
+    monkeypatch.setattr(pair.b.frontend.core.streams, "restorers", {})
     failed = await until(pair.b, response["id"], "failed", "in_progress")
     assert failed["status"] == "in_progress"  # another frontend may know how
     monkeypatch.undo()

@@ -198,14 +198,14 @@ async def test_all_tenants_together_have_only_so_much_of_redis(
     async with paired(folder, server, stream_limits=limits, redis_namespace=f"n{next(NUMBERS)}") as pair:
         for frontend, tenant in zip((pair.a, pair.b), tenants, strict=False):
             await everything(frontend.inference.Generate(asked("kept", tenant=tenant)))
-            await frontend.frontend.core.streams.beat()
+            await frontend.frontend.core.streams.heartbeat()
         refused = await refusal(pair.b.inference.Generate(asked("kept", tenant="v")))
         assert refused.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
         assert said in (refused.details() or "")
         again = await refusal(pair.b.inference.Generate(asked("kept", tenant="t")))
         assert again.code() == grpc.StatusCode.FAILED_PRECONDITION
         assert offsets(await bare(attach(pair.b, "kept", tenant="t")))[0] == 0
-        await pair.b.frontend.core.streams.beat()
+        await pair.b.frontend.core.streams.heartbeat()
         before = await pair.b.metrics()
         assert before["quire_frontend_streams_kept"] == len(tenants)
         assert before["quire_frontend_stream_kept_bytes"] >= 300
@@ -213,9 +213,9 @@ async def test_all_tenants_together_have_only_so_much_of_redis(
         for tenant in tenants:
             streams = pair.a.frontend.core.streams
             stream = await streams.find(tenant, "kept")
-            await streams.bring_up_to_date(stream)
+            await streams.refresh(stream)
             await streams.delete(stream)
-        await pair.a.frontend.core.streams.beat()
+        await pair.a.frontend.core.streams.heartbeat()
         after = await pair.a.metrics()
         assert (after["quire_frontend_streams_kept"], after["quire_frontend_stream_kept_bytes"]) == (0, 0)
         assert await everything(pair.b.inference.Generate(asked("kept", tenant="v")))
@@ -224,7 +224,7 @@ async def test_all_tenants_together_have_only_so_much_of_redis(
 async def test_several_who_look_for_what_another_frontend_has_deleted_find_nothing(pair: Pair) -> None:
     await everything(pair.a.inference.Generate(asked("gone", tenant="t")))
     stream = await pair.b.frontend.core.streams.find("t", "gone")
-    await pair.b.frontend.core.streams.bring_up_to_date(stream)
+    await pair.b.frontend.core.streams.refresh(stream)
     await pair.b.frontend.core.streams.delete(stream)
     looking = [pair.a.frontend.core.streams.find("t", "gone") for _ in range(8)]
     found = await asyncio.gather(*looking, return_exceptions=True)
@@ -235,15 +235,15 @@ async def test_the_use_of_redis_is_told_anew_to_one_that_comes_back_empty(folder
     async with paired(folder, server, redis_namespace=f"n{next(NUMBERS)}") as pair:
         await first(pair.a.inference.Generate(asked("told", max_tokens=400)), 1)
         pair.script.pause()
-        await pair.a.until_heard(pair.script)
+        await pair.a.until_caught_up(pair.script)
         streams = pair.a.frontend.core.streams
-        (made,) = streams.made.values()
-        await eventually(lambda: not pair.a.has_news and (not made.maker._keeping.locked()))
-        await streams.beat()
+        (made,) = streams.local.values()
+        await eventually(lambda: not pair.a.has_unread_output and (not made.producer._keeping.locked()))
+        await streams.heartbeat()
         told = await pair.a.metrics()
         with pair.ask_redis() as client:
             client.flushall()
-        await streams.beat()
+        await streams.heartbeat()
         again = await pair.a.metrics()
         for name in ("quire_frontend_streams_kept", "quire_frontend_stream_kept_bytes"):
             assert again[name] == told[name] > 0
@@ -255,7 +255,7 @@ async def test_a_request_with_the_id_of_a_stream_that_is_read_here_takes_it_from
     told = [await begun.read()]
     pair.script.pause()
     elsewhere = asyncio.create_task(bare(attach(pair.b, "twice")))
-    await eventually(lambda: any(stream.num_readers for stream in pair.b.frontend.core.streams.found.values()))
+    await eventually(lambda: any(stream.num_readers for stream in pair.b.frontend.core.streams.known.values()))
     refused = await refusal(pair.b.inference.Generate(asked("twice")))
     assert refused.code() == grpc.StatusCode.FAILED_PRECONDITION
     pair.script.resume()
@@ -294,7 +294,7 @@ async def test_what_redis_keeps_expires(pair: Pair) -> None:
         assert left_ms.keys() >= {"request", "log"}
         assert all(0 < left <= 100_000 for left in left_ms.values())
         client.delete(*client.keys("*:expires"))
-    await pair.a.frontend.core.streams.beat()
+    await pair.a.frontend.core.streams.heartbeat()
     assert (await refusal(attach(pair.b, "expires"))).code() == grpc.StatusCode.NOT_FOUND
 
 
@@ -313,7 +313,7 @@ async def test_redis_away_costs_what_can_be_attached_and_no_token(pair: Pair) ->
             refused = await refusal(pair.b.inference.Generate(asked("new")))
             assert refused.code() == grpc.StatusCode.UNAVAILABLE
             pair.redis.start()
-            await pair.a.frontend.core.streams.beat()
+            await pair.a.frontend.core.streams.heartbeat()
             pair.script.resume()
     assert offsets(found)[0] == 0
     assert offsets(found)[-1] == len(found) - 1

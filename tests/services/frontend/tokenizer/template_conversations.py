@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from quire.services.frontend.openai_edge.body.prompts import read_message
 from quire.services.frontend.request.request import ChatPrompt
-from quire.services.frontend.tokenizer.conversations.rendering import Introduction, Rendering
+from quire.services.frontend.tokenizer.chat_rendering.prompt_renderer import PromptRenderer, RendererConfig
 from quire.shared.errors import InvalidArgument
 from tests.services.frontend.tiny_folder import byte_level_tokenizer
 
@@ -30,7 +30,7 @@ class Sent:
     words: tuple[str, ...]
     thoughts: tuple[str, ...] = ()  # words of reasoning, which templates may leave out of earlier turns
     tools: Sequence[Mapping[str, Any]] = ()
-    open_turn: bool = True
+    add_generation_prompt: bool = True
     variables: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -131,14 +131,16 @@ CONVERSATIONS: Mapping[str, Sent] = {
 }
 
 
-def rendering(source: str) -> Rendering:
-    return Rendering(Introduction(source, None, {}, "it", VARIABLES))
+def rendering(source: str) -> PromptRenderer:
+    return PromptRenderer(RendererConfig(source, None, {}, "it", VARIABLES))
 
 
-def ours(made: Rendering, sent: Sent) -> str:
+def ours(made: PromptRenderer, sent: Sent) -> str:
     """As /v1/chat/completions has it; raises InvalidArgument."""
     messages = [read_message(message) for message in sent.messages]
-    prompt = ChatPrompt(messages, open_turn=sent.open_turn, tools=sent.tools, template_variables=sent.variables)
+    prompt = ChatPrompt(
+        messages, add_generation_prompt=sent.add_generation_prompt, tools=sent.tools, template_variables=sent.variables
+    )
     return made.sections(prompt)[0].text
 
 
@@ -156,7 +158,7 @@ def theirs(source: str, sent: Sent, *, as_text: bool) -> str | None:
             tools=list(sent.tools) or None,
             chat_template=source,
             tokenize=False,
-            add_generation_prompt=sent.open_turn,
+            add_generation_prompt=sent.add_generation_prompt,
             **sent.variables,
         )
     except Exception:  # templates raise whatever they like
@@ -188,7 +190,7 @@ def missing(source: str, sent: Sent, text: str) -> list[str]:
     return shown + FAULT.findall(text)[len(FAULT.findall(around)) :]
 
 
-def refused(made: Rendering, sent: Sent) -> str:
+def refused(made: PromptRenderer, sent: Sent) -> str:
     try:
         ours(made, sent)
     except InvalidArgument as error:

@@ -15,7 +15,7 @@ HELLO = [{"role": "user", "content": "hello"}]
 
 def render(source: str, messages: list[dict[str, Any]] = HELLO, **variables: Any) -> str:
     template = ChatTemplate(source, {"eos_token": "<end>"})
-    return template.render(messages, open_turn=True, continue_last=False, variables=variables)
+    return template.render(messages, add_generation_prompt=True, continue_final_message=False, variables=variables)
 
 
 def test_chatml() -> None:
@@ -33,13 +33,13 @@ def test_chatml() -> None:
 )
 def test_a_token_that_the_vocabulary_does_not_have_is_no_text(source: str, text: str) -> None:
     template = ChatTemplate(source, {})
-    assert template.render(HELLO, open_turn=True, continue_last=False, variables={}) == text
+    assert template.render(HELLO, add_generation_prompt=True, continue_final_message=False, variables={}) == text
 
 
 def test_last_message_stays_open() -> None:
     messages = [*HELLO, {"role": "assistant", "content": "Sure, "}]
     template = ChatTemplate(CHATML, {})
-    text = template.render(messages, open_turn=False, continue_last=True, variables={})
+    text = template.render(messages, add_generation_prompt=False, continue_final_message=True, variables={})
     assert text.endswith("<|im_start|>assistant\nSure,")
 
 
@@ -82,7 +82,7 @@ def test_the_templates_own_words_reach_the_client() -> None:
 
 def test_no_template_is_said() -> None:
     with pytest.raises(InvalidArgument, match="no chat template"):
-        ChatTemplate(None, {}).render(HELLO, open_turn=True, continue_last=False, variables={})
+        ChatTemplate(None, {}).render(HELLO, add_generation_prompt=True, continue_final_message=False, variables={})
 
 
 def test_a_broken_template_is_a_start_up_error() -> None:

@@ -13,10 +13,10 @@ import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
 from quire import bundled
-from quire.services.frontend.bounds.turns import SmallestFirst
+from quire.services.frontend.bounds.smallest_first import SmallestFirstLimiter
 from quire.services.frontend.tokenizer import encoder
-from quire.services.frontend.tokenizer.cuts import Cuts
 from quire.services.frontend.tokenizer.encoder import Encoder, TextSizes, Tokenized
+from quire.services.frontend.tokenizer.text_splitter import TextSplitter
 from quire.services.frontend.tokenizer.tokenizer import Tokenizer as Tokenizers
 from quire.shared.errors import InvalidArgument
 from tests.priorities import behind
@@ -91,11 +91,11 @@ async def test_pieces_give_the_ids_of_the_whole(kind: str, nfc: bool) -> None:
     num_pieces = 0
     for _ in range(150):
         text = "".join(chance.choices(SCRAPS, k=chance.randrange(1, 120)))
-        num_pieces += len([*Cuts(whole).pieces(text, 20, sys.maxsize)])
+        num_pieces += len([*TextSplitter(whole).pieces(text, 20, sys.maxsize)])
         for framed in (True, False):
             want = whole.encode(text, add_special_tokens=framed).ids
             assert await pieces.encode(text, add_special_tokens=framed) == want, repr(text)
-            assert pieces.encode_now(text, add_special_tokens=framed) == want
+            assert pieces.encode_inline(text, add_special_tokens=framed) == want
     pieces.close()
     assert num_pieces > 700, "the texts were hardly cut"
 
@@ -107,7 +107,7 @@ def test_every_cut_of_a_text_is_one_of_its_words() -> None:
         whole = tokenizer(split, nfc=True)
         for _ in range(100):
             text = "".join(chance.choices(SCRAPS, k=30))
-            pieces = [*Cuts(whole).pieces(text, 1, sys.maxsize)]
+            pieces = [*TextSplitter(whole).pieces(text, 1, sys.maxsize)]
             assert "".join(pieces) == text
             ids = [i for piece in pieces for i in whole.encode(piece, add_special_tokens=False).ids]
             assert ids == whole.encode(text, add_special_tokens=False).ids, (kind, text)
@@ -124,7 +124,7 @@ def test_every_cut_of_a_text_is_one_of_its_words() -> None:
     ],
 )
 def test_of_splits_that_nobody_knows_texts_stay_whole(split: pre_tokenizers.PreTokenizer) -> None:
-    assert not Cuts(tokenizer(split, nfc=False)).known
+    assert not TextSplitter(tokenizer(split, nfc=False)).is_supported
 
 
 async def test_texts_that_stay_whole_are_tokenized_all_the_same() -> None:
@@ -136,9 +136,9 @@ async def test_texts_that_stay_whole_are_tokenized_all_the_same() -> None:
 async def test_a_text_is_read_only_as_far_as_it_can_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
     pieces = Encoder(byte_level_tokenizer(), 1)
     read: list[str] = []
-    encode = pieces.own.ids
-    monkeypatch.setattr(pieces.own, "ids", lambda text, framed: (read.append(text), encode(text, framed))[1])
-    ids = await pieces.encode("hello world " * 100_000, add_special_tokens=False, enough=500)
+    encode = pieces.text_encoder.ids
+    monkeypatch.setattr(pieces.text_encoder, "ids", lambda text, framed: (read.append(text), encode(text, framed))[1])
+    ids = await pieces.encode("hello world " * 100_000, add_special_tokens=False, stop_after=500)
     assert len(ids) > 500
     assert len(read) == 1
 
@@ -153,7 +153,7 @@ async def test_work_ends_when_nobody_waits_for_it(monkeypatch: pytest.MonkeyPatc
     pieces = Encoder(byte_level_tokenizer(), 1)
     begun = threading.Semaphore(0)
     read: list[str] = []
-    monkeypatch.setattr(pieces.own, "ids", lambda text, framed: (begun.release(), read.append(text), [1])[2])
+    monkeypatch.setattr(pieces.text_encoder, "ids", lambda text, framed: (begun.release(), read.append(text), [1])[2])
     task = asyncio.create_task(pieces.encode("hello world " * 1_000_000, add_special_tokens=False))
     await asyncio.to_thread(begun.acquire)
     task.cancel()
@@ -165,10 +165,10 @@ async def test_work_ends_when_nobody_waits_for_it(monkeypatch: pytest.MonkeyPatc
 
 
 async def test_the_shortest_goes_first() -> None:
-    turns, order = SmallestFirst(1), []
+    turns, order = SmallestFirstLimiter(1), []
 
     async def work(amount: int) -> None:
-        async with turns.turn(amount):
+        async with turns.slot(amount):
             order.append(amount)
             await loop_turns()
 
@@ -179,10 +179,10 @@ async def test_the_shortest_goes_first() -> None:
 
 
 async def test_turns_survive_those_who_leave() -> None:
-    turns = SmallestFirst(1)
+    turns = SmallestFirstLimiter(1)
 
     async def hold() -> None:
-        async with turns.turn(1):
+        async with turns.slot(1):
             await asyncio.Event().wait()
 
     chance = random.Random(2)
@@ -192,7 +192,7 @@ async def test_turns_survive_those_who_leave() -> None:
         await loop_turns()
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    async with asyncio.timeout(60), turns.turn(1):
+    async with asyncio.timeout(60), turns.slot(1):
         assert turns.places == 0
     assert turns.places == 1
 
@@ -237,7 +237,7 @@ async def test_many_texts_at_once_let_a_shorter_one_come_first() -> None:
     encoder = Encoder(byte_level_tokenizer(), threads=1)
     texts = [f"word {number} " * 100 for number in range(400)]
     try:
-        alone = [encoder.encode_now(text, add_special_tokens=False) for text in texts]
+        alone = [encoder.encode_inline(text, add_special_tokens=False) for text in texts]
         many = asyncio.ensure_future(encoder.encode_all(texts))
         await loop_turns()
         await encoder.encode("some words " * 200, add_special_tokens=False)
@@ -298,7 +298,7 @@ async def test_two_long_texts_are_joined_as_the_tokenizer_joins_them(
     whole = Tokenized(encoding.ids, encoding.type_ids.index(1) if 1 in encoding.type_ids else 0)
     assert await joined.encode_pair(first, second, plain=False) == whole
     assert await joined.encode_pair(first, second, plain=True) == whole
-    cut = await joined.encode_pair(first, second, plain=False, enough=10)
+    cut = await joined.encode_pair(first, second, plain=False, stop_after=10)
     assert len(cut.token_ids) <= len(whole.token_ids)
     assert len(cut.token_ids) > min(10, len(whole.token_ids) - 1)
     joined.close()

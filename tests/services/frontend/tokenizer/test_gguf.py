@@ -31,12 +31,14 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_texts_templates_and_ends(file: Path) -> None:
     tokenizer = Tokenizer(model_hub.find(str(file), weights=False), threads=1)
     try:
-        assert tokenizer.encode_now("ab c", add_special_tokens=True) == [0, 7, 6, 5]
+        assert tokenizer.encode_inline("ab c", add_special_tokens=True) == [0, 7, 6, 5]
         assert tokenizer.decode([0, 7, 6, 5], skip_special_tokens=True) == "ab c"
         assert tokenizer.eos_ids == (1, 2)
         assert tokenizer.byte_level
         user = [{"role": "user", "content": "ab"}]
-        rendered = tokenizer.template.render(user, open_turn=True, continue_last=False, variables={})
+        rendered = tokenizer.template.render(
+            user, add_generation_prompt=True, continue_final_message=False, variables={}
+        )
         assert rendered == "<s>ab<turn>"
     finally:
         tokenizer.close()

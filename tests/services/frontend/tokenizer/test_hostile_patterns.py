@@ -40,7 +40,7 @@ async def test_a_text_on_which_the_pattern_gives_up_is_refused(pattern: str, tmp
         for text in (HOSTILE, "a" * 2_000 + "c"):
             with pytest.raises(InvalidArgument, match="prompt: the model's tokenizer gives up on this text"):
                 await encoder.encode(text, add_special_tokens=True)
-        assert encoder.encode_now("hello", add_special_tokens=True)
+        assert encoder.encode_inline("hello", add_special_tokens=True)
     finally:
         encoder.close()
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from quire.services.frontend.request.request import ChatPrompt
-from quire.services.frontend.tokenizer.conversations import conversations as module
-from quire.services.frontend.tokenizer.conversations import rendering_process, template_runner
-from quire.services.frontend.tokenizer.conversations.template_runner import RenderBudget
+from quire.services.frontend.tokenizer.chat_rendering import chat_renderer as module
+from quire.services.frontend.tokenizer.chat_rendering import rendering_process, template_runner
+from quire.services.frontend.tokenizer.chat_rendering.template_runner import RenderBudget
 from quire.services.frontend.tokenizer.tokenizer import Tokenizer
 from quire.shared.errors import InvalidArgument
 from tests.services.frontend.tiny_folder import CHATML, write_folder
@@ -72,7 +72,7 @@ async def test_it_ends_with_one_line_that_names_the_template(tmp_path: Path, tem
     with contextlib.closing(Tokenizer(folder_with(tmp_path, template), 1)) as tokenizer:
         for _ in range(2):
             with pytest.raises(InvalidArgument, match=words) as refused:
-                await tokenizer.conversations.sections(said("hello"))
+                await tokenizer.chat_renderer.sections(said("hello"))
             assert "chat_template.jinja" in refused.value.message
             assert "\n" not in refused.value.message
 
@@ -86,20 +86,20 @@ async def test_others_are_answered_while_one_conversation_runs_into_it(tmp_path:
     """The template is harmless until somebody says a word; constants of a template are computed before that."""
     hidden = "{% if messages[0].content == 'bomb' %}" + template + "{% endif %}" + CHATML
     with contextlib.closing(Tokenizer(folder_with(tmp_path, hidden), 1)) as tokenizer:
-        await tokenizer.conversations.sections(said("hello"))
-        bombs = [asyncio.ensure_future(tokenizer.conversations.sections(said("bomb"))) for _ in range(2)]
-        answers = [tokenizer.conversations.sections(said("hello", str(number))) for number in range(20)]
+        await tokenizer.chat_renderer.sections(said("hello"))
+        bombs = [asyncio.ensure_future(tokenizer.chat_renderer.sections(said("bomb"))) for _ in range(2)]
+        answers = [tokenizer.chat_renderer.sections(said("hello", str(number))) for number in range(20)]
         texts = [sections[0].text for sections in await asyncio.gather(*answers)]
         assert all(f"\n{number}<" in text for number, text in enumerate(texts))
         for result in await asyncio.gather(*bombs, return_exceptions=True):
             assert isinstance(result, InvalidArgument)
             assert "chat_template.jinja" in result.message
-        assert await tokenizer.conversations.sections(said("hello"))
+        assert await tokenizer.chat_renderer.sections(said("hello"))
 
 
 async def test_the_loop_runs_on_while_a_template_computes(tmp_path: Path) -> None:
     with contextlib.closing(Tokenizer(folder_with(tmp_path, LOOP), 1)) as tokenizer:
-        waiting = asyncio.ensure_future(tokenizer.conversations.sections(said("hello")))
+        waiting = asyncio.ensure_future(tokenizer.chat_renderer.sections(said("hello")))
         turns, started = 0, time.thread_time()
         while not waiting.done():
             await loop_turns()
@@ -115,7 +115,7 @@ async def test_a_process_that_is_killed_is_replaced_and_reaped(tmp_path: Path, m
     monkeypatch.setattr(module, "LIGHT", RenderBudget(NEVER_S, NEVER_S))
     hidden = "{% if messages[0].content == 'bomb' %}" + LOOP + "{% endif %}" + CHATML
     with contextlib.closing(Tokenizer(folder_with(tmp_path, hidden), 1)) as tokenizer:
-        conversations = tokenizer.conversations
+        conversations = tokenizer.chat_renderer
         assert await conversations.sections(said("hello"))
         waiting = asyncio.ensure_future(conversations.sections(said("bomb")))
         killed: list[int] = []
@@ -130,7 +130,7 @@ async def test_a_process_that_is_killed_is_replaced_and_reaped(tmp_path: Path, m
         assert not [pid for pid in killed if _is_there(pid)]
 
 
-async def _one_that_computes(conversations: module.Conversations, killed: list[int]) -> int:
+async def _one_that_computes(conversations: module.ChatRenderer, killed: list[int]) -> int:
     """Returns the process for short conversations, once it has used several ticks of a processor for one."""
     first: dict[int, int] = {}
 

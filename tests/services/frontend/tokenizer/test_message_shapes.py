@@ -144,7 +144,7 @@ def test_results_in_another_order_follow_their_calls_where_each_call_is_a_turn()
 def test_the_open_answer_goes_on_behind_its_last_part() -> None:
     rendering = sent.rendering(source("smolvlm"))
     last = {"role": "assistant", "content": [{"type": "text", "text": "One "}, {"type": "text", "text": "two "}]}
-    prompt = ChatPrompt([sent.ASK, last], open_turn=False, continue_last=True)
+    prompt = ChatPrompt([sent.ASK, last], add_generation_prompt=False, continue_final_message=True)
     assert rendering.sections(prompt)[0].text.endswith("One two")
 
 
@@ -159,6 +159,6 @@ def test_nothing_changes_the_messages_that_were_given() -> None:
 
 def test_the_choice_is_a_value_and_says_what_differs() -> None:
     assert MessageShape() == MessageShape()
-    assert MessageShape().described() == "as transformers gives them"
-    assert MessageShape(arguments="text", call_content="null").described() == "call_content=null, arguments=text"
+    assert MessageShape().describe() == "as transformers gives them"
+    assert MessageShape(arguments="text", call_content="null").describe() == "call_content=null, arguments=text"
     assert MessageShape().as_fields()["arguments"] == "object"

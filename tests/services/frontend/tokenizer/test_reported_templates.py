@@ -54,7 +54,7 @@ def test_what_a_template_has_no_place_for_is_shown_in_another(source: str, messa
 
 def render(source: str, messages: list[dict[str, Any]], **variables: Any) -> str:
     template = ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"})
-    return template.render(messages, open_turn=True, continue_last=False, variables=variables)
+    return template.render(messages, add_generation_prompt=True, continue_final_message=False, variables=variables)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ TOOLS = [{"type": "function", "function": {"name": "f"}}]
 
 def rendered(folder: Path, override: str = "", **more: Any) -> str:
     template = template_files.load(folder, override)
-    return template.render(HELLO, open_turn=True, continue_last=False, variables={}, **more)
+    return template.render(HELLO, add_generation_prompt=True, continue_final_message=False, variables={}, **more)
 
 
 def additional(folder: Path, **texts: str) -> Path:
@@ -46,11 +46,11 @@ async def test_additional_templates_of_a_folder_are_read(tmp_path: Path) -> None
     (folder / "chat_template.jinja").write_text("D")
     with contextlib.closing(Tokenizer(folder, 1)) as tokenizer:
         texts = [
-            (await tokenizer.conversations.sections(ChatPrompt(HELLO, **given)))[0].text
+            (await tokenizer.chat_renderer.sections(ChatPrompt(HELLO, **given)))[0].text
             for given in ({}, {"tools": TOOLS}, {"template": "rag"}, {"template": "rag", "tools": TOOLS})
         ]
         assert texts == ["D", "T 1", "R", "R"]
-        assert set(tokenizer.conversations.shapes()) <= {"default", "tool_use", "rag"}
+        assert set(tokenizer.chat_renderer.shapes()) <= {"default", "tool_use", "rag"}
 
 
 def test_additional_templates_replace_those_of_the_config(tmp_path: Path) -> None:

@@ -15,9 +15,9 @@ from tokenizers import Tokenizer
 from quire.shared.pb.dialects import vllm_engine_pb2 as pb
 from quire.shared.pb.dialects import vllm_engine_pb2_grpc
 from tests.services.frontend.running import Running, running
+from tests.services.frontend.scripted_replies import replying
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, scheduler
-from tests.services.frontend.speech import saying
-from tests.services.frontend.talking import talking_folder
+from tests.services.frontend.tool_model import tool_model_folder
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -26,7 +26,7 @@ SAID = "It is sunny."
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return talking_folder(tmp_path_factory.mktemp("models") / "talking")
+    return tool_model_folder(tmp_path_factory.mktemp("models") / "talking")
 
 
 @pytest.fixture(scope="module")
@@ -37,9 +37,9 @@ def said(folder: Path) -> list[int]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def served(folder: Path) -> AsyncIterator[tuple[Running, ScriptedScheduler]]:
-    script = ScriptedScheduler(saying(folder, SAID), max_model_len=4096)
+    script = ScriptedScheduler(replying(folder, SAID), max_model_len=4096)
     async with scheduler(script), running(folder, script.address) as frontend:
-        frontend.keep_in_step(script)
+        frontend.write_each_token(script)
         yield frontend, script
 
 
@@ -139,7 +139,7 @@ async def test_an_abort_ends_the_request_and_no_other(served: tuple[Running, Scr
 
 
 async def test_an_abort_reaches_requests_of_the_same_key_alone(folder: Path, tmp_path: Path) -> None:
-    script = ScriptedScheduler(saying(folder, SAID), max_model_len=4096)
+    script = ScriptedScheduler(replying(folder, SAID), max_model_len=4096)
     keys = tmp_path / "keys.yaml"
     keys.write_text(
         "keys:\n  - {name: one, key: first-key-of-all, tenant: t}\n  - {name: two, key: second-key-of-all, tenant: t}\n"

@@ -11,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from tests.programs import answered
-from tests.services.frontend.talking import talking, talking_folder
+from tests.services.frontend.tool_model import tool_model_folder, tool_server
 
 PROGRAM = Path(__file__).with_name("smg_client.py")
 HAS_CLIENT = importlib.util.find_spec("smg_grpc_proto") is not None
@@ -19,9 +19,9 @@ HAS_CLIENT = importlib.util.find_spec("smg_grpc_proto") is not None
 
 @pytest.mark.skipif(not HAS_CLIENT, reason="needs pip install 'quire[dialects]'")
 async def test_what_the_published_stubs_say_and_hear(tmp_path: Path) -> None:
-    folder = talking_folder(tmp_path / "talking")
+    folder = tool_model_folder(tmp_path / "talking")
     said = Tokenizer.from_file(str(folder / "tokenizer.json")).encode("It is sunny.", add_special_tokens=False).ids
-    async with talking(folder, "It is sunny.") as (frontend, _, _script):
+    async with tool_server(folder, "It is sunny.") as (frontend, _, _script):
         status, out, err = await answered(sys.executable, str(PROGRAM), frontend.frontend.grpc_address)
     assert status == 0, err
     told = json.loads(out)

@@ -19,9 +19,9 @@ from quire.services.frontend.web_edge.framing import frame
 from quire.shared.pb.inference.v1 import inference_pb2 as pb
 from tests.services.frontend.console.browser import CHROMIUM, Browser, browsing
 from tests.services.frontend.running import running
+from tests.services.frontend.scripted_replies import replying
 from tests.services.frontend.scripted_scheduler import CANCELLED, ScriptedScheduler, scheduler
-from tests.services.frontend.speech import saying
-from tests.services.frontend.talking import talking_folder
+from tests.services.frontend.tool_model import tool_model_folder
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
 
@@ -61,7 +61,7 @@ class Halting:
     """A scripted model that says a text and stands still once the first token of an answer is out."""
 
     def __init__(self, folder: Path) -> None:
-        self._model = saying(folder, SAID)
+        self._model = replying(folder, SAID)
         self.script = ScriptedScheduler(self._say, max_model_len=4096)
 
     def _say(self, sequence: Any) -> int:
@@ -118,7 +118,7 @@ def text_of(frames: list[tuple[int, str]], *, in_json: bool) -> str:
 
 
 async def test_a_page_of_another_origin_reads_streams_token_by_token_and_leaves_them(tmp_path: Path) -> None:
-    async with opened(talking_folder(tmp_path / "talking")) as (page, script):
+    async with opened(tool_model_folder(tmp_path / "talking")) as (page, script):
         for name, (kind, _, _, last) in PROTOCOLS.items():
             in_json = kind.endswith("json")
             await page.call(name)
@@ -147,7 +147,7 @@ async def test_a_page_of_another_origin_reads_streams_token_by_token_and_leaves_
 
 
 async def test_a_page_of_no_origin_that_is_set_hears_nothing(tmp_path: Path) -> None:
-    async with opened(talking_folder(tmp_path / "talking"), is_ours=False) as (page, script):
+    async with opened(tool_model_folder(tmp_path / "talking"), is_ours=False) as (page, script):
         for name in PROTOCOLS:
             await page.call(name)
             told = await page.until(name, "told.end")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.programs import answered
-from tests.services.frontend.talking import talking, talking_folder
+from tests.services.frontend.tool_model import tool_model_folder, tool_server
 
 ROOT = Path(__file__).resolve().parents[4]
 PROGRAM = Path(__file__).with_name("clients.cjs")
@@ -39,7 +39,7 @@ def described(tmp_path: Path) -> Path:
 
 async def test_what_clients_in_browsers_do(described: Path, tmp_path: Path) -> None:
     found = packages()
-    async with talking(talking_folder(tmp_path / "talking"), "It is sunny.") as (frontend, _, _script):
+    async with tool_server(tool_model_folder(tmp_path / "talking"), "It is sunny.") as (frontend, _, _script):
         status, out, err = await answered(
             "env", f"NODE_PATH={found}", "node", str(PROGRAM), str(described), frontend.url
         )

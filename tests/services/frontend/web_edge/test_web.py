@@ -20,9 +20,9 @@ from google.rpc import error_details_pb2, status_pb2
 from quire.services.frontend.web_edge.framing import frame
 from quire.shared.pb.inference.v1 import inference_pb2 as pb
 from tests.services.frontend.running import Running, running
+from tests.services.frontend.scripted_replies import replying
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, scheduler
-from tests.services.frontend.speech import saying
-from tests.services.frontend.talking import talking_folder
+from tests.services.frontend.tool_model import tool_model_folder
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -34,15 +34,15 @@ Frame = tuple[int, bytes]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return talking_folder(tmp_path_factory.mktemp("models") / "talking")
+    return tool_model_folder(tmp_path_factory.mktemp("models") / "talking")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def served(folder: Path) -> AsyncIterator[tuple[Running, ScriptedScheduler]]:
-    script = ScriptedScheduler(saying(folder, SAID), max_model_len=4096)
+    script = ScriptedScheduler(replying(folder, SAID), max_model_len=4096)
     settings: dict[str, Any] = {"cors_origins": ("https://page.example",), "max_request_bytes": 1 << 20}
     async with scheduler(script), running(folder, script.address, **settings) as frontend:
-        frontend.keep_in_step(script)
+        frontend.write_each_token(script)
         yield frontend, script
 
 
@@ -296,7 +296,7 @@ async def test_headers_that_are_wrong_are_told_so(frontend: Running, headers: di
 
 
 async def test_a_key_is_asked_for_before_the_body_is_read(folder: Path) -> None:
-    script = ScriptedScheduler(saying(folder, SAID), max_model_len=4096)
+    script = ScriptedScheduler(replying(folder, SAID), max_model_len=4096)
     async with scheduler(script), running(folder, script.address, api_key="the-key-of-all") as frontend:
         without = await called(frontend, "GetModel", JSON, b"{" * 100)
         with_key = await called(frontend, "GetModel", JSON, b"{}", authorization="Bearer the-key-of-all")
@@ -313,7 +313,7 @@ async def test_a_key_is_asked_for_before_the_body_is_read(folder: Path) -> None:
 
 
 async def test_a_full_server_says_when_to_come_back(folder: Path) -> None:
-    script = ScriptedScheduler(saying(folder, SAID), max_model_len=4096)
+    script = ScriptedScheduler(replying(folder, SAID), max_model_len=4096)
     settings = {"max_inflight_requests": 1, "retry_after_ms": 700}
     async with scheduler(script), running(folder, script.address, **settings) as frontend:
         script.pause()

@@ -9,17 +9,17 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from quire.services.scheduler.cluster.adapters import Adapters
+from quire.services.scheduler.cluster.adapters import ClusterAdapters
 from quire.services.scheduler.cluster.live_sequences import LiveSequences
 from quire.services.scheduler.replicas.adapters import ReplicaAdapters
-from quire.shared.models.adapter_contents import AdapterId
+from quire.shared.models.adapter_ids import AdapterId
 from quire.shared.pb.admin.v1 import admin_pb2 as pb
 from quire.shared.pb.common.v1 import finish_pb2
 from quire.shared.pb.worker.v1 import worker_pb2
 from tests.admin import admin_of, calling
-from tests.services.scheduler.paper_worker import oracle
+from tests.services.scheduler.reference_worker import oracle
 from tests.services.scheduler.scripted_peers import FrontendPeer, WorkerPeer
-from tests.services.scheduler.test_service import PROMPTS, Bench, Start, start
+from tests.services.scheduler.test_service import PROMPTS, SchedulerHarness, Start, start
 from tests.waiting import eventually
 
 __all__ = ["start"]
@@ -28,27 +28,29 @@ ONE, OTHER = b"1" * 32, b"2" * 32
 PATIENCE_S = 60.0
 
 
-async def worker(bench: Bench, number: int = 0, **fields: Any) -> WorkerPeer:
+async def worker(bench: SchedulerHarness, number: int = 0, **fields: Any) -> WorkerPeer:
     """That finds two adapters, and can load some."""
     hello = worker_pb2.WorkerHello(lora=worker_pb2.LoraAdapters(max_adapters=fields.pop("room", 4)))
     hello.MergeFrom(fields.pop("hello", worker_pb2.WorkerHello()))
     return await bench.worker(**{"id": f"w{number}", "hello": hello, "digests": {"one": ONE, "other": OTHER}, **fields})
 
 
-async def ask(bench: Bench, method: str, request: Any) -> Any:
+async def ask(bench: SchedulerHarness, method: str, request: Any) -> Any:
     async with calling(admin_of("scheduler", bench.address)) as admin:
         return await getattr(admin, method)(request)
 
 
-async def load(bench: Bench, name: str = "a", path: str = "one", *, replace: bool = False) -> pb.LoadAdapterResponse:
+async def load(
+    bench: SchedulerHarness, name: str = "a", path: str = "one", *, replace: bool = False
+) -> pb.LoadAdapterResponse:
     return await ask(bench, "LoadAdapter", pb.LoadAdapterRequest(name=name, path=path, replace=replace))
 
 
-async def unload(bench: Bench, name: str = "a") -> pb.UnloadAdapterResponse:
+async def unload(bench: SchedulerHarness, name: str = "a") -> pb.UnloadAdapterResponse:
     return await ask(bench, "UnloadAdapter", pb.UnloadAdapterRequest(name=name))
 
 
-async def listed(bench: Bench) -> list[tuple[str, bytes, int, int, bool]]:
+async def listed(bench: SchedulerHarness) -> list[tuple[str, bytes, int, int, bool]]:
     answer = await ask(bench, "ListAdapters", pb.ListAdaptersRequest())
     return [(one.name, one.digest, one.num_workers, one.num_sequences, one.leaving) for one in answer.adapters]
 
@@ -58,7 +60,7 @@ def offered(frontend: FrontendPeer) -> dict[str, bytes]:
     return {name: digests[32 * i : 32 * i + 32] for i, name in enumerate(frontend.view.adapters)}
 
 
-async def counted(bench: Bench) -> dict[str, float]:
+async def counted(bench: SchedulerHarness) -> dict[str, float]:
     """Orders to workers to load an adapter, by how they ended."""
     return await bench.counted("quire_scheduler_adapter_loads", "outcome")
 
@@ -394,7 +396,7 @@ class Alone:
 async def test_an_answer_to_one_that_was_given_up_may_come_last(first: bytes) -> None:
     """At the same time as that of the next, which has not been looked at; the folder may have changed in between."""
     alone = Alone()
-    adapters = Adapters({"w": alone}, num_users=lambda _: 0, used_by=lambda _: (), moved_in=lambda: None)
+    adapters = ClusterAdapters({"w": alone}, num_users=lambda _: 0, used_by=lambda _: (), on_loaded=lambda: None)
     request = pb.LoadAdapterRequest(name="a", path="one")
     given_up = asyncio.ensure_future(adapters.load(request, "model"))
     await until(lambda: len(alone.sent) == 1)
@@ -405,7 +407,7 @@ async def test_an_answer_to_one_that_was_given_up_may_come_last(first: bytes) ->
     alone.loaded(2)
     alone.loaded(1, first)
     assert (await again).digest == ONE
-    assert [*alone.adapters.held] == [AdapterId("a", ONE)]
+    assert [*alone.adapters.loaded] == [AdapterId("a", ONE)]
     assert alone.sent == ["load_adapter"] * 2 + ["unload_adapter"] * (first != ONE)
 
 

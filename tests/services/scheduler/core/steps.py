@@ -24,7 +24,7 @@ def tokens_of(core: Core, plan: StepPlan | None) -> dict[int, int]:
     for slot in np.flatnonzero(core.running.live).tolist():
         counts.setdefault(slot, 0)
     unnamed = plan.num_tokens - sum(counts.values())
-    for slot in core.flights[-1].slots.tolist():
+    for slot in core.steps_in_flight[-1].slots.tolist():
         if slot not in plan.counted_slots:
             counts[slot], unnamed = 1, unnamed - 1
     assert unnamed == 0
@@ -33,7 +33,7 @@ def tokens_of(core: Core, plan: StepPlan | None) -> dict[int, int]:
 
 def returned(core: Core, *tokens: int) -> None:
     """The oldest step returns these tokens."""
-    core.apply(StepResult(core.flights[0].step_id, np.array(tokens, dtype=np.int32)), now=0)
+    core.apply(StepResult(core.steps_in_flight[0].step_id, np.array(tokens, dtype=np.int32)), now=0)
 
 
 def add(core: Core, *lengths: int, first: int = 0, **fields: object) -> None:

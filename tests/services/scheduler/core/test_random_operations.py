@@ -14,15 +14,15 @@ import pytest
 from quire.services.scheduler.core.beam.beams import TOO_FEW_BLOCKS
 from quire.services.scheduler.core.core import Core
 from quire.services.scheduler.core.limits import NO_TIERS, CoreLimits, TierLimits
-from quire.services.scheduler.core.plan import Events, Finished, StepResult
+from quire.services.scheduler.core.plan import Events, SequenceFinished, StepResult
 from quire.services.scheduler.core.sequences.ending import Reason
-from quire.services.scheduler.core.sequences.sequence import Family, Sequence
+from quire.services.scheduler.core.sequences.sequence import SampleGroup, Sequence
 from quire.services.scheduler.core.transfers.orders import DiskOrder, TransferOrder
 from quire.services.scheduler.sessions.scheduling_policies import find_policy
 from quire.shared.kv.kv_specs import FULL, ONE_FULL, KVSpec, Latent, State, Window
-from tests.services.scheduler.conftest import Optimist, make_limits, make_sequence
+from tests.services.scheduler.conftest import UnlimitedForecast, make_limits, make_sequence
 from tests.services.scheduler.core.beam.test_beams import exhaustive, search
-from tests.services.scheduler.paper_worker import EOS, PaperWorker, digest, oracle
+from tests.services.scheduler.reference_worker import EOS, ReferenceWorker, digest, oracle
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Client:
     asks_from: int = 0  # log-probabilities of the prompt
     tokens: list[int] = field(default_factory=list)
     told: list[int] = field(default_factory=list)  # positions
-    end: Finished | None = None
+    end: SequenceFinished | None = None
     found: list[int] | None = None  # by a beam search
     root: Sequence | None = None
     pools: bool = False  # wants a vector and no tokens
@@ -50,8 +50,8 @@ class Cluster:
         self.limits = limits
         self.core = Core(limits)
         if seed % 2:
-            self.core.state.forecast = Optimist()  # blocks run out all the time
-        self.worker = PaperWorker(limits, seed)
+            self.core.state.forecast = UnlimitedForecast()  # blocks run out all the time
+        self.worker = ReferenceWorker(limits, seed)
         self.clients: dict[int, Client] = {}
         self.results: deque[StepResult] = deque()
         self.transfers: deque[TransferOrder] = deque()
@@ -73,9 +73,9 @@ class Cluster:
             self._add_pooled(prompt)
             return
         size = self.random.choice([1, 1, 1, 2, 5])
-        family = Family() if size > 1 else None
+        sample_group = SampleGroup() if size > 1 else None
         for _ in range(size):
-            self._add(prompt, family)
+            self._add(prompt, sample_group)
 
     def _go_on(self) -> list[int]:
         """Where an earlier one has ended, or behind its prompt; nothing where that was too long."""
@@ -101,7 +101,7 @@ class Cluster:
         fields = {"samples_nothing": True, "skip_reading_prefix_cache": alone, "arrival": self.now}
         self.core.add(make_sequence(key, prompt, 0, self.limits.block_size, **fields))
 
-    def _add(self, prompt: list[int], family: Family | None) -> None:
+    def _add(self, prompt: list[int], sample_group: SampleGroup | None) -> None:
         key = len(self.clients)
         eos, max_tokens = self.random.random() < 0.5, self.random.randrange(1, 40)
         sequence = make_sequence(
@@ -113,7 +113,7 @@ class Cluster:
             tenant=self.random.choice("abc"),
             priority=self.random.randrange(3),
             arrival=self.now,
-            family=family,
+            sample_group=sample_group,
             prompt_logprobs_from=self.random.randrange(1, 40) if self.random.random() < 0.3 else 0,
         )
         limit = min(len(prompt) + max_tokens, self.limits.max_model_len)
@@ -162,18 +162,18 @@ class Cluster:
         failed = self.random.random() < 0.1
         if not failed:
             self.worker.transfer(order)
-        self.core.transferred(order.transfer_id, failed=failed)
+        self.core.on_transfer_done(order.transfer_id, failed=failed)
         return True
 
     def _disk_transfer(self, order: DiskOrder) -> None:
         """In any order; now and then a block is torn, or the whole transfer is given up."""
         if self.random.random() < 0.05:
-            self.core.transferred(order.transfer_id, failed=True)
+            self.core.on_transfer_done(order.transfer_id, failed=True)
             return
         failing = {number for number in range(len(order.hashes)) if self.random.random() < 0.05}
         lost = self.worker.disk_transfer(order, failing)
         assert lost == failing, "what is on record as on disk is there"
-        self.core.transferred(order.transfer_id, lost=lost)
+        self.core.on_transfer_done(order.transfer_id, lost=lost)
 
     def collect(self) -> None:
         events: Events = self.core.take_events()
@@ -213,7 +213,7 @@ class Cluster:
         for block, count in owners.items():
             if count > 1 and not core.kv.pool.hash_of(block):
                 owning = [s for s in core.running.sequences if s is not None and block in core.kv.table(s.slot)]
-                kin = {core.state.searches.root_of(s.key) or s.family for s in owning}
+                kin = {core.state.searches.root_of(s.key) or s.sample_group for s in owning}
                 assert len(kin) == 1, "only named blocks are shared, or among siblings and beams"
         assert core.kv.num_unowned() == 0
         parked = core.siblings.blocked()
@@ -256,13 +256,13 @@ class Cluster:
             self.collect()
         raise AssertionError("does not end")
 
-    def _verify_search(self, client: Client, end: Finished) -> None:
+    def _verify_search(self, client: Client, end: SequenceFinished) -> None:
         if end.reason is Reason.CANCELLED or end.failure is TOO_FEW_BLOCKS:
             assert client.tokens == []
         else:
             assert client.tokens == client.found
 
-    def _verify_pooled(self, client: Client, end: Finished) -> None:
+    def _verify_pooled(self, client: Client, end: SequenceFinished) -> None:
         assert client.tokens == []
         if end.reason is not Reason.CANCELLED:
             assert end.reason is Reason.STOP
@@ -399,7 +399,7 @@ def test_random_operations_with_host_memory_match_the_oracle(
     assert counts.stored_blocks > 0
     assert counts.failed_transfers > 0
     assert cluster.core.host_blocks is not None
-    assert cluster.core.host_blocks.num_under_way == 0
+    assert cluster.core.host_blocks.num_in_flight == 0
     if num_host_blocks == 1000 and CASES[case]["block_size"] == 4:
         assert counts.fetched_blocks > 20, "more than the device holds"
 
@@ -418,7 +418,7 @@ def test_random_operations_with_a_disk_match_the_oracle(
         assert counts.disk_fetched_blocks > 5, "more than host memory holds"
         assert counts.disk_lost_blocks > 0
     assert cluster.core.host_blocks is not None
-    assert cluster.core.host_blocks.num_under_way == 0
+    assert cluster.core.host_blocks.num_in_flight == 0
 
 
 @pytest.mark.parametrize("drafts", [0, 3])
@@ -433,7 +433,7 @@ def test_random_operations_with_groups_below_the_device_match_the_oracle(
     counts = cluster.core.counts
     assert counts.stored_blocks > 0
     assert cluster.core.host_blocks is not None
-    assert cluster.core.host_blocks.num_under_way == 0
+    assert cluster.core.host_blocks.num_in_flight == 0
     if num_host_blocks == 1000 and CASES[case]["block_size"] == 4:
         assert counts.fetched_blocks > 5, "more than the device holds"
     if num_disk_blocks and CASES[case]["block_size"] == 4:

@@ -58,7 +58,7 @@ def test_s20_no_step_is_planned_past_a_certain_end(core: NewCore, max_tokens: in
     while c.has_work:
         while c.schedule(0) is not None:
             pass
-        returned(c, *[5] * len(c.flights[0].slots))
+        returned(c, *[5] * len(c.steps_in_flight[0].slots))
     assert c.counts.scheduled_tokens == 4 * (10 + max_tokens - 1)
 
 

@@ -18,20 +18,26 @@ import numpy as np
 
 from quire.services.scheduler.core.beam.beams import TOO_FEW_BLOCKS
 from quire.services.scheduler.core.core import Core
-from quire.services.scheduler.core.counts import Counts
+from quire.services.scheduler.core.counts import CoreCounts
 from quire.services.scheduler.core.limits import CoreLimits
-from quire.services.scheduler.core.plan import Finished, StepPlan, StepResult
-from quire.services.scheduler.core.prerequisites.peer_blocks import LEAST_BLOCKS, Borrowed, FetchOrder
+from quire.services.scheduler.core.plan import SequenceFinished, StepPlan, StepResult
+from quire.services.scheduler.core.prerequisites.peer_blocks import LEAST_BLOCKS, BorrowedBlocks, FetchOrder
 from quire.services.scheduler.core.sequences.ending import Failure, Reason
-from quire.services.scheduler.core.sequences.sequence import Family, LateQuery, Loss, Sequence, SequenceStatus
+from quire.services.scheduler.core.sequences.sequence import (
+    LateQuery,
+    SampleGroup,
+    Sequence,
+    SequenceStatus,
+    WorkerLoss,
+)
 from quire.services.scheduler.core.transfers.orders import DiskOrder, TransferOrder
 from quire.services.scheduler.placement.roles import can_be_handed_over
 from quire.services.scheduler.replicas.codec import encode_order, encode_plan, encode_transfer
 from quire.services.scheduler.values.payload import Payload
 from quire.shared.columns import i32_bytes
-from tests.services.scheduler.conftest import Optimist, make_sequence
+from tests.services.scheduler.conftest import UnlimitedForecast, make_sequence
 from tests.services.scheduler.core.beam.test_beams import exhaustive, search
-from tests.services.scheduler.paper_worker import EOS, PaperWorker, digest, oracle
+from tests.services.scheduler.reference_worker import EOS, ReferenceWorker, digest, oracle
 
 BROKEN = Failure("INTERNAL", "the worker could not do it")
 GRAMMARS = [bytes([number]) * 32 for number in range(4)]
@@ -51,7 +57,7 @@ class Client:
     found: list[int] = field(default_factory=list)  # by that search, if nothing ends it early
     tokens: list[int] = field(default_factory=list)
     vector: bytes = b""
-    end: Finished | None = None
+    end: SequenceFinished | None = None
 
 
 class Worker:
@@ -60,8 +66,8 @@ class Worker:
     def __init__(self, limits: CoreLimits, seed: int) -> None:
         self.core = Core(limits)
         if seed % 2:
-            self.core.state.forecast = Optimist()  # blocks run out all the time
-        self.paper = PaperWorker(limits, seed)
+            self.core.state.forecast = UnlimitedForecast()  # blocks run out all the time
+        self.paper = ReferenceWorker(limits, seed)
         self.results: deque[StepResult] = deque()
         self.transfers: deque[TransferOrder] = deque()
         self.on_disk: list[DiskOrder] = []
@@ -78,14 +84,14 @@ class Neighbour:
     def __init__(self, cluster: TwoWorkers, borrower: Worker) -> None:
         self._cluster, self._borrower = cluster, borrower
 
-    def borrow(self, hashes: Blocks[bytes], start: int, most: int) -> Borrowed | None:
+    def borrow(self, hashes: Blocks[bytes], start: int, most: int) -> BorrowedBlocks | None:
         lender = self._cluster.other(self._borrower)
         lent = lender.core.peer_blocks
         count = 0 if lent is None else lent.num_found(hashes, start, most)
         if lent is None or count < LEAST_BLOCKS:
             return None
         loan = lent.lend(hashes, start, count)
-        return Borrowed(lender, loan, partial(lent.give_back, loan))
+        return BorrowedBlocks(lender, loan, partial(lent.end_loan, loan))
 
 
 class TwoWorkers:
@@ -97,7 +103,7 @@ class TwoWorkers:
         self.sent = hashlib.sha256()  # of every message to a worker
         self.clients: dict[int, Client] = {}
         self.now = 0.0
-        self.counts: list[Counts] = []  # of all attachments
+        self.counts: list[CoreCounts] = []  # of all attachments
         self._num_attached = 0
         self.workers: list[Worker] = []
         for _ in range(2):
@@ -109,7 +115,7 @@ class TwoWorkers:
         worker = Worker(self.limits, self._seed + self._num_attached)
         self.counts.append(worker.core.counts)
         if worker.core.peer_blocks is not None:
-            worker.core.peer_blocks.neighbours = Neighbour(self, worker)
+            worker.core.peer_blocks.lenders = Neighbour(self, worker)
         return worker
 
     def other(self, worker: Worker) -> Worker:
@@ -131,9 +137,9 @@ class TwoWorkers:
                 self._add_document(worker, prompt)
         else:
             size = self.random.choice([1, 1, 1, 2, 4])
-            family = Family() if size > 1 else None
+            sample_group = SampleGroup() if size > 1 else None
             for _ in range(size):
-                self._add(worker, prompt, family)
+                self._add(worker, prompt, sample_group)
 
     def _fields(self) -> dict[str, object]:
         late = self.random.random() < 0.1
@@ -145,11 +151,11 @@ class TwoWorkers:
             "deadline": self.now + self.random.randrange(5, 60) if late else float("inf"),
         }
 
-    def _add(self, worker: Worker, prompt: list[int], family: Family | None) -> None:
+    def _add(self, worker: Worker, prompt: list[int], sample_group: SampleGroup | None) -> None:
         key, max_tokens = len(self.clients), self.random.randrange(1, 40)
         grammar = self.random.choice(GRAMMARS) if self.random.random() < 0.3 else b""
         eos = self.random.random() < 0.5
-        fields = self._fields() | {"family": family, "grammar_id": grammar, "grammar_bytes": 1000}
+        fields = self._fields() | {"sample_group": sample_group, "grammar_id": grammar, "grammar_bytes": 1000}
         sequence = make_sequence(
             key, prompt, max_tokens, self.limits.block_size, eos_token_ids=(EOS,) if eos else (), **fields
         )
@@ -214,13 +220,13 @@ class TwoWorkers:
     def restart(self) -> None:
         """A worker is lost with everything under way, and another one attaches."""
         gone = self._any()
-        loss = Loss("w", self._num_attached) if self.random.random() < 0.5 else None
+        loss = WorkerLoss("w", self._num_attached) if self.random.random() < 0.5 else None
         moved = gone.core.evacuate(loss)
         left = self.other(gone)
         if gone.core.peer_blocks is not None and left.core.peer_blocks is not None:
             for order in gone.core.peer_blocks.orders_under_way():
-                order.borrowed.give_back()
-            left.core.resume(left.core.peer_blocks.give_up(gone))
+                order.borrowed.release()
+            left.core.unblock(left.core.peer_blocks.abandon_source(gone))
         self.workers[self.workers.index(gone)] = self._attach()
         for sequence in moved:
             self._any().core.add(sequence)
@@ -229,8 +235,8 @@ class TwoWorkers:
         """A worker's caches are emptied, if nothing is under way there."""
         worker = self._any()
         core = worker.core
-        moving = sum(moves.num_under_way for moves in (core.host_blocks, core.peer_blocks) if moves is not None)
-        if not core.flights and not moving and core.reset_prefix_cache(preempt_running=True) is not None:
+        moving = sum(moves.num_in_flight for moves in (core.host_blocks, core.peer_blocks) if moves is not None)
+        if not core.steps_in_flight and not moving and core.reset_prefix_cache(preempt_running=True) is not None:
             worker.vectors.clear()
 
     # Steps.
@@ -255,9 +261,9 @@ class TwoWorkers:
         worker.vectors.difference_update(plan.dropped_queries)
         for admission in plan.admitted:
             assert not admission.sequence.grammar_id or admission.sequence.grammar_id in worker.grammars
-        flight, failures = worker.core.flights[-1], []
-        queries = {slot: worker.core.running.sequence(slot).query for slot in flight.late}
-        for slot, is_query in sorted(flight.late.items(), key=lambda late: not late[1]):
+        flight, failures = worker.core.steps_in_flight[-1], []
+        queries = {slot: worker.core.running.sequence(slot).query for slot in flight.late_queries}
+        for slot, is_query in sorted(flight.late_queries.items(), key=lambda late: not late[1]):
             query = queries[slot]
             assert query is not None
             if is_query and self.random.random() < 0.1:
@@ -295,10 +301,10 @@ class TwoWorkers:
         grammar_id = worker.preparing.pop(0)
         assert worker.core.grammars.awaits(grammar_id)
         if self.random.random() < 0.1:
-            worker.core.grammar_prepared(grammar_id, BROKEN)
+            worker.core.on_grammar_prepared(grammar_id, BROKEN)
         else:
             worker.grammars.add(grammar_id)
-            worker.core.grammar_prepared(grammar_id)
+            worker.core.on_grammar_prepared(grammar_id)
         return True
 
     def transfer(self, worker: Worker | None = None) -> bool:
@@ -313,7 +319,7 @@ class TwoWorkers:
         if worker.on_disk and (not worker.transfers or self.random.random() < 0.5):
             disk = worker.on_disk.pop(self.random.randrange(len(worker.on_disk)))
             failing = {number for number in range(len(disk.hashes)) if self.random.random() < 0.05}
-            worker.core.transferred(disk.transfer_id, lost=worker.paper.disk_transfer(disk, failing))
+            worker.core.on_transfer_done(disk.transfer_id, lost=worker.paper.disk_transfer(disk, failing))
             return True
         if not worker.transfers:
             return False
@@ -321,7 +327,7 @@ class TwoWorkers:
         failed = self.random.random() < 0.1
         if not failed:
             worker.paper.transfer(order)
-        worker.core.transferred(order.transfer_id, failed=failed)
+        worker.core.on_transfer_done(order.transfer_id, failed=failed)
         return True
 
     def fetch(self, worker: Worker | None = None) -> bool:
@@ -338,14 +344,14 @@ class TwoWorkers:
             for there, here in zip(order.borrowed.loan.blocks, order.blocks, strict=True):
                 for offset in range(self.limits.block_size):
                     worker.paper.kv[here, offset] = self.other(worker).paper.kv[there, offset]
-        worker.core.fetched(order.fetch_id, failed=failed)
+        worker.core.on_fetch_done(order.fetch_id, failed=failed)
         return True
 
     def look(self) -> None:
         """Sequences that have waited long for the other worker's blocks compute them."""
         core = self._any().core
         if core.peer_blocks is not None:
-            core.resume(core.peer_blocks.look(3))
+            core.unblock(core.peer_blocks.tick(3))
 
     # What is checked.
 

@@ -9,7 +9,7 @@ import pytest
 
 from quire.services.scheduler.core.core import Core
 from quire.services.scheduler.core.sequences.ending import Reason
-from quire.services.scheduler.core.step.plan_builder import NO_SLOTS, Flight
+from quire.services.scheduler.core.step.plan_builder import NO_SLOTS, InFlightStep
 from quire.services.scheduler.frontends.batches import OwnerBatches
 from quire.services.scheduler.frontends.submission_checks import refusal
 from quire.services.scheduler.frontends.submissions import SequenceFactory
@@ -24,7 +24,9 @@ from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from tests.services.scheduler.conftest import make_limits, make_sequence
 
 HELLO = pb.WorkerHello(model=model_pb2.ModelIdentity(vocab_size=50), limits=pb.StepLimits(max_num_seqs=8))
-ENDING = Flight(1, NO_SLOTS, NO_SLOTS.astype(np.int64), NO_SLOTS.astype(bool), {}, 9, 9, 0.0, ended={2: 5, 4: 6})
+ENDING = InFlightStep(
+    1, NO_SLOTS, NO_SLOTS.astype(np.int64), NO_SLOTS.astype(bool), {}, 9, 9, 0.0, pooled_keys={2: 5, 4: 6}
+)
 
 
 def result(slots: list[int], sizes: list[int], values: list[float], *failed: int) -> pb.StepResult:
@@ -60,7 +62,7 @@ def test_a_worker_cannot_lie_about_vectors(wire: pb.StepResult, text: str) -> No
     ],
 )
 def test_a_query_tells_nothing_and_a_document_one_number(wire: pb.StepResult, text: str) -> None:
-    late = replace(ENDING, late={2: True, 4: False})
+    late = replace(ENDING, late_queries={2: True, 4: False})
     ResultChecks(HELLO).check(result([4], [1], [1.0]), late)
     with pytest.raises(FailedPrecondition, match=text):
         ResultChecks(HELLO).check(wire, late)

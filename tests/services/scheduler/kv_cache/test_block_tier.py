@@ -54,7 +54,7 @@ def test_what_could_not_be_read_is_forgotten_once_nobody_reads_it() -> None:
     tier.end_read(names(1), failed=True)
     assert tier.holds(b"\x01"), "somebody still reads it"
     tier.end_read(names(1), failed=True)
-    assert not tier.knows(b"\x01")
+    assert not tier.holds_or_stores(b"\x01")
     assert tier.num_free == 2
 
 
@@ -70,7 +70,7 @@ def test_every_place_is_free_stored_into_or_held() -> None:
     tier, storing, reading = BlockTier(8), [], []
     for _ in range(3000):
         name = bytes([rng.randrange(40)])
-        if rng.random() < 0.4 and not tier.knows(name) and tier.begin_store(name) is not None:
+        if rng.random() < 0.4 and not tier.holds_or_stores(name) and tier.begin_store(name) is not None:
             storing.append(name)
         elif storing and rng.random() < 0.5:
             tier.end_store(storing.pop(rng.randrange(len(storing))), failed=rng.random() < 0.2)

@@ -6,10 +6,10 @@ import random
 
 import pytest
 
+from quire.services.scheduler.kv_cache.block_frequency import BlockFrequency
 from quire.services.scheduler.kv_cache.block_tier import BlockTier
 from quire.services.scheduler.kv_cache.eviction import ARC, LRU, POLICIES
 from quire.services.scheduler.kv_cache.kv_priority import KVPriority
-from quire.services.scheduler.kv_cache.sightings import Sightings
 
 
 def name(number: int) -> bytes:
@@ -110,26 +110,26 @@ def test_a_policy_holds_what_the_tier_holds(policy: type[LRU | ARC]) -> None:
             reading.append(name(number))
         elif reading and rng.random() < 0.6:
             tier.end_read([reading.pop(0)], failed=rng.random() < 0.2)
-        elif not tier.knows(name(number)) and tier.begin_store(name(number)) is not None:
+        elif not tier.holds_or_stores(name(number)) and tier.begin_store(name(number)) is not None:
             tier.end_store(name(number), failed=rng.random() < 0.1)
         elif tier.holds(name(number)):
             tier.touch([name(number)])
         if rng.random() < 0.2:
-            tier.mark([name(rng.randrange(40)) for _ in range(3)], rng.choice([*KVPriority]))
+            tier.set_priority([name(rng.randrange(40)) for _ in range(3)], rng.choice([*KVPriority]))
         assert tier.num_free + tier.num_storing + tier.num_held == 8
         assert all(map(tier.holds, reading))
     for block_hash in reading:
         tier.end_read([block_hash])
-    assert tier.forget_all() > 0
+    assert tier.clear() > 0
     assert ask(tier, 1) is False
 
 
 def test_sightings_are_counted_and_the_oldest_forgotten() -> None:
-    seen = Sightings(2, most=3)
-    assert seen.see([name(1), name(2)]) == []
-    assert seen.see([name(1)]) == [name(1)]
-    assert seen.see([name(1)]) == [], "only once"
-    assert seen.are_enough(name(1))
-    assert not seen.are_enough(name(2))
-    seen.see([name(3), name(4)])
-    assert seen.see([name(2)]) == [], "it was forgotten"
+    seen = BlockFrequency(2, most=3)
+    assert seen.count_prompt([name(1), name(2)]) == []
+    assert seen.count_prompt([name(1)]) == [name(1)]
+    assert seen.count_prompt([name(1)]) == [], "only once"
+    assert seen.has_reached_threshold(name(1))
+    assert not seen.has_reached_threshold(name(2))
+    seen.count_prompt([name(3), name(4)])
+    assert seen.count_prompt([name(2)]) == [], "it was forgotten"

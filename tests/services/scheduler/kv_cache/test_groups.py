@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from quire.services.scheduler.kv_cache.groups import Groups
+from quire.services.scheduler.kv_cache.groups import KVGroups
 from quire.services.scheduler.kv_cache.kv_cache_manager import KVCacheManager
 from quire.shared import columns
 from quire.shared.errors import FailedPrecondition
@@ -18,13 +18,13 @@ HASHES = block_hash.chain(block_hash.root_hash(), columns.i32_bytes(range(80)), 
 
 
 def manager(*specs: KVSpec, num_blocks: int = 200) -> KVCacheManager:
-    return KVCacheManager(num_blocks, Groups(specs, SIZE, 64), num_slots=4)
+    return KVCacheManager(num_blocks, KVGroups(specs, SIZE, 64), num_slots=4)
 
 
 def fill(kv: KVCacheManager, slot: int, num_tokens: int) -> list[int]:
     kv.admit(slot, [])
     kv.grow(slot, num_tokens)
-    kv.name(slot, HASHES[: num_tokens // SIZE])
+    kv.record_hashes(slot, HASHES[: num_tokens // SIZE])
     return list(kv.table(slot))
 
 
@@ -46,13 +46,13 @@ def test_what_is_expected_of_a_sequence_stays_when_its_blocks_are_replaced() -> 
 
     def filled(*ends: int, rebases: bool = False) -> list[tuple[int, bytes]]:
         kv = manager(FULL, Window(6))
-        kv.watch_filled()
+        kv.track_filled()
         kv.admit(0, [])
-        kv.expect(0, ends)
+        kv.set_restart_points(0, ends)
         if rebases:
             kv.rebase(0, [])
         kv.grow(0, 40)
-        kv.name(0, HASHES[:10])
+        kv.record_hashes(0, HASHES[:10])
         return kv.take_filled()
 
     assert filled(5, rebases=True) == filled(5) != filled()
@@ -69,7 +69,7 @@ def test_blocks_of_different_groups_are_not_taken_for_each_other() -> None:
     kv = manager(FULL, Window(8))
     kv.admit(0, [])
     kv.grow(0, 16)
-    kv.name(0, HASHES[:4])
+    kv.record_hashes(0, HASHES[:4])
     first, second = kv.table(0)[::2], kv.table(0)[1::2]
     kv.release(0, None)
     found = kv.match(HASHES).blocks
@@ -81,8 +81,8 @@ def test_what_slid_out_is_free_at_once_and_can_still_be_found() -> None:
     kv = manager(Window(6), num_blocks=20)
     fill(kv, 0, 40)
     table = list(kv.table(0))
-    live = kv.num_named > 0
-    kv.slide(kv.num_named * SIZE, live)
+    live = kv.num_hashed > 0
+    kv.slide(kv.num_hashed * SIZE, live)
     assert kv.table(0) == [*[0] * 8, *table[8:]], "position 40 sees 35 and up"
     assert kv.use.used == 2
     assert kv.match(HASHES[:5]).blocks == [0, 0, 0, *table[3:5]], "nobody has taken them"
@@ -93,20 +93,20 @@ def test_what_slid_out_is_free_at_once_and_can_still_be_found() -> None:
 @pytest.mark.parametrize("computed", range(1, 60))
 @pytest.mark.parametrize("length", [1, 3, 4, 5, 8, 9, 100])
 def test_a_window_keeps_what_its_next_token_sees_and_nothing_before(length: int, computed: int) -> None:
-    (kept,) = Groups((Window(length),), SIZE, 64).retentions
+    (kept,) = KVGroups((Window(length),), SIZE, 64).retentions
     first_seen = max(0, computed - length + 1)
     assert kept.first_kept(computed) == first_seen // SIZE
 
 
 def test_the_cost_of_a_window_is_bounded_and_that_of_the_rest_is_not() -> None:
-    groups = Groups((FULL, Window(16), Window(16)), SIZE, 8)
+    groups = KVGroups((FULL, Window(16), Window(16)), SIZE, 8)
     assert groups.cost(5) == 15
     bound = 4 + 3 + 2  # the window, a chunk that begins and ends within blocks, and what the window lies across
     assert groups.cost(1000) == 1000 + 2 * bound
-    assert Groups(ONE_FULL, SIZE, 8).cost(1000) == 1000
-    assert Groups((Window(16),), SIZE, 8).longest(7, 10**6) == 10**6, "as long as you like"
-    assert Groups((Window(16),), SIZE, 8).longest(3, 10**6) == 12
-    assert groups.longest(100, 10**6) == (100 - 2 * 7) * SIZE
+    assert KVGroups(ONE_FULL, SIZE, 8).cost(1000) == 1000
+    assert KVGroups((Window(16),), SIZE, 8).max_sequence_tokens(7, 10**6) == 10**6, "as long as you like"
+    assert KVGroups((Window(16),), SIZE, 8).max_sequence_tokens(3, 10**6) == 12
+    assert groups.max_sequence_tokens(100, 10**6) == (100 - 2 * 7) * SIZE
 
 
 def test_layers_of_one_spec_form_groups_of_one_size_full_ones_first() -> None:
@@ -173,7 +173,7 @@ def test_a_state_is_kept_until_it_is_known_what_it_is_of() -> None:
     table, computed = list(kv.table(0)), np.array([9, 0, 0, 0])
     kv.slide(computed, computed > 0)
     assert kv.table(0) == table, "steps under way have computed more than there are tokens known"
-    kv.name(0, HASHES[:2])
+    kv.record_hashes(0, HASHES[:2])
     kv.slide(computed, computed > 0)
     assert kv.table(0) == [0, 0, table[2]]
     assert kv.match(HASHES[:2]).blocks == [0, table[1]], "nobody has taken it"
@@ -182,7 +182,12 @@ def test_a_state_is_kept_until_it_is_known_what_it_is_of() -> None:
 def test_layers_that_keep_nothing_stand_alone_and_cost_nothing() -> None:
     wire = kv_wire.to_proto(kv_specs.form_groups([NOTHING] * 3))
     assert kv_wire.from_proto(wire, "w") == (NOTHING,)
-    groups = Groups((NOTHING,), 16, 100)
-    assert (groups.keep_nothing, groups.plain, groups.cost(7), groups.longest(1, 512)) == (True, False, 0, 512)
+    groups = KVGroups((NOTHING,), 16, 100)
+    assert (groups.keep_nothing, groups.plain, groups.cost(7), groups.max_sequence_tokens(1, 512)) == (
+        True,
+        False,
+        0,
+        512,
+    )
     with pytest.raises(FailedPrecondition, match="keep nothing beside others"):
         kv_wire.from_proto([*wire, pb.KVGroup(full=pb.KVFull(), num_layers=1)], "w")

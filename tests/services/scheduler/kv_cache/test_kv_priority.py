@@ -17,7 +17,7 @@ def names(*numbers: int) -> list[bytes]:
 
 def prompt(tier: BlockTier, *numbers: int, priority: KVPriority = NORMAL) -> None:
     """Comes in, and is held afterwards as far as there is room."""
-    tier.mark(names(*numbers), priority)
+    tier.set_priority(names(*numbers), priority)
     tier.touch(names(*numbers))
     for name in names(*numbers):
         if not tier.holds(name) and tier.begin_store(name) is not None:
@@ -42,7 +42,7 @@ def test_low_goes_before_normal_and_high_goes_last(policy: str) -> None:
 
 def test_what_was_lost_is_high_when_it_comes_again() -> None:
     tier = BlockTier(4)
-    tier.mark(names(1), HIGH)  # before it is held
+    tier.set_priority(names(1), HIGH)  # before it is held
     prompt(tier, 1)
     prompt(tier, 2, 3, 4, 5)
     assert held(tier) == [1, 3, 4, 5]
@@ -51,9 +51,9 @@ def test_what_was_lost_is_high_when_it_comes_again() -> None:
 def test_what_is_held_already_can_become_high_and_nobody_takes_that_from_it() -> None:
     tier = BlockTier(4)
     prompt(tier, 1, 2, 3, 4)
-    tier.mark(names(2), HIGH)
-    tier.mark(names(2), NORMAL)
-    tier.mark(names(2), LOW)
+    tier.set_priority(names(2), HIGH)
+    tier.set_priority(names(2), NORMAL)
+    tier.set_priority(names(2), LOW)
     prompt(tier, 5, 6, 7, 8)
     assert held(tier) == [2, 6, 7, 8]
 
@@ -83,6 +83,6 @@ def test_high_is_half_of_the_places_those_that_asked_last() -> None:
 def test_a_reset_forgets_what_was_asked_for() -> None:
     tier = BlockTier(4)
     prompt(tier, 1, 2, priority=HIGH)
-    tier.forget_all()
+    tier.clear()
     prompt(tier, 1, 2, 3, 4, 5, 6)
     assert held(tier) == [3, 4, 5, 6]

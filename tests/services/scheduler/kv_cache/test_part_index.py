@@ -33,11 +33,11 @@ def test_of_blocks_that_begin_alike_another_is_found_when_the_latest_is_gone() -
         index.note(block, content([1, 2, 3, 10 + block]))
         index.publish()
     assert index.find(content([1, 2, 3])) == BlockPart(4, 3, is_all=False)
-    index.forget(2)
+    index.remove(2)
     for gone, found in ((4, 3), (3, 1)):
-        index.forget(gone)
+        index.remove(gone)
         assert index.find(content([1, 2, 3])) == BlockPart(found, 3, is_all=False)
-    index.forget(1)
+    index.remove(1)
     assert index.find(content([1, 2, 3])) is None
     assert not index.newest
     assert not index.older
@@ -68,7 +68,7 @@ def test_equal_keys_of_different_content_cost_a_hit_only(monkeypatch: object) ->
     assert index.find(content([1, 2, 3, 4])) is None
     assert index.find(content([5, 6, 7, 8])) == BlockPart(2, 4, is_all=True)
     assert index.find(content([5, 6, 7, 8], parent=b"another")) is None
-    index.forget(2)
+    index.remove(2)
     assert index.find(content([5, 6, 7, 8])) is None
 
 
@@ -92,7 +92,7 @@ def test_what_is_found_is_there(history: History, parent: bytes, wanted: list[in
         if change == "go on" and block in held:
             held[block] = held[block][0], (held[block][1] + listed)[:SIZE]
         else:
-            index.forget(block)
+            index.remove(block)
             forgot |= held.pop(block, None) is not None
             if change == "forget":
                 continue

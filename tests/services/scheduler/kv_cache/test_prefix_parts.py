@@ -12,7 +12,7 @@ from quire.services.scheduler.core.core import Core
 from quire.services.scheduler.core.plan import StepPlan
 from quire.services.scheduler.core.sequences.sequence import Sequence
 from tests.services.scheduler.conftest import make_limits, make_sequence
-from tests.services.scheduler.paper_worker import PaperWorker, oracle
+from tests.services.scheduler.reference_worker import ReferenceWorker, oracle
 
 SIZE, GRAIN = 64, 16
 PROMPT = [token % 37 for token in range(100)]  # a block, and 36 tokens of the next
@@ -24,7 +24,7 @@ class Run:
     def __init__(self, **fields: object) -> None:
         defaults: dict[str, object] = {"block_size": SIZE, "enable_prefix_caching": True, "num_blocks": 100}
         self.core = Core(make_limits(**(defaults | fields)))
-        self.worker = PaperWorker(self.core.limits)
+        self.worker = ReferenceWorker(self.core.limits)
         self.tokens: dict[int, list[int]] = {}
         self._keys = iter(range(10_000))
 

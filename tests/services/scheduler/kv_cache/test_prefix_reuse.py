@@ -18,7 +18,7 @@ ANSWER = 100  # tokens
 CHATS, TURNS = 64, 6
 
 
-class Talk:
+class Conversation:
     """A core, and a worker that says what chance has it say."""
 
     def __init__(self, block_size: int, prefix_grain: int) -> None:
@@ -47,7 +47,7 @@ class Talk:
         while self.core.has_work:
             while self.core.schedule(0) is not None:
                 pass
-            flight = self.core.flights[0]
+            flight = self.core.steps_in_flight[0]
             tokens = np.array([self._random.randrange(1000) for _ in flight.slots], dtype=np.int32)
             self.core.apply(StepResult(flight.step_id, tokens), 0)
             for columns in self.core.take_events().tokens:
@@ -65,7 +65,7 @@ class Talk:
 
 
 def repeated(block_size: int, prefix_grain: int) -> float:
-    talk = Talk(block_size, prefix_grain)
+    talk = Conversation(block_size, prefix_grain)
     prompts = [talk.text(100, 1024) for _ in range(256)]
     talk.say(prompts)
     return talk.computed_again(prompts, 0)[0]
@@ -73,7 +73,7 @@ def repeated(block_size: int, prefix_grain: int) -> float:
 
 def chats(block_size: int, prefix_grain: int) -> float:
     """Per turn but the first."""
-    talk = Talk(block_size, prefix_grain)
+    talk = Conversation(block_size, prefix_grain)
     texts = [talk.text(50, 300) for _ in range(CHATS)]
     answers = talk.say(texts)
     total = 0.0

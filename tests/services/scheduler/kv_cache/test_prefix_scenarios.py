@@ -6,7 +6,7 @@ import pytest
 
 from quire.services.scheduler.kv_cache.block_pool import BlockPool
 from quire.services.scheduler.kv_cache.free_list import FreeList
-from quire.services.scheduler.kv_cache.groups import Groups
+from quire.services.scheduler.kv_cache.groups import KVGroups
 from quire.services.scheduler.kv_cache.kv_cache_manager import KVCacheManager
 from quire.shared import columns
 from quire.shared.kv import block_hash
@@ -19,7 +19,7 @@ class Sequences:
     """Sequences as the core treats them: match, admit, grow, name."""
 
     def __init__(self, num_blocks: int, block_size: int = 16, caching: bool = True) -> None:
-        self.kv = KVCacheManager(num_blocks, Groups(ONE_FULL, block_size, 8192), num_slots=8, enable_caching=caching)
+        self.kv = KVCacheManager(num_blocks, KVGroups(ONE_FULL, block_size, 8192), num_slots=8, enable_caching=caching)
         self.size = block_size
         self.hashes: dict[int, list[bytes]] = {}
 
@@ -33,7 +33,7 @@ class Sequences:
         self.kv.admit(slot, hits)
         new = self.kv.grow(slot, len(tokens))
         if self.kv.enable_caching:
-            self.kv.name(slot, hashes[len(hits) :])
+            self.kv.record_hashes(slot, hashes[len(hits) :])
         self.hashes[slot] = hashes
         return hits, new
 
@@ -150,7 +150,7 @@ def test_equal_content_is_found_once_and_the_copy_is_taken_first() -> None:
     cache.admit(0, COMMON[:16])
     cache.kv.admit(1, [])  # computes the same without having looked
     cache.kv.grow(1, 16)
-    cache.kv.name(1, cache.hashes[0])
+    cache.kv.record_hashes(1, cache.hashes[0])
     cache.free(0, 1)
     assert cache.kv.match(cache.hashes[0]).blocks == [1]
     assert cache.kv.pool.free_order[0] == 2
@@ -174,8 +174,8 @@ def test_of_two_equal_blocks_the_other_is_found_when_one_is_evicted() -> None:
     for slot in (0, 1):  # both compute the same at the same time
         cache.kv.admit(slot, [])
         cache.kv.grow(slot, 48)
-    cache.kv.name(0, hashes)
-    cache.kv.name(1, hashes)
+    cache.kv.record_hashes(0, hashes)
+    cache.kv.record_hashes(1, hashes)
     assert cache.kv.match(hashes).blocks == [1, 2, 3]
     cache.free(0)
     cache.kv.admit(2, [])
@@ -193,7 +193,7 @@ def test_of_equal_blocks_only_one_is_kept_when_nobody_owns_them() -> None:
     for slot in (0, 1, 2):
         cache.kv.admit(slot, [])
         cache.kv.grow(slot, 32)
-        cache.kv.name(slot, hashes[:2])
+        cache.kv.record_hashes(slot, hashes[:2])
     cache.free(1, 0, 2)
     assert (cache.kv.use.cached, cache.kv.use.free) == (2, 6)
     cache.kv.admit(3, [])
@@ -202,7 +202,7 @@ def test_of_equal_blocks_only_one_is_kept_when_nobody_owns_them() -> None:
     assert cache.kv.use.cached == 0
 
 
-class Told:
+class RecordingObserver:
     """What an observer has been told that is there."""
 
     def __init__(self) -> None:
@@ -217,11 +217,11 @@ class Told:
 
 
 def test_an_observer_is_told_when_the_last_of_equal_blocks_is_gone() -> None:
-    told = Told()
+    told = RecordingObserver()
     pool = BlockPool(5, told)
     (one, other) = pool.allocate(2)
-    pool.name(one, b"hash")
-    pool.name(other, b"hash")
+    pool.record_hash(one, b"hash")
+    pool.record_hash(other, b"hash")
     pool.release([one])
     pool.allocate(3)
     assert told.held == {b"hash"}

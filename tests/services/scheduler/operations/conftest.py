@@ -7,13 +7,13 @@ from typing import TypeVar
 import pytest
 
 from quire.services.scheduler.cluster.cluster import WorkerCluster
-from quire.services.scheduler.cluster.holds import Hold
+from quire.services.scheduler.cluster.pause_reasons import PauseReason
 from tests.services.scheduler.scripted_peers import WorkerPeer
 
 T = TypeVar("T")
 
 
-class Holding:
+class PauseRecorder:
     """What operators ask for while steps are under way."""
 
     def __init__(self) -> None:
@@ -35,12 +35,12 @@ class Holding:
 
 
 @pytest.fixture
-def holding(monkeypatch: pytest.MonkeyPatch) -> Holding:
-    seen, hold = Holding(), WorkerCluster.hold
+def holding(monkeypatch: pytest.MonkeyPatch) -> PauseRecorder:
+    seen, hold = PauseRecorder(), WorkerCluster.set_paused
 
-    def told(cluster: WorkerCluster, reason: Hold, held: bool) -> None:
+    def told(cluster: WorkerCluster, reason: PauseReason, held: bool) -> None:
         hold(cluster, reason, held)
         seen.told(held)
 
-    monkeypatch.setattr(WorkerCluster, "hold", told)
+    monkeypatch.setattr(WorkerCluster, "set_paused", told)
     return seen

@@ -11,10 +11,10 @@ from quire.services.scheduler.cluster.cluster import WorkerCluster
 from quire.shared.pb.admin.v1 import admin_pb2
 from quire.shared.pb.common.v1 import finish_pb2
 from tests.admin import admin_of, calling
-from tests.services.scheduler.operations.conftest import Holding
-from tests.services.scheduler.paper_worker import oracle
+from tests.services.scheduler.operations.conftest import PauseRecorder
+from tests.services.scheduler.reference_worker import oracle
 from tests.services.scheduler.scripted_peers import FrontendPeer, WorkerPeer
-from tests.services.scheduler.test_service import PROMPTS, Bench, Start, start
+from tests.services.scheduler.test_service import PROMPTS, SchedulerHarness, Start, start
 from tests.waiting import stays
 
 __all__ = ["start"]
@@ -24,12 +24,12 @@ SOME_STEPS_S = 0.1
 KEEP, ABORT, WAIT = admin_pb2.PAUSE_MODE_KEEP, admin_pb2.PAUSE_MODE_ABORT, admin_pb2.PAUSE_MODE_WAIT
 
 
-async def pause(bench: Bench, mode: admin_pb2.PauseMode = KEEP) -> admin_pb2.PauseGenerationResponse:
+async def pause(bench: SchedulerHarness, mode: admin_pb2.PauseMode = KEEP) -> admin_pb2.PauseGenerationResponse:
     async with calling(admin_of("scheduler", bench.address)) as admin:
         return await admin.PauseGeneration(admin_pb2.PauseGenerationRequest(mode=mode))
 
 
-async def resume(bench: Bench) -> None:
+async def resume(bench: SchedulerHarness) -> None:
     async with calling(admin_of("scheduler", bench.address)) as admin:
         await admin.ResumeGeneration(admin_pb2.ResumeGenerationRequest())
 
@@ -54,7 +54,7 @@ def says_what_the_oracle_says(frontend: FrontendPeer, *streams: int) -> bool:
     )
 
 
-async def test_what_runs_and_what_comes_waits_and_goes_on(start: Start, holding: Holding) -> None:
+async def test_what_runs_and_what_comes_waits_and_goes_on(start: Start, holding: PauseRecorder) -> None:
     bench = await start()
     worker = await bench.worker()
     frontend = await bench.frontend()
@@ -74,7 +74,7 @@ async def test_what_runs_and_what_comes_waits_and_goes_on(start: Start, holding:
     assert (await bench.status())["s0"].state == admin_pb2.STATE_READY
 
 
-async def test_the_answer_comes_when_no_step_is_under_way(start: Start, holding: Holding) -> None:
+async def test_the_answer_comes_when_no_step_is_under_way(start: Start, holding: PauseRecorder) -> None:
     bench = await start()
     hold = asyncio.Event()
     await bench.worker(hold=hold)
@@ -91,7 +91,7 @@ async def test_the_answer_comes_when_no_step_is_under_way(start: Start, holding:
     await frontend.ended(0)
 
 
-async def test_those_that_are_aborted_end_at_once_with_what_they_have(start: Start, holding: Holding) -> None:
+async def test_those_that_are_aborted_end_at_once_with_what_they_have(start: Start, holding: PauseRecorder) -> None:
     bench = await start()
     worker = await bench.worker()
     frontend = await bench.frontend()
@@ -108,7 +108,7 @@ async def test_those_that_are_aborted_end_at_once_with_what_they_have(start: Sta
     assert says_what_the_oracle_says(frontend, 1)
 
 
-async def test_cancellations_and_deadlines_are_heard_meanwhile(start: Start, holding: Holding) -> None:
+async def test_cancellations_and_deadlines_are_heard_meanwhile(start: Start, holding: PauseRecorder) -> None:
     bench = await start()
     worker = await bench.worker()
     frontend = await bench.frontend()
@@ -124,7 +124,7 @@ async def test_cancellations_and_deadlines_are_heard_meanwhile(start: Start, hol
 
 @pytest.mark.parametrize("leaves", [True, False])
 async def test_a_worker_that_comes_meanwhile_takes_over_when_generation_is_resumed(
-    start: Start, holding: Holding, leaves: bool
+    start: Start, holding: PauseRecorder, leaves: bool
 ) -> None:
     bench = await start()
     worker = await bench.worker(id="w0")
@@ -145,7 +145,7 @@ async def test_a_worker_that_comes_meanwhile_takes_over_when_generation_is_resum
     assert says_what_the_oracle_says(frontend, 0)
 
 
-async def test_a_reset_of_the_cache_does_not_resume(start: Start, holding: Holding) -> None:
+async def test_a_reset_of_the_cache_does_not_resume(start: Start, holding: PauseRecorder) -> None:
     bench = await start()
     worker = await bench.worker()
     frontend = await bench.frontend()
@@ -160,7 +160,7 @@ async def test_a_reset_of_the_cache_does_not_resume(start: Start, holding: Holdi
     assert says_what_the_oracle_says(frontend, 0)
 
 
-class Parking:
+class ParkingRecorder:
     """Whether the scheduler keeps what comes from its workers."""
 
     def __init__(self) -> None:
@@ -172,14 +172,14 @@ class Parking:
 
 
 @pytest.fixture
-def parking(monkeypatch: pytest.MonkeyPatch) -> Parking:
-    seen, park = Parking(), WorkerCluster.park
-    monkeypatch.setattr(WorkerCluster, "park", lambda self, parking: (park(self, parking), seen.told(parking)))
+def parking(monkeypatch: pytest.MonkeyPatch) -> ParkingRecorder:
+    seen, park = ParkingRecorder(), WorkerCluster.set_parking
+    monkeypatch.setattr(WorkerCluster, "set_parking", lambda self, parking: (park(self, parking), seen.told(parking)))
     return seen
 
 
 async def begin_to_wait(
-    bench: Bench, frontend: FrontendPeer, parking: Parking
+    bench: SchedulerHarness, frontend: FrontendPeer, parking: ParkingRecorder
 ) -> asyncio.Task[admin_pb2.PauseGenerationResponse]:
     """For stream 0, whose first step its worker holds up."""
     await frontend.submit(0, PROMPTS[0], max_tokens=NUM_TOKENS, eos_token_ids=b"")
@@ -189,7 +189,9 @@ async def begin_to_wait(
     return asked
 
 
-async def test_what_is_there_may_end_first_and_what_comes_meanwhile_waits(start: Start, parking: Parking) -> None:
+async def test_what_is_there_may_end_first_and_what_comes_meanwhile_waits(
+    start: Start, parking: ParkingRecorder
+) -> None:
     bench = await start()
     hold = asyncio.Event()
     worker = await bench.worker(hold=hold)
@@ -211,7 +213,7 @@ async def test_what_is_there_may_end_first_and_what_comes_meanwhile_waits(start:
     assert says_what_the_oracle_says(frontend, 1)
 
 
-async def test_if_the_caller_leaves_before_that_nothing_is_paused(start: Start, parking: Parking) -> None:
+async def test_if_the_caller_leaves_before_that_nothing_is_paused(start: Start, parking: ParkingRecorder) -> None:
     bench = await start()
     hold = asyncio.Event()
     worker = await bench.worker(hold=hold)
@@ -226,7 +228,7 @@ async def test_if_the_caller_leaves_before_that_nothing_is_paused(start: Start, 
     assert (await bench.status())[worker.id].state == admin_pb2.STATE_READY
 
 
-async def test_a_wait_that_is_resumed_says_so(start: Start, parking: Parking) -> None:
+async def test_a_wait_that_is_resumed_says_so(start: Start, parking: ParkingRecorder) -> None:
     bench = await start()
     hold = asyncio.Event()
     await bench.worker(hold=hold)
@@ -240,7 +242,7 @@ async def test_a_wait_that_is_resumed_says_so(start: Start, parking: Parking) ->
     assert says_what_the_oracle_says(frontend, 0)
 
 
-async def test_a_wait_that_is_paused_keeps_what_is_there(start: Start, parking: Parking) -> None:
+async def test_a_wait_that_is_paused_keeps_what_is_there(start: Start, parking: ParkingRecorder) -> None:
     bench = await start()
     hold = asyncio.Event()
     await bench.worker(hold=hold)
@@ -256,7 +258,7 @@ async def test_a_wait_that_is_paused_keeps_what_is_there(start: Start, parking: 
     assert says_what_the_oracle_says(frontend, 0)
 
 
-async def test_what_a_lost_worker_had_waits_with_the_others(start: Start, parking: Parking) -> None:
+async def test_what_a_lost_worker_had_waits_with_the_others(start: Start, parking: ParkingRecorder) -> None:
     bench = await start()
     worker = await bench.worker(id="w0", hold=asyncio.Event())
     frontend = await bench.frontend()

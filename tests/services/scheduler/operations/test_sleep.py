@@ -8,17 +8,17 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from quire.services.scheduler.replicas.orders import ReplicaOrders
+from quire.services.scheduler.replicas.orders import DeviceOrders
 from quire.shared.errors import Unavailable
 from quire.shared.pb.admin.v1 import admin_pb2 as pb
 from quire.shared.pb.common.v1 import finish_pb2
 from quire.shared.pb.worker.v1 import worker_pb2
 from tests.admin import admin_of, calling
-from tests.services.scheduler.operations.conftest import Holding
+from tests.services.scheduler.operations.conftest import PauseRecorder
 from tests.services.scheduler.operations.test_weights import NUM_TOKENS, begin, until, until_state, update, worker
-from tests.services.scheduler.paper_worker import oracle
+from tests.services.scheduler.reference_worker import oracle
 from tests.services.scheduler.scripted_peers import FrontendPeer
-from tests.services.scheduler.test_service import PROMPTS, Bench, Start, start
+from tests.services.scheduler.test_service import PROMPTS, SchedulerHarness, Start, start
 from tests.waiting import stays
 
 __all__ = ["start"]
@@ -26,16 +26,16 @@ __all__ = ["start"]
 BOTH = ["kv_cache", "weights"]
 
 
-async def ask(bench: Bench, method: str, request: Any) -> Any:
+async def ask(bench: SchedulerHarness, method: str, request: Any) -> Any:
     async with calling(admin_of("scheduler", bench.address)) as admin:
         return await getattr(admin, method)(request)
 
 
-async def sleep(bench: Bench, level: int = 0, mode: pb.PauseMode = pb.PAUSE_MODE_KEEP) -> pb.SleepResponse:
+async def sleep(bench: SchedulerHarness, level: int = 0, mode: pb.PauseMode = pb.PAUSE_MODE_KEEP) -> pb.SleepResponse:
     return await ask(bench, "Sleep", pb.SleepRequest(level=level, mode=mode))
 
 
-async def wake(bench: Bench, *tags: str) -> list[str]:
+async def wake(bench: SchedulerHarness, *tags: str) -> list[str]:
     return list((await ask(bench, "WakeUp", pb.WakeUpRequest(tags=tags))).asleep)
 
 
@@ -46,7 +46,7 @@ def says_what_the_oracle_says(frontend: FrontendPeer, *streams: int) -> bool:
     )
 
 
-async def test_what_runs_and_what_comes_waits_and_is_computed_anew(start: Start, holding: Holding) -> None:
+async def test_what_runs_and_what_comes_waits_and_is_computed_anew(start: Start, holding: PauseRecorder) -> None:
     bench = await start()
     peer = await worker(bench)
     frontend = await bench.frontend()
@@ -84,15 +84,15 @@ async def test_what_one_worker_refuses_no_worker_does(start: Start) -> None:
 async def test_a_worker_that_did_not_say_whether_it_sleeps_is_to_attach_again(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    give = ReplicaOrders.give
+    give = DeviceOrders.execute
 
-    async def gives_up(orders: ReplicaOrders, order: worker_pb2.DeviceOrder, *timeout_s: float) -> None:
+    async def gives_up(orders: DeviceOrders, order: worker_pb2.DeviceOrder, *timeout_s: float) -> None:
         if order.HasField("sleep"):
-            orders.tell(order)
+            orders.send_order(order)
             raise Unavailable("the worker did not answer")
         await give(orders, order, *timeout_s)
 
-    monkeypatch.setattr(ReplicaOrders, "give", gives_up)
+    monkeypatch.setattr(DeviceOrders, "execute", gives_up)
     bench = await start()
     peer = await worker(bench)
     frontend = await bench.frontend()
@@ -120,7 +120,7 @@ async def test_memory_that_cannot_be_taken_again_is_asked_for_once_more(start: S
     await frontend.ended(0)
 
 
-async def test_deadlines_pass_and_requests_can_be_ended_first(start: Start, holding: Holding) -> None:
+async def test_deadlines_pass_and_requests_can_be_ended_first(start: Start, holding: PauseRecorder) -> None:
     bench = await start()
     peer = await worker(bench)
     frontend = await bench.frontend()
@@ -134,7 +134,7 @@ async def test_deadlines_pass_and_requests_can_be_ended_first(start: Start, hold
 
 
 async def test_a_worker_that_comes_while_others_fall_asleep_does_not_keep_them_awake(
-    start: Start, holding: Holding
+    start: Start, holding: PauseRecorder
 ) -> None:
     bench = await start()
     first = await worker(bench, 0)

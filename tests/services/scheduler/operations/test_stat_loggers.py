@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quire.services.scheduler.operations.stat_loggers import Reporter, WorkerStats, find, log_line
+from quire.services.scheduler.operations.stat_loggers import StatsReporter, WorkerStats, find, log_line
 from quire.shared.errors import InvalidArgument
 from quire.shared.pb.admin.v1 import admin_pb2 as pb
 
@@ -18,12 +18,12 @@ def worker(epoch: int, generated: int, **more: int) -> pb.ServiceStatus:
 def test_figures_are_of_the_interval_and_begin_anew_with_an_attachment() -> None:
     seen: list[WorkerStats] = []
     workers = [worker(1, 500)]
-    reporter = Reporter([("list", seen.append)], 10.0, lambda: "tiny", lambda: workers)
-    reporter.tell(1e6)
+    reporter = StatsReporter([("list", seen.append)], 10.0, lambda: "tiny", lambda: workers)
+    reporter.report(1e6)
     workers[:] = [worker(1, 800, running=3, waiting=1)]
-    reporter.tell(1e6 + 10)
+    reporter.report(1e6 + 10)
     workers[:] = [worker(2, 20)]
-    reporter.tell(1e6 + 20)
+    reporter.report(1e6 + 20)
     assert [stats.generated_tokens for stats in seen] == [500, 300, 20]
     assert (seen[1].seconds, seen[1].prompt_tokens, seen[1].running, seen[1].waiting) == (10.0, 0, 3, 1)
     assert seen[1].kv_usage == 0.25
@@ -36,9 +36,9 @@ def test_a_logger_that_fails_is_not_asked_again_and_others_are(caplog: pytest.Lo
     def broken(_stats: WorkerStats) -> None:
         raise ZeroDivisionError
 
-    reporter = Reporter([("broken", broken), ("list", seen.append)], 10.0, lambda: "tiny", lambda: [worker(1, 5)])
-    reporter.tell(1e6)
-    reporter.tell(1e6 + 1)
+    reporter = StatsReporter([("broken", broken), ("list", seen.append)], 10.0, lambda: "tiny", lambda: [worker(1, 5)])
+    reporter.report(1e6)
+    reporter.report(1e6 + 1)
     assert len(seen) == 2
     assert len([record for record in caplog.records if "stat logger failed" in record.message]) == 1
 

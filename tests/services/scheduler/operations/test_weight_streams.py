@@ -26,7 +26,7 @@ from tests.services.scheduler.operations.test_weights import (
     until_state,
     worker,
 )
-from tests.services.scheduler.test_service import Bench, Start, start
+from tests.services.scheduler.test_service import SchedulerHarness, Start, start
 
 __all__ = ["start"]
 
@@ -38,7 +38,7 @@ PIECES = [
 
 
 @asynccontextmanager
-async def administering(bench: Bench, update: int) -> AsyncIterator[Any]:
+async def administering(bench: SchedulerHarness, update: int) -> AsyncIterator[Any]:
     """A call that has asked for an update by a stream."""
     async with connect(bench.address) as channel:
         call = scheduler_pb2_grpc.SchedulerServiceStub(channel).Administer()

@@ -15,9 +15,9 @@ from quire.shared.pb.admin.v1 import admin_pb2 as pb
 from quire.shared.pb.common.v1 import model_pb2
 from quire.shared.pb.scheduler.v1 import scheduler_pb2
 from tests.admin import admin_of, calling
-from tests.services.scheduler.operations.conftest import Holding
+from tests.services.scheduler.operations.conftest import PauseRecorder
 from tests.services.scheduler.scripted_peers import FrontendPeer, WorkerPeer
-from tests.services.scheduler.test_service import PROMPTS, Bench, Start, start
+from tests.services.scheduler.test_service import PROMPTS, SchedulerHarness, Start, start
 from tests.waiting import eventually
 
 __all__ = ["start"]
@@ -28,17 +28,17 @@ KEEP, ABORT, WAIT = pb.PAUSE_MODE_KEEP, pb.PAUSE_MODE_ABORT, pb.PAUSE_MODE_WAIT
 STAGE, SWAP, DROP = "stage_weights", "swap_weights", "drop_weights"
 
 
-async def update(bench: Bench, version: str = "one", mode: pb.PauseMode = WAIT) -> pb.UpdateWeightsResponse:
+async def update(bench: SchedulerHarness, version: str = "one", mode: pb.PauseMode = WAIT) -> pb.UpdateWeightsResponse:
     request = pb.UpdateWeightsRequest(path=f"folder-{version}", weight_version=version, mode=mode)
     async with calling(admin_of("scheduler", bench.address)) as admin:
         return await admin.UpdateWeights(request)
 
 
-async def worker(bench: Bench, number: int = 0, **fields: Any) -> WorkerPeer:
+async def worker(bench: SchedulerHarness, number: int = 0, **fields: Any) -> WorkerPeer:
     return await bench.worker(id=f"w{number}", **fields)
 
 
-async def counted(bench: Bench) -> dict[str, float]:
+async def counted(bench: SchedulerHarness) -> dict[str, float]:
     """Updates by how they ended."""
     return await bench.counted("quire_scheduler_weight_updates", "outcome")
 
@@ -47,7 +47,7 @@ async def until(condition: Callable[[], object]) -> None:
     await eventually(condition)
 
 
-async def until_state(bench: Bench, name: str, state: pb.State) -> pb.ServiceStatus:
+async def until_state(bench: SchedulerHarness, name: str, state: pb.State) -> pb.ServiceStatus:
     found = await eventually(bench.status, lambda found: name in found and found[name].state == state)
     return found[name]
 
@@ -108,7 +108,7 @@ async def test_what_runs_ends_with_the_weights_that_it_began_with(start: Start) 
     assert len(frontend.tokens[0]) == len(frontend.tokens[1]) == NUM_TOKENS
 
 
-async def test_what_is_kept_goes_on_with_the_new_ones_computed_anew(start: Start, holding: Holding) -> None:
+async def test_what_is_kept_goes_on_with_the_new_ones_computed_anew(start: Start, holding: PauseRecorder) -> None:
     bench = await start()
     peer = await worker(bench, reads_on=True)
     frontend = await bench.frontend()
@@ -139,7 +139,7 @@ async def test_no_prefix_of_old_weights_is_found(start: Start) -> None:
 
 
 async def test_while_generation_is_paused_it_is_not_guessed_what_those_want_who_have_begun(
-    start: Start, holding: Holding
+    start: Start, holding: PauseRecorder
 ) -> None:
     bench = await start()
     peer = await worker(bench)

@@ -16,7 +16,7 @@ from quire.shared.rpc.channel import connect
 from tests.admin import admin_of, calling
 from tests.services.scheduler.operations.test_weight_streams import PIECES, administering, send
 from tests.services.scheduler.operations.test_weights import DROP, STAGE, SWAP, begin, until, worker
-from tests.services.scheduler.test_service import Bench, Start, start
+from tests.services.scheduler.test_service import SchedulerHarness, Start, start
 
 __all__ = ["start"]
 
@@ -25,13 +25,13 @@ NAME = "weight_update_group"
 BROADCAST = [PIECES[0], WeightsPiece(broadcast=BroadcastContent(timeout_ms=5000)), WeightsPiece(end=b"")]
 
 
-async def init(bench: Bench, **fields: Any) -> pb.InitWeightsUpdateGroupResponse:
+async def init(bench: SchedulerHarness, **fields: Any) -> pb.InitWeightsUpdateGroupResponse:
     place = {"master_address": "trainer", "master_port": 1234, "rank_offset": 1, "world_size": 8}
     async with calling(admin_of("scheduler", bench.address)) as admin:
         return await admin.InitWeightsUpdateGroup(pb.InitWeightsUpdateGroupRequest(**place | fields))
 
 
-async def destroy(bench: Bench, **fields: Any) -> None:
+async def destroy(bench: SchedulerHarness, **fields: Any) -> None:
     async with calling(admin_of("scheduler", bench.address)) as admin:
         await admin.DestroyWeightsUpdateGroup(pb.DestroyWeightsUpdateGroupRequest(**fields))
 
@@ -94,7 +94,7 @@ async def test_a_frontend_that_has_counted_others_is_refused(start: Start) -> No
     assert peer.joins[0].first_rank == 3
 
 
-async def administer(bench: Bench, num_ranks: int) -> scheduler_pb2.AdministerResponse:
+async def administer(bench: SchedulerHarness, num_ranks: int) -> scheduler_pb2.AdministerResponse:
     request = pb.InitWeightsUpdateGroupRequest(master_address="a", master_port=1, rank_offset=1, world_size=9)
     asked = scheduler_pb2.InitWeightsUpdateGroup(request=request, first_rank=3, num_ranks=num_ranks)
     async with connect(bench.address) as channel:

@@ -7,11 +7,11 @@ import random
 import pytest
 
 from quire.services.scheduler.core.sequences.sequence import Sequence, SequenceStatus
-from quire.services.scheduler.placement.neighbourhood import MOST_LOOKS
+from quire.services.scheduler.placement.peer_topology import MAX_FETCH_TICKS
 from quire.shared.errors import Unavailable, to_proto
 from quire.shared.pb.worker.v1.worker_pb2 import BlocksFetched
-from tests.services.scheduler.paper_worker import oracle
-from tests.services.scheduler.placement.pair import SIZE, Pair
+from tests.services.scheduler.placement.worker_pair import SIZE, WorkerPair
+from tests.services.scheduler.reference_worker import oracle
 
 RUNNING, BLOCKED = SequenceStatus.RUNNING, SequenceStatus.BLOCKED
 
@@ -21,21 +21,21 @@ def prompt(number: int, num_tokens: int = 40) -> list[int]:
 
 
 @pytest.fixture
-def pair() -> Pair:
+def pair() -> WorkerPair:
     """Worker a has computed a prompt."""
-    made = Pair()
+    made = WorkerPair()
     made.run(made.a, prompt(0))
     return made
 
 
-def blocked(pair: Pair, **fields: object) -> Sequence:
+def blocked(pair: WorkerPair, **fields: object) -> Sequence:
     sequence = pair.add(pair.b, prompt(0), **fields)
     pair.b.step()
     assert sequence.status is BLOCKED
     return sequence
 
 
-def test_a_prompt_that_another_worker_has_is_not_computed_again(pair: Pair) -> None:
+def test_a_prompt_that_another_worker_has_is_not_computed_again(pair: WorkerPair) -> None:
     before = pair.b.worker.num_computed_tokens
     sequence = pair.run(pair.b, prompt(0))
     assert sequence.num_cached_tokens == 40
@@ -44,19 +44,19 @@ def test_a_prompt_that_another_worker_has_is_not_computed_again(pair: Pair) -> N
     assert pair.is_at_rest()
 
 
-def test_nobody_waits_behind_it_and_others_with_the_prompt_wait_for_the_same(pair: Pair) -> None:
+def test_nobody_waits_behind_it_and_others_with_the_prompt_wait_for_the_same(pair: WorkerPair) -> None:
     first, second, other = blocked(pair), pair.add(pair.b, prompt(0)), pair.add(pair.b, prompt(7, 8))
     pair.b.step()
     assert (second.status, other.status) == (BLOCKED, RUNNING)
     assert pair.b.core.num_waiting == 2
     (order,) = pair.b.orders()
     pair.copy(pair.b, order)
-    pair.b.core.fetched(order.fetch_id)
+    pair.b.core.on_fetch_done(order.fetch_id)
     pair.b.step()
     assert [first.num_cached_tokens, second.num_cached_tokens] == [40, 40]
 
 
-def test_what_is_lent_stays_while_it_is_read(pair: Pair) -> None:
+def test_what_is_lent_stays_while_it_is_read(pair: WorkerPair) -> None:
     blocked(pair)
     (order,) = pair.b.orders()
     assert pair.a.core.use.used == len(order.blocks) == 10
@@ -66,12 +66,12 @@ def test_what_is_lent_stays_while_it_is_read(pair: Pair) -> None:
             pass
     hashes = [pair.a.core.kv.pool.hash_of(block) for block in order.borrowed.loan.blocks]
     assert hashes == order.hashes
-    pair.b.core.fetched(order.fetch_id, failed=True)
+    pair.b.core.on_fetch_done(order.fetch_id, failed=True)
     assert pair.a.core.use.used == 0
 
 
 def test_the_blocks_of_a_step_under_way_are_there_after_it() -> None:
-    pair = Pair(max_num_batched_tokens=16)
+    pair = WorkerPair(max_num_batched_tokens=16)
     pair.add(pair.a, prompt(0))
     first = pair.a.core.schedule(0)
     assert first is not None
@@ -82,36 +82,36 @@ def test_the_blocks_of_a_step_under_way_are_there_after_it() -> None:
 
 
 @pytest.mark.parametrize("way", ["failed", "lender gone", "too late"])
-def test_what_does_not_come_is_computed(pair: Pair, way: str) -> None:
+def test_what_does_not_come_is_computed(pair: WorkerPair, way: str) -> None:
     sequence = blocked(pair)
     (order,) = pair.b.orders()
     if way == "failed":
-        pair.b.core.fetched(order.fetch_id, failed=True)
+        pair.b.core.on_fetch_done(order.fetch_id, failed=True)
         assert pair.b.core.counts.failed_fetches == 1
     elif way == "lender gone":
         pair.cluster.detach(pair.a.replica, lost=True)
     else:
-        for _ in range(MOST_LOOKS + 1):
+        for _ in range(MAX_FETCH_TICKS + 1):
             pair.cluster.tick()
     assert pair.b.step()
     assert sequence.status is RUNNING
     assert sequence.num_cached_tokens == 0
     if way != "failed":  # its blocks are nobody's until the worker has told
         assert pair.b.core.use.used == 20
-        pair.b.core.fetched(order.fetch_id, failed=way == "lender gone")
+        pair.b.core.on_fetch_done(order.fetch_id, failed=way == "lender gone")
     while pair.b.step():
         pass
     assert pair.b.core.use.used == 0
 
 
-def test_a_borrower_that_is_gone_gives_back_what_it_was_lent(pair: Pair) -> None:
+def test_a_borrower_that_is_gone_gives_back_what_it_was_lent(pair: WorkerPair) -> None:
     sequence = blocked(pair)
     pair.cluster.detach(pair.b.replica, lost=False)
     assert pair.a.core.use.used == 0
     assert sequence.status is SequenceStatus.WAITING
 
 
-def test_whoever_leaves_meanwhile_is_not_waited_for(pair: Pair) -> None:
+def test_whoever_leaves_meanwhile_is_not_waited_for(pair: WorkerPair) -> None:
     sequence = blocked(pair)
     pair.b.core.cancel(sequence.key)
     assert pair.b.core.num_waiting == 0
@@ -120,20 +120,20 @@ def test_whoever_leaves_meanwhile_is_not_waited_for(pair: Pair) -> None:
 
 
 def test_only_equal_layouts_are_paired_and_only_what_pays_is_fetched() -> None:
-    pair = Pair()
+    pair = WorkerPair()
     pair.a.replica.hello.kv_transfer.layout = b"m" * 32
-    pair.cluster.assignments.neighbourhood.changed()
+    pair.cluster.assignments.peer_topology.on_workers_changed()
     pair.run(pair.a, prompt(0))
     assert pair.run(pair.b, prompt(0)).num_cached_tokens == 0
     pair.a.replica.hello.kv_transfer.layout = pair.b.replica.hello.kv_transfer.layout
-    pair.cluster.assignments.neighbourhood.changed()
+    pair.cluster.assignments.peer_topology.on_workers_changed()
     pair.run(pair.a, prompt(1))
-    pair.b.core.prompt_seconds = lambda tokens: tokens * 1e-6  # type: ignore[method-assign]
+    pair.b.core.estimate_prompt_s = lambda tokens: tokens * 1e-6  # type: ignore[method-assign]
     assert pair.run(pair.b, prompt(1)).num_cached_tokens == 0
     assert pair.b.core.counts.fetches == 0
 
 
-def test_who_must_not_read_the_cache_gets_nothing(pair: Pair) -> None:
+def test_who_must_not_read_the_cache_gets_nothing(pair: WorkerPair) -> None:
     sequence = pair.add(pair.b, prompt(0), skip_reading_prefix_cache=True)
     pair.b.step()
     assert (sequence.status, sequence.num_cached_tokens) == (RUNNING, 0)
@@ -141,7 +141,7 @@ def test_who_must_not_read_the_cache_gets_nothing(pair: Pair) -> None:
 
 def test_a_prompt_goes_where_it_comes_first_with_what_others_have_counted_in() -> None:
     """40 tokens are cached at a, which has 30 others to compute: b has their KV in less time than that."""
-    pair = Pair()
+    pair = WorkerPair()
     pair.run(pair.a, prompt(0))
     assert pair.where(pair.place(prompt(0))) == "a", "alone it finds all of it there"
     pair.settle()
@@ -151,12 +151,12 @@ def test_a_prompt_goes_where_it_comes_first_with_what_others_have_counted_in() -
     assert pair.b.core.counts.blocks_from_others == 10
     pair.add(pair.a, prompt(8, 30))
     pair.run(pair.a, prompt(1))
-    pair.b.replica.links["a"].failed()
+    pair.b.replica.links["a"].record_failure()
     pair.add(pair.a, prompt(7, 30))
     assert pair.where(pair.place(prompt(1))) == "a", "nothing comes from there"
 
 
-def test_a_link_that_fails_is_left_alone_for_a_while(pair: Pair) -> None:
+def test_a_link_that_fails_is_left_alone_for_a_while(pair: WorkerPair) -> None:
     blocked(pair)
     (order,) = pair.b.orders()
     failed = BlocksFetched(fetch_id=order.fetch_id, error=to_proto(Unavailable("no way there")))
@@ -172,7 +172,7 @@ def test_a_link_that_fails_is_left_alone_for_a_while(pair: Pair) -> None:
 def test_random_lives_say_what_the_oracle_says(seed: int) -> None:
     """Prompts with common beginnings on two small workers; fetches come late, fail, or sequences are cancelled."""
     rng = random.Random(seed)
-    pair = Pair(num_blocks=24, max_num_batched_tokens=24, max_steps_in_flight=1)
+    pair = WorkerPair(num_blocks=24, max_num_batched_tokens=24, max_steps_in_flight=1)
     stems = [[rng.randrange(50) for _ in range(32)] for _ in range(3)]
     late, sequences = [], []
     for _ in range(400):
@@ -191,7 +191,7 @@ def test_random_lives_say_what_the_oracle_says(seed: int) -> None:
             failed = rng.random() < 0.2
             if not failed:
                 pair.copy(owner, order)
-            owner.core.fetched(order.fetch_id, failed=failed)
+            owner.core.on_fetch_done(order.fetch_id, failed=failed)
         else:
             side.step()
         late += [(owner, order) for owner in pair.sides for order in owner.orders()]
@@ -199,7 +199,7 @@ def test_random_lives_say_what_the_oracle_says(seed: int) -> None:
     while late:
         owner, order = late.pop()
         pair.copy(owner, order)
-        owner.core.fetched(order.fetch_id)
+        owner.core.on_fetch_done(order.fetch_id)
     pair.settle()
     assert pair.is_at_rest()
     assert sum(side.core.counts.fetches for side in pair.sides) > 3

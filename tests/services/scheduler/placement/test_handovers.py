@@ -7,10 +7,10 @@ import random
 import pytest
 
 from quire.services.scheduler.core.sequences.ending import Reason
-from quire.services.scheduler.core.sequences.sequence import Family, Sequence, SequenceStatus
-from quire.services.scheduler.placement.roles import LOAD, goes_to_prefill
-from tests.services.scheduler.paper_worker import oracle
-from tests.services.scheduler.placement.pair import SIZE, Pair
+from quire.services.scheduler.core.sequences.sequence import SampleGroup, Sequence, SequenceStatus
+from quire.services.scheduler.placement.roles import LOAD, should_use_prefill_worker
+from tests.services.scheduler.placement.worker_pair import SIZE, WorkerPair
+from tests.services.scheduler.reference_worker import oracle
 
 RUNNING, FINISHED = SequenceStatus.RUNNING, SequenceStatus.FINISHED
 LONG = [7, 3] * 20
@@ -18,9 +18,9 @@ SHORT = [7, 3] * 4
 
 
 @pytest.fixture
-def pair() -> Pair:
+def pair() -> WorkerPair:
     """a computes prompts, in chunks, and b goes on with them."""
-    return Pair(("prefill", "decode"), max_num_batched_tokens=16)
+    return WorkerPair(("prefill", "decode"), max_num_batched_tokens=16)
 
 
 def said(sequence: Sequence) -> list[int]:
@@ -31,13 +31,13 @@ def right(sequence: Sequence) -> list[int]:
     return oracle(sequence.tokens.ids()[: sequence.num_prompt_tokens], sequence.max_total_tokens, False)
 
 
-def until_moved(pair: Pair, sequence: Sequence) -> None:
+def until_moved(pair: WorkerPair, sequence: Sequence) -> None:
     while pair.where(sequence) == "a":
         assert pair.a.step()
         pair.carry()
 
 
-def test_blocks_go_over_as_chunks_are_computed_and_the_sequence_behind_them(pair: Pair) -> None:
+def test_blocks_go_over_as_chunks_are_computed_and_the_sequence_behind_them(pair: WorkerPair) -> None:
     sequence = pair.place(LONG, 12)
     sent = []
     while pair.where(sequence) == "a":
@@ -45,7 +45,7 @@ def test_blocks_go_over_as_chunks_are_computed_and_the_sequence_behind_them(pair
         for order in pair.b.orders():
             sent.append((order.borrowed.loan.after_step, len(order.blocks)))
             pair.copy(pair.b, order)
-            pair.b.core.fetched(order.fetch_id)
+            pair.b.core.on_fetch_done(order.fetch_id)
             pair.b.watched()
     assert sent[:3] == [(1, 4), (2, 4), (3, 2)], "each of them behind the step that fills them"
     before = pair.b.worker.num_computed_tokens
@@ -57,12 +57,12 @@ def test_blocks_go_over_as_chunks_are_computed_and_the_sequence_behind_them(pair
     assert pair.is_at_rest()
 
 
-def test_short_prompts_go_where_they_are_decoded(pair: Pair) -> None:
+def test_short_prompts_go_where_they_are_decoded(pair: WorkerPair) -> None:
     assert pair.where(pair.place(SHORT)) == "b"
     assert pair.where(pair.place(LONG)) == "a"
 
 
-def test_a_prompt_that_the_decoder_has_cached_goes_there(pair: Pair) -> None:
+def test_a_prompt_that_the_decoder_has_cached_goes_there(pair: WorkerPair) -> None:
     pair.place(LONG)
     pair.settle()
     assert pair.where(pair.place([*LONG, 5])) == "b"
@@ -70,7 +70,7 @@ def test_a_prompt_that_the_decoder_has_cached_goes_there(pair: Pair) -> None:
 
 def test_prefill_workers_with_too_much_to_do_leave_prompts_to_decoders() -> None:
     def goes(prefill: int, decoder: int = 100, uncached: int = 100) -> bool:
-        return goes_to_prefill(uncached=uncached, decoder_work=decoder, prefill_work=prefill, threshold=50)
+        return should_use_prefill_worker(uncached=uncached, decoder_work=decoder, prefill_work=prefill, threshold=50)
 
     assert goes(100 * LOAD)
     assert not goes(100 * LOAD + 1)
@@ -80,10 +80,15 @@ def test_prefill_workers_with_too_much_to_do_leave_prompts_to_decoders() -> None
 
 @pytest.mark.parametrize(
     "fields",
-    [{"family": Family()}, {"samples_nothing": True}, {"prompt_logprobs_from": 1}, {"skip_reading_prefix_cache": True}],
+    [
+        {"sample_group": SampleGroup()},
+        {"samples_nothing": True},
+        {"prompt_logprobs_from": 1},
+        {"skip_reading_prefix_cache": True},
+    ],
     ids=lambda fields: next(iter(fields)),
 )
-def test_what_cannot_move_stays_with_one_worker(pair: Pair, fields: dict[str, object]) -> None:
+def test_what_cannot_move_stays_with_one_worker(pair: WorkerPair, fields: dict[str, object]) -> None:
     sequence = pair.place(LONG, **fields)
     assert pair.where(sequence) == "b" or sequence.samples_nothing
     pair.settle()
@@ -91,7 +96,7 @@ def test_what_cannot_move_stays_with_one_worker(pair: Pair, fields: dict[str, ob
 
 
 def test_it_goes_on_where_it_is_until_there_is_room() -> None:
-    pair = Pair(("prefill", "decode"), num_blocks=200, max_num_batched_tokens=16)
+    pair = WorkerPair(("prefill", "decode"), num_blocks=200, max_num_batched_tokens=16)
     crowd = [pair.place(SHORT, 40) for _ in range(8)]
     while pair.b.core.running.num_free_slots:
         pair.b.step()
@@ -111,7 +116,7 @@ def test_it_goes_on_where_it_is_until_there_is_room() -> None:
     assert pair.is_at_rest()
 
 
-def test_blocks_that_do_not_come_are_computed_by_the_decoder(pair: Pair) -> None:
+def test_blocks_that_do_not_come_are_computed_by_the_decoder(pair: WorkerPair) -> None:
     sequence = pair.place(LONG, 12)
     while pair.where(sequence) == "a":
         assert pair.a.step()
@@ -125,7 +130,7 @@ def test_blocks_that_do_not_come_are_computed_by_the_decoder(pair: Pair) -> None
 @pytest.mark.parametrize("steps", range(1, 6))
 @pytest.mark.parametrize("gone", ["a", "b"])
 def test_either_may_be_lost_at_any_time(gone: str, steps: int) -> None:
-    pair = Pair(("prefill", "decode"), max_num_batched_tokens=16)
+    pair = WorkerPair(("prefill", "decode"), max_num_batched_tokens=16)
     sequence = pair.place(LONG, 12)
     for step in range(steps):
         pair.a.step()
@@ -134,20 +139,20 @@ def test_either_may_be_lost_at_any_time(gone: str, steps: int) -> None:
     lost, left = (pair.a, pair.b) if gone == "a" else (pair.b, pair.a)
     pair.cluster.detach(lost.replica, lost=True)
     for order in left.orders():
-        left.core.fetched(order.fetch_id, failed=True)
+        left.core.on_fetch_done(order.fetch_id, failed=True)
     while sequence.status is not FINISHED:
         if not left.step():
             for fetch in list(left.core.peer_blocks.orders_under_way() if left.core.peer_blocks else ()):
-                left.core.fetched(fetch.fetch_id, failed=True)
+                left.core.on_fetch_done(fetch.fetch_id, failed=True)
     assert said(sequence) == right(sequence)
     for fetch in list(left.core.peer_blocks.orders_under_way() if left.core.peer_blocks else ()):
-        left.core.fetched(fetch.fetch_id, failed=True)
+        left.core.on_fetch_done(fetch.fetch_id, failed=True)
     left.watched()
     assert (left.core.use.used, left.core.kv.num_unowned(), len(pair.cluster.assignments.handovers)) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("steps", range(7))
-def test_a_cancellation_leaves_nothing_behind(pair: Pair, steps: int) -> None:
+def test_a_cancellation_leaves_nothing_behind(pair: WorkerPair, steps: int) -> None:
     sequence = pair.place(LONG, 12)
     for step in range(steps):
         for side in pair.sides:
@@ -162,7 +167,7 @@ def test_a_cancellation_leaves_nothing_behind(pair: Pair, steps: int) -> None:
     assert len(pair.cluster.assignments.handovers) == 0
 
 
-def test_a_reset_of_the_cache_takes_what_is_kept(pair: Pair) -> None:
+def test_a_reset_of_the_cache_takes_what_is_kept(pair: WorkerPair) -> None:
     sequence = pair.place(LONG, 12)
     for _ in range(2):
         pair.a.step()
@@ -174,7 +179,7 @@ def test_a_reset_of_the_cache_takes_what_is_kept(pair: Pair) -> None:
     assert pair.is_at_rest()
 
 
-def test_what_comes_behind_a_reset_is_kept_and_let_go_again(pair: Pair) -> None:
+def test_what_comes_behind_a_reset_is_kept_and_let_go_again(pair: WorkerPair) -> None:
     sequence = pair.place(LONG, 12)
     pair.a.step()
     pair.carry()
@@ -188,7 +193,7 @@ def test_what_comes_behind_a_reset_is_kept_and_let_go_again(pair: Pair) -> None:
 
 @pytest.mark.parametrize(("roles", "where"), [(("decode", "decode"), "ab"), (("prefill", "prefill"), "ab")])
 def test_whoever_is_there_does_all_of_it(roles: tuple[str, str], where: str) -> None:
-    pair = Pair(roles, max_num_batched_tokens=16)
+    pair = WorkerPair(roles, max_num_batched_tokens=16)
     sequence = pair.place(LONG)
     assert pair.where(sequence) in where
     pair.settle()
@@ -202,7 +207,7 @@ def test_whoever_is_there_does_all_of_it(roles: tuple[str, str], where: str) -> 
 def test_random_lives_say_what_the_oracle_says(seed: int) -> None:
     """Small workers that preempt; fetches are late, fail; sequences are cancelled."""
     rng = random.Random(seed)
-    pair = Pair(("prefill", "decode"), num_blocks=30, max_num_batched_tokens=16)
+    pair = WorkerPair(("prefill", "decode"), num_blocks=30, max_num_batched_tokens=16)
     late, sequences = [], []
     for _ in range(500):
         side = rng.choice(pair.sides)
@@ -218,7 +223,7 @@ def test_random_lives_say_what_the_oracle_says(seed: int) -> None:
             failed = rng.random() < 0.2
             if not failed:
                 pair.copy(owner, order)
-            owner.core.fetched(order.fetch_id, failed=failed)
+            owner.core.on_fetch_done(order.fetch_id, failed=failed)
             owner.watched()
         else:
             side.step()
@@ -227,7 +232,7 @@ def test_random_lives_say_what_the_oracle_says(seed: int) -> None:
     while late:
         owner, order = late.pop()
         pair.copy(owner, order)
-        owner.core.fetched(order.fetch_id)
+        owner.core.on_fetch_done(order.fetch_id)
     pair.settle()
     for side in pair.sides:
         side.watched()

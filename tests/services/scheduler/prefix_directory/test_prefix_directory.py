@@ -17,11 +17,11 @@ from prometheus_client import CollectorRegistry
 from quire.services.scheduler.core.core import Core
 from quire.services.scheduler.core.plan import StepResult
 from quire.services.scheduler.prefix_directory.directory import PrefixDirectory
-from quire.services.scheduler.prefix_directory.registry import Registry
+from quire.services.scheduler.prefix_directory.registry import SchedulerRegistry
 from quire.services.scheduler.prefix_directory.worker_index import WorkerIndex
 from quire.services.scheduler.replicas.block_changes import BlockChanges
 from quire.services.scheduler.replicas.replica import Replica
-from quire.services.scheduler.sessions.spread import Spread
+from quire.services.scheduler.sessions.worker_balancer import WorkerBalancer
 from quire.shared.columns import i32_bytes
 from quire.shared.kv import block_hash
 from quire.shared.kv.kv_specs import FULL, ONE_FULL, KVSpec, Window
@@ -30,7 +30,7 @@ from quire.shared.pb.worker.v1 import worker_pb2
 from quire.shared.prefix_index import BlockKeys, PrefixReader, RegistryKeys, SchedulerEntry, connect
 from tests.redis_server import RedisServer
 from tests.services.scheduler.conftest import make_limits, make_sequence
-from tests.services.scheduler.paper_worker import PaperWorker
+from tests.services.scheduler.reference_worker import ReferenceWorker
 from tests.services.scheduler.scripted_peers import MODEL, layout
 from tests.waiting import eventually
 
@@ -47,7 +47,7 @@ class Worker:
         changes = BlockChanges()
         limits = replace(LIMITS, kv_specs=kv_specs)
         self.core = Core(limits, observer=changes)
-        self.paper = PaperWorker(limits)
+        self.paper = ReferenceWorker(limits)
         self.replica = Replica(
             worker_pb2.WorkerHello(worker_id=name),
             epoch,
@@ -76,7 +76,7 @@ class Directory:
         self.metrics = DirectoryMetrics(CollectorRegistry())
         client = connect(url)
         self.entry = SchedulerEntry(scheduler, f"{scheduler}:1", 1, 0)
-        registry = Registry(client, RegistryKeys("quire"), lambda: self.entry)
+        registry = SchedulerRegistry(client, RegistryKeys("quire"), lambda: self.entry)
         self.directory = PrefixDirectory(client, registry, scheduler, self.metrics)
         self.task = asyncio.ensure_future(self.directory.run())
 
@@ -378,23 +378,23 @@ async def test_schedulers_hear_that_another_one_leaves(opened: Open) -> None:
 
 def test_workers_are_spread_evenly() -> None:
     peers = [SchedulerEntry("s1", "s1:1", 1, 0), SchedulerEntry("s2", "s2:1", 1, 3)]
-    spread = Spread(lambda: peers)
-    assert spread.better_for_newcomer(0) is None
-    assert [spread.better_for_newcomer(3) for _ in range(4)] == ["s1:1", "s1:1", "s1:1", None]
+    balancer = WorkerBalancer(lambda: peers)
+    assert balancer.redirect_target(0) is None
+    assert [balancer.redirect_target(3) for _ in range(4)] == ["s1:1", "s1:1", "s1:1", None]
     peers = [SchedulerEntry("s1", "s1:1", 1, 3), SchedulerEntry("s2", "s2:1", 1, 3)]
-    assert spread.better_for_newcomer(3) is None, "the registry has caught up"
-    assert [spread.heir() for _ in range(3)] == ["s1:1", "s2:1", "s1:1"]
-    assert Spread(lambda: []).heir() is None
+    assert balancer.redirect_target(3) is None, "the registry has caught up"
+    assert [balancer.drain_target() for _ in range(3)] == ["s1:1", "s2:1", "s1:1"]
+    assert WorkerBalancer(lambda: []).drain_target() is None
 
 
 def test_nobody_is_sent_to_a_scheduler_that_leaves() -> None:
     leaving, staying = SchedulerEntry("s1", "s1:1", 1, 0, draining=True), SchedulerEntry("s2", "s2:1", 1, 3)
     peers = [leaving, staying]
-    spread = Spread(lambda: peers)
-    assert [spread.better_for_newcomer(5) for _ in range(3)] == ["s2:1", "s2:1", None]
-    assert spread.heir() == "s2:1"
-    assert Spread(lambda: [leaving]).heir() is None
-    assert Spread(lambda: [leaving]).better_for_newcomer(5) is None
+    balancer = WorkerBalancer(lambda: peers)
+    assert [balancer.redirect_target(5) for _ in range(3)] == ["s2:1", "s2:1", None]
+    assert balancer.drain_target() == "s2:1"
+    assert WorkerBalancer(lambda: [leaving]).drain_target() is None
+    assert WorkerBalancer(lambda: [leaving]).redirect_target(5) is None
 
 
 def test_changes_tell_the_net_effect() -> None:

@@ -22,7 +22,7 @@ from tests.services.scheduler.conftest import make_limits, make_sequence
 STEP_S = 0.1
 
 
-class Loop:
+class ReplicaHarness:
     """Time, and a worker that takes `STEP_S` for each step."""
 
     def __init__(self) -> None:
@@ -65,17 +65,17 @@ class Loop:
         self.later(self._ends - self.now, lambda: self._return(message.plan.step_id))
 
     def _return(self, step_id: int) -> None:
-        flight = self.replica.core.flights[0]
+        flight = self.replica.core.steps_in_flight[0]
         tokens = i32_bytes([5] * len(flight.slots))
         self.replica.apply_result(pb.StepResult(epoch=1, step_id=step_id, token_ids=tokens))
 
 
 @pytest.fixture
-def loop() -> Loop:
-    return Loop()
+def loop() -> ReplicaHarness:
+    return ReplicaHarness()
 
 
-def test_newcomers_are_in_the_step_behind_the_one_under_way(loop: Loop) -> None:
+def test_newcomers_are_in_the_step_behind_the_one_under_way(loop: ReplicaHarness) -> None:
     loop.ask(0)
     loop.run(10 * STEP_S + 0.05)
     loop.ask(1)
@@ -84,7 +84,7 @@ def test_newcomers_are_in_the_step_behind_the_one_under_way(loop: Loop) -> None:
     assert admitted_at == pytest.approx(10 * STEP_S + 0.08, abs=0.002)
 
 
-def test_the_worker_never_waits_for_a_plan(loop: Loop) -> None:
+def test_the_worker_never_waits_for_a_plan(loop: ReplicaHarness) -> None:
     loop.ask(0)
     loop.run(40 * STEP_S + 0.01)
     assert 41 <= len(loop.plans) <= 42
@@ -92,7 +92,7 @@ def test_the_worker_never_waits_for_a_plan(loop: Loop) -> None:
         assert sent_at <= number * STEP_S + 1e-9
 
 
-def test_a_worker_that_is_gone_gets_no_more_steps(loop: Loop) -> None:
+def test_a_worker_that_is_gone_gets_no_more_steps(loop: ReplicaHarness) -> None:
     loop.ask(0)
     loop.run(10 * STEP_S + 0.05)
     loop.replica.pause()
@@ -101,7 +101,7 @@ def test_a_worker_that_is_gone_gets_no_more_steps(loop: Loop) -> None:
     assert len(loop.plans) == before
 
 
-def test_of_two_who_pause_a_worker_the_first_to_resume_resumes_nothing(loop: Loop) -> None:
+def test_of_two_who_pause_a_worker_the_first_to_resume_resumes_nothing(loop: ReplicaHarness) -> None:
     loop.ask(0)
     loop.run(10 * STEP_S + 0.05)
     loop.replica.pause()

@@ -10,25 +10,25 @@ import pytest_asyncio
 from quire.services.scheduler.core.sequences.ending import Reason
 from quire.services.scheduler.sessions.drain import drain
 from quire.services.scheduler.sessions.frontend_service import FrontendService
-from quire.services.scheduler.sessions.spread import Spread
+from quire.services.scheduler.sessions.worker_balancer import WorkerBalancer
 from quire.shared.columns import i32_bytes
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from quire.shared.prefix_index import SchedulerEntry
-from quire.shared.rpc.trust import ServiceDoor
+from quire.shared.rpc.trust import HandshakeAcceptor
 from quire.shared.settings import SchedulerSettings
-from tests.services.scheduler.sessions.test_worker_service import OWNER, Desk, PaperCall, until
+from tests.services.scheduler.sessions.test_worker_service import OWNER, FakeCall, SessionHarness, until
 
 HEIR = SchedulerEntry("s1", "s1:1", 1, 0)
 LONG_S = 3600
 
 
-class Leaving:
+class DrainHarness:
     """A scheduler that has begun to leave while its worker computes."""
 
     def __init__(self) -> None:
         self.peers = [HEIR]
-        self.desk = Desk()
-        self.call = PaperCall(self.desk.service)
+        self.desk = SessionHarness()
+        self.call = FakeCall(self.desk.service)
         self._num_answered = 0
 
     async def begin(self) -> None:
@@ -36,8 +36,10 @@ class Leaving:
         await until(lambda: self.call.has_plan)
         self.replica = self.desk.cluster.replicas["w0"]
         settings = SchedulerSettings(id="s0", grpc_port=0, metrics_port=0, drain_timeout_s=LONG_S)
-        frontends = FrontendService(settings, self.desk.cluster, ServiceDoor(None, "scheduler s0"))
-        self.task = asyncio.create_task(drain(settings, self.desk.cluster, frontends, Spread(lambda: self.peers)))
+        frontends = FrontendService(settings, self.desk.cluster, HandshakeAcceptor(None, "scheduler s0"))
+        self.task = asyncio.create_task(
+            drain(settings, self.desk.cluster, frontends, WorkerBalancer(lambda: self.peers))
+        )
         await until(lambda: self.replica.leaving)
         assert self.replica.busy
 
@@ -59,20 +61,20 @@ class Leaving:
 
 
 @pytest_asyncio.fixture
-async def leaving() -> AsyncIterator[Leaving]:
-    one = Leaving()
+async def leaving() -> AsyncIterator[DrainHarness]:
+    one = DrainHarness()
     await one.begin()
     yield one
     await one.end()
 
 
-async def test_a_worker_hears_where_it_is_to_go_when_its_steps_are_done(leaving: Leaving) -> None:
+async def test_a_worker_hears_where_it_is_to_go_when_its_steps_are_done(leaving: DrainHarness) -> None:
     leaving.answer()
     await until(lambda: leaving.call.task.done() or leaving.call.ordered[-1].HasField("redirect"))
     assert leaving.call.ordered[-1].redirect.address == HEIR.address
 
 
-async def test_the_steps_of_a_worker_that_is_lost_are_not_waited_for(leaving: Leaving) -> None:
+async def test_the_steps_of_a_worker_that_is_lost_are_not_waited_for(leaving: DrainHarness) -> None:
     leaving.call.hang_up()
     await until(lambda: not leaving.desk.cluster.replicas)
     leaving.desk.cluster.cancel(OWNER, [1], Reason.CANCELLED)
@@ -80,7 +82,7 @@ async def test_the_steps_of_a_worker_that_is_lost_are_not_waited_for(leaving: Le
     assert leaving.desk.cluster.idle
 
 
-async def test_when_the_others_are_gone_what_runs_ends_here(leaving: Leaving) -> None:
+async def test_when_the_others_are_gone_what_runs_ends_here(leaving: DrainHarness) -> None:
     leaving.peers = []
     await until(leaving.answers_until(leaving.task.done))
     assert leaving.desk.cluster.idle

@@ -14,9 +14,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from quire.services.scheduler.cluster.cluster import WorkerCluster
-from quire.services.scheduler.operations.keeping_up import KeepingUp
+from quire.services.scheduler.operations.reconciler import WorkerReconciler
 from quire.services.scheduler.operations.weight_streams import WeightStreams
-from quire.services.scheduler.sessions.spread import Spread
+from quire.services.scheduler.sessions.worker_balancer import WorkerBalancer
 from quire.services.scheduler.sessions.worker_service import WorkerService
 from quire.shared import columns
 from quire.shared.kv import block_hash
@@ -26,7 +26,7 @@ from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from quire.shared.prefix_index import SchedulerEntry
 from quire.shared.process.garbage import Collector
 from quire.shared.rpc import worker_hello
-from quire.shared.rpc.trust import ServiceDoor
+from quire.shared.rpc.trust import HandshakeAcceptor
 from quire.shared.settings import SchedulerSettings
 from tests.services.scheduler.scripted_peers import MODEL, layout
 from tests.waiting import eventually, loop_turns
@@ -45,7 +45,7 @@ class Aborted(Exception):
     """The call is over."""
 
 
-class PaperCall:
+class FakeCall:
     """The scheduler's end of an Attach call whose worker has said hello, and orders pass by."""
 
     def __init__(self, service: WorkerService, hello: pb.WorkerHello = HELLO) -> None:
@@ -76,25 +76,25 @@ class PaperCall:
         return any(message.HasField("plan") for message in self.ordered)
 
 
-class Desk:
+class SessionHarness:
     """A scheduler's side of workers, with a frontend that submits."""
 
     def __init__(self, heartbeat_interval_ms: int = 1000) -> None:
         settings = SchedulerSettings(id="s0", grpc_port=0, metrics_port=0, heartbeat_interval_ms=heartbeat_interval_ms)
         metrics = SchedulerMetrics(CollectorRegistry())
         self.cluster = WorkerCluster(settings, asyncio.get_running_loop().time, metrics)
-        self.cluster.join(OWNER, lambda _: None)
+        self.cluster.add_frontend(OWNER, lambda _: None)
         self.collector = Collector()
-        self.later: PaperCall | None = None
+        self.later: FakeCall | None = None
         self.service = WorkerService(
             settings,
             self.cluster,
             metrics,
-            ServiceDoor(None, "scheduler s0"),
+            HandshakeAcceptor(None, "scheduler s0"),
             on_change=lambda: None,
-            on_garbage=self.collector.hurry,
+            on_garbage=self.collector.request_collection,
             directory=None,
-            keeping_up=KeepingUp(self.cluster, asyncio.Lock()),
+            reconciler=WorkerReconciler(self.cluster, asyncio.Lock()),
             streams=WeightStreams(),
         )
 
@@ -112,7 +112,7 @@ class Desk:
             pass
 
 
-End = Callable[[PaperCall, Desk], Awaitable[None]]
+End = Callable[[FakeCall, SessionHarness], Awaitable[None]]
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -121,12 +121,12 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 async def test_sequences_of_a_call_that_is_cancelled_go_on_with_a_worker_that_attaches_in_that_moment() -> None:
-    desk = Desk()
-    first = PaperCall(desk.service)
+    desk = SessionHarness()
+    first = FakeCall(desk.service)
     desk.submit(1)
     await until(lambda: first.has_plan)
     first.task.cancel()
-    second = PaperCall(desk.service)
+    second = FakeCall(desk.service)
     await until(lambda: second.has_plan)
     assert desk.cluster.num_running == 1
     second.task.cancel()
@@ -134,11 +134,11 @@ async def test_sequences_of_a_call_that_is_cancelled_go_on_with_a_worker_that_at
 
 
 async def test_of_calls_of_one_worker_at_a_time_the_last_one_lives() -> None:
-    desk = Desk()
-    calls = [PaperCall(desk.service)]
+    desk = SessionHarness()
+    calls = [FakeCall(desk.service)]
     desk.submit(1)
     await until(lambda: calls[0].has_plan)
-    calls += [PaperCall(desk.service) for _ in range(3)]
+    calls += [FakeCall(desk.service) for _ in range(3)]
     await until(lambda: calls[-1].has_plan)
     ends = await asyncio.gather(*(call.task for call in calls[:-1]), return_exceptions=True)
     assert ["attached again" in str(end) for end in ends] == [True] * 3
@@ -153,7 +153,7 @@ def of_process(pid: int) -> pb.WorkerHello:
     return hello
 
 
-async def speaks_until(call: PaperCall, holds: Callable[[], bool]) -> None:
+async def speaks_until(call: FakeCall, holds: Callable[[], bool]) -> None:
     def turn() -> bool:
         call.tell(pb.AttachRequest(heartbeat=pb.Heartbeat()))
         return holds()
@@ -162,12 +162,12 @@ async def speaks_until(call: PaperCall, holds: Callable[[], bool]) -> None:
 
 
 async def test_a_second_process_of_one_id_is_refused_while_the_first_lives() -> None:
-    desk = Desk(heartbeat_interval_ms=100)
-    first = PaperCall(desk.service, of_process(1))
+    desk = SessionHarness(heartbeat_interval_ms=100)
+    first = FakeCall(desk.service, of_process(1))
     desk.submit(1)
     await speaks_until(first, lambda: first.has_plan)
     replica = desk.cluster.replicas["w0"]
-    second = PaperCall(desk.service, of_process(2))
+    second = FakeCall(desk.service, of_process(2))
     await speaks_until(first, second.task.done)
     with pytest.raises(Aborted) as refused:
         await second.task
@@ -181,12 +181,12 @@ async def test_a_second_process_of_one_id_is_refused_while_the_first_lives() -> 
 
 
 @pytest.mark.parametrize("end", [lambda call: call.hang_up(), lambda _: None], ids=["closed", "silent"])
-async def test_a_second_process_of_one_id_is_let_in_when_the_first_is_gone(end: Callable[[PaperCall], None]) -> None:
-    desk = Desk(heartbeat_interval_ms=100)
-    first = PaperCall(desk.service, of_process(1))
+async def test_a_second_process_of_one_id_is_let_in_when_the_first_is_gone(end: Callable[[FakeCall], None]) -> None:
+    desk = SessionHarness(heartbeat_interval_ms=100)
+    first = FakeCall(desk.service, of_process(1))
     desk.submit(1)
     await speaks_until(first, lambda: first.has_plan)
-    second = PaperCall(desk.service, of_process(2))
+    second = FakeCall(desk.service, of_process(2))
     end(first)
     await until(lambda: second.has_plan)
     assert desk.cluster.num_running == 1
@@ -196,12 +196,12 @@ async def test_a_second_process_of_one_id_is_let_in_when_the_first_is_gone(end: 
 
 @pytest.mark.parametrize("redirected", [False, True], ids=["of its own", "sent by a peer"])
 async def test_a_worker_that_comes_to_a_scheduler_that_leaves_is_sent_on(redirected: bool) -> None:
-    desk, stays = Desk(), SchedulerEntry("s1", "s1:1", 1, 9)
-    desk.service.spread = Spread(lambda: [SchedulerEntry("s2", "s2:1", 1, 0, draining=True), stays])
+    desk, stays = SessionHarness(), SchedulerEntry("s1", "s1:1", 1, 9)
+    desk.service.balancer = WorkerBalancer(lambda: [SchedulerEntry("s2", "s2:1", 1, 0, draining=True), stays])
     desk.cluster.draining = True
     hello = pb.WorkerHello(redirected=redirected)
     hello.MergeFrom(HELLO)
-    call = PaperCall(desk.service, hello)
+    call = FakeCall(desk.service, hello)
     await call.task
     assert [message.redirect.address for message in call.ordered] == [stays.address]
     assert not desk.cluster.replicas
@@ -213,8 +213,8 @@ async def test_a_worker_built_before_the_fields_of_a_hello_were_grouped_attaches
     worker_hello.add_ungrouped(older)
     for group in worker_hello.GROUPS:
         older.ClearField(group)  # type: ignore[arg-type]
-    desk = Desk()
-    call = PaperCall(desk.service, older)
+    desk = SessionHarness()
+    call = FakeCall(desk.service, older)
     await until(lambda: bool(desk.cluster.replicas))
     (replica,) = desk.cluster.replicas.values()
     assert (replica.core.limits.num_blocks, replica.core.limits.max_num_seqs) == (64, 4)
@@ -223,16 +223,16 @@ async def test_a_worker_built_before_the_fields_of_a_hello_were_grouped_attaches
     await asyncio.gather(call.task, return_exceptions=True)
 
 
-async def cancelled(call: PaperCall, _desk: Desk) -> None:
+async def cancelled(call: FakeCall, _desk: SessionHarness) -> None:
     call.task.cancel()
 
 
-async def hung_up(call: PaperCall, _desk: Desk) -> None:
+async def hung_up(call: FakeCall, _desk: SessionHarness) -> None:
     call.hang_up()
 
 
-async def superseded(_call: PaperCall, desk: Desk) -> None:
-    desk.later = PaperCall(desk.service)
+async def superseded(_call: FakeCall, desk: SessionHarness) -> None:
+    desk.later = FakeCall(desk.service)
 
 
 @pytest.fixture
@@ -244,9 +244,9 @@ def uncollected() -> Iterator[None]:
     gc.enable()
 
 
-async def kept_after(end: End, desk: Desk) -> list[weakref.ref[object]]:
+async def kept_after(end: End, desk: SessionHarness) -> list[weakref.ref[object]]:
     """What there was for a worker whose session has ended."""
-    call = PaperCall(desk.service)
+    call = FakeCall(desk.service)
     desk.submit(1)
     await until(lambda: call.has_plan)
     replica = desk.cluster.replicas["w0"]
@@ -260,7 +260,7 @@ async def kept_after(end: End, desk: Desk) -> list[weakref.ref[object]]:
 @pytest.mark.parametrize("end", [cancelled, hung_up, superseded])
 async def test_what_was_kept_for_a_worker_goes_soon_after_its_session(end: End) -> None:
     """Not minutes later: with 2,000 blocks it is 335 KiB, for each worker that came and went until then."""
-    desk = Desk()
+    desk = SessionHarness()
     kept = await kept_after(end, desk)
     await loop_turns()  # the loop itself still has the last callbacks
     desk.collector.look()

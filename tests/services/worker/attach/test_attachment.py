@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.services.worker.attach.attachment import Attachment
-from quire.services.worker.replica.held_report import HeldReport
+from quire.services.worker.replica.retained_state import RetainedState
 from quire.shared.pb.common.v1 import finish_pb2
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from quire.shared.process.lifecycle import Shutdown
@@ -43,8 +43,8 @@ class Engine:
     def __init__(self) -> None:
         self.orders: asyncio.Queue[str | None] = asyncio.Queue()
 
-    async def rest(self, _receiver: Attachment) -> HeldReport:
-        return HeldReport([], b"")
+    async def start_epoch(self, _receiver: Attachment) -> RetainedState:
+        return RetainedState([], b"")
 
     def device_order(self, _receiver: Attachment, order: pb.DeviceOrder) -> None:
         self.orders.put_nowait(order.WhichOneof("order"))
@@ -59,7 +59,7 @@ async def test_who_is_to_leave_does_not_wait_for_a_device_that_hangs() -> None:
     resting, shutdown = asyncio.Event(), Shutdown()
 
     class Hanging(Engine):
-        async def rest(self, _receiver: Attachment) -> HeldReport:
+        async def start_epoch(self, _receiver: Attachment) -> RetainedState:
             resting.set()
             return await asyncio.get_running_loop().create_future()
 

@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
-from quire.services.worker.attach.route import PATIENCE, Route
+from quire.services.worker.attach.route import MAX_FAILURES, Route
 
 
 def test_it_waits_for_its_scheduler_before_it_tries_others() -> None:
     route = Route(["a:1"])
-    route.welcomed(["b:1", "c:1"])
+    route.record_welcome(["b:1", "c:1"])
     visited = []
-    for _ in range(PATIENCE + 3):
+    for _ in range(MAX_FAILURES + 3):
         visited.append(route.address)
-        route.failed()
-    assert visited == ["a:1"] * PATIENCE + ["b:1", "c:1", "a:1"]
+        route.record_failure()
+    assert visited == ["a:1"] * MAX_FAILURES + ["b:1", "c:1", "a:1"]
 
 
 def test_it_goes_where_it_is_sent_and_says_so_once() -> None:
     route = Route(["a:1"])
-    route.welcomed(["b:1"])
+    route.record_welcome(["b:1"])
     route.redirect("b:1")
     assert (route.address, route.redirected) == ("b:1", True)
-    route.failed()
+    route.record_failure()
     assert (route.address, route.redirected) == ("b:1", False)
-    route.welcomed(["a:1"])
+    route.record_welcome(["a:1"])
     assert (route.address, route.redirected) == ("b:1", False)
 
 
 def test_with_one_scheduler_it_comes_back_to_it_for_ever() -> None:
     route = Route(["a:1"])
     for _ in range(20):
-        route.failed()
+        route.record_failure()
     assert route.address == "a:1"

@@ -91,7 +91,7 @@ async def start(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> AsyncIterator[Start]:
-    monkeypatch.setattr(session_module, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(session_module, "INITIAL_BACKOFF_S", 0.01)
     running: list[RunningWorker] = []
     handlers, interval = logging.getLogger().handlers[:], sys.getswitchinterval()
 
@@ -410,14 +410,14 @@ async def test_an_attachment_that_ends_unasked_is_followed_by_another_and_keeps_
     start: Start, scheduler: ScriptedScheduler, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
 ) -> None:
     """grpc.aio raises CancelledError from a write after the call was cancelled on this side."""
-    worker, take = start(), Attachment.take
+    worker, take = start(), Attachment.submit_plan
 
     def fails(attachment: Attachment, plan: pb.StepPlan) -> None:
         take(attachment, plan)
         if attachment.epoch == 5 and plan.step_id == 2:
             raise error
 
-    monkeypatch.setattr(Attachment, "take", fails)
+    monkeypatch.setattr(Attachment, "submit_plan", fails)
     session, _ = await scheduler.attached(epoch=5)
     paper = PaperScheduler(4, 128, epoch=5)
     await session.plan(paper.plan([New(0, PROMPT)], {0: 6}))
@@ -433,7 +433,7 @@ async def test_a_device_that_does_not_come_back_from_a_step_is_dead_until_it_doe
     start: Start, scheduler: ScriptedScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(liveness, "LOOK_S", 0.02)
-    monkeypatch.setattr(service, "COMMAND_PATIENCE_S", 0.4)
+    monkeypatch.setattr(service, "COMMAND_TIMEOUT_S", 0.4)
     launch, comes_back = Replica.launch, threading.Event()
 
     def hangs(*arguments: Any) -> Any:

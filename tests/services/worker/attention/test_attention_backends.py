@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from quire.services.worker.attention import backends
-from quire.services.worker.attention.by_phase import ByPhase
+from quire.services.worker.attention.per_phase import PerPhaseAttention
 from quire.services.worker.attention.port import AttentionBackend, AttentionMetadata, AttentionSpec
 from quire.shared.errors import InvalidArgument
 from tests.kernels.triton.closeness import assert_close
@@ -48,15 +48,15 @@ def refusing(monkeypatch: pytest.MonkeyPatch):
     return use
 
 
-def attended_by(chosen, longest_query: int, *, is_recorded: bool = False) -> str:
-    metadata = AttentionMetadata(None, None, None, longest_query=longest_query, longest_seq=9, is_recorded=is_recorded)
+def attended_by(chosen, max_query_len: int, *, is_recorded: bool = False) -> str:
+    metadata = AttentionMetadata(None, None, None, max_query_len=max_query_len, max_seq_len=9, is_recorded=is_recorded)
     return chosen.attend(None, None, None, metadata, scale=1.0, window=0)
 
 
 def test_each_phase_has_the_best_that_can(refusing) -> None:
     refusing("cpu")
     chosen = backends.choose_attention("auto", SPEC)
-    assert isinstance(chosen, ByPhase)
+    assert isinstance(chosen, PerPhaseAttention)
     assert attended_by(chosen, 1) == "triton"
     assert attended_by(chosen, 2) == "flash_attn"
     assert attended_by(chosen, 2, is_recorded=True) == "triton"
@@ -108,7 +108,7 @@ def test_it_is_known_of_each_backend_whether_it_has_trees(name: str) -> None:
 
 # ---------------------------------------------------------------- packages
 
-ON_PAPER = "from tests.services.worker.attention.flash_attn_on_paper import *"
+ON_PAPER = "from tests.services.worker.attention.fake_flash_attn import *"
 
 
 @pytest.fixture
@@ -219,8 +219,8 @@ def assert_attends(backend: AttentionBackend, case: Case, rows: Rows, window: in
         tables,
         query_start,
         seq_lens,
-        longest_query=max(end - begin for _, begin, end in rows),
-        longest_seq=max(end for _, _, end in rows),
+        max_query_len=max(end - begin for _, begin, end in rows),
+        max_seq_len=max(end for _, _, end in rows),
     )
     got = backend.attend(q, k_cache, v_cache, metadata, scale=case.scale, window=window)
     assert_close(got, case.exact(rows, window))

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from quire.services.worker.engine.engine import MOST_STUCK_LOOKS, Engine
+from quire.services.worker.engine.engine import MAX_STALLED_CHECKS, Engine
 from quire.services.worker.ranks.group import OneRank, RankFailure, RankGroup
-from quire.services.worker.replica.held_report import HeldReport
 from quire.services.worker.replica.mixture_experts import MixtureExperts
 from quire.services.worker.replica.replica import Occupancy
+from quire.services.worker.replica.retained_state import RetainedState
 from quire.services.worker.runner.step_cost import NO_COST_MODEL
 from quire.services.worker.step.plan_violation import PlanViolation
-from quire.services.worker.structured.compile_pool import CompilePool, Prepared
+from quire.services.worker.structured.compile_pool import CompilePool, CompileResult
 from quire.shared.errors import Internal, InvalidArgument
 from quire.shared.metrics.worker import StepCost
 from quire.shared.pb.common.v1 import sampling_pb2
@@ -24,7 +24,7 @@ from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from tests.waiting import eventually, loop_turns
 
 PATIENCE_S = 60.0
-REPORT = HeldReport([3], b"h" * 32)
+REPORT = RetainedState([3], b"h" * 32)
 
 
 class DeviceLost(RuntimeError):
@@ -39,7 +39,7 @@ class PaperFlight:
     landed: threading.Event
     error: BaseException | None
     result_error: Exception | None = None
-    settled: bool = True
+    heads_launched: bool = True
 
     @property
     def launch(self) -> PaperFlight:
@@ -127,7 +127,7 @@ class PaperReplica:
     def record(self, flight: PaperFlight, outcome: str) -> None:
         self._note(f"record {flight.step_id}")
 
-    def rest(self) -> HeldReport:
+    def end_epoch(self) -> RetainedState:
         self._note("rest")
         return REPORT
 
@@ -137,7 +137,7 @@ class PaperReplica:
             raise self.move_errors[order.transfer_id]
         return PaperMove(self.move_done)
 
-    def forget_cache(self) -> None:
+    def reset_cache(self) -> None:
         self._note("forget")
 
     def occupancy(self) -> Occupancy:
@@ -154,7 +154,7 @@ class Inbox:
 
         self.orders: asyncio.Queue[int] = asyncio.Queue()
 
-    def transferred(self, done: pb.Transferred) -> None:
+    def blocks_transferred(self, done: pb.Transferred) -> None:
         self.moves.put_nowait(done)
 
     def device_order_done(self, done: pb.DeviceOrderDone) -> None:
@@ -163,7 +163,7 @@ class Inbox:
     def deliver(self, result: pb.StepResult) -> None:
         self.results.put_nowait(result.step_id)
 
-    def break_off(self, reason: str) -> None:
+    def abort_session(self, reason: str) -> None:
         self.broken.set_result(reason)
 
     async def next(self) -> int:
@@ -172,10 +172,10 @@ class Inbox:
 
 
 class NoObserver:
-    def step_done(self, result: pb.StepResult, num_tokens: int, _cost: StepCost) -> None:
+    def observe_step(self, result: pb.StepResult, num_tokens: int, _cost: StepCost) -> None:
         """Not looked at here."""
 
-    def grammar_prepared(self, prepared: Prepared) -> None:
+    def grammar_prepared(self, prepared: CompileResult) -> None:
         """Not looked at here."""
 
 
@@ -227,7 +227,7 @@ async def test_results_come_in_order_and_the_device_has_one_thread(
     start: Start, replica: PaperReplica, synchronous: bool
 ) -> None:
     engine, inbox = start(synchronous=synchronous), Inbox()
-    assert await engine.rest(inbox) == REPORT
+    assert await engine.start_epoch(inbox) == REPORT
     submit(engine, inbox, 1, 2, 3)
     assert [await inbox.next() for _ in range(3)] == [1, 2, 3]
     await eventually(lambda: "record 3" in replica.log)
@@ -238,7 +238,7 @@ async def test_results_come_in_order_and_the_device_has_one_thread(
 async def test_the_next_step_is_launched_before_the_last_one_has_landed(start: Start, replica: PaperReplica) -> None:
     replica.hold = True
     engine, inbox = start(synchronous=False), Inbox()
-    await engine.rest(inbox)
+    await engine.start_epoch(inbox)
     submit(engine, inbox, 1, 2)
     await eventually(lambda: "launch 2" in replica.log)
     assert replica.log == ["rest", "launch 1", "launch 2"]
@@ -258,7 +258,7 @@ async def test_a_step_that_needs_to_know_the_one_before_waits_until_it_is_record
 ) -> None:
     replica.hold, replica.waiting = True, {2}
     engine, inbox = start(synchronous=False), Inbox()
-    await engine.rest(inbox)
+    await engine.start_epoch(inbox)
     submit(engine, inbox, 1, 2, 3)
     await eventually(lambda: "launch 1" in replica.log)
     replica.landings[1].set()
@@ -271,10 +271,10 @@ async def test_a_new_attachment_waits_for_steps_under_way_and_skips_the_rest(
 ) -> None:
     replica.hold = True
     engine, old, new = start(synchronous=False), Inbox(), Inbox()
-    await engine.rest(old)
+    await engine.start_epoch(old)
     submit(engine, old, 1)
     await eventually(lambda: "launch 1" in replica.log)
-    resting = asyncio.ensure_future(engine.rest(new))
+    resting = asyncio.ensure_future(engine.start_epoch(new))
     await loop_turns()
     submit(engine, old, 2)
     replica.landings[1].set()
@@ -291,11 +291,11 @@ async def test_a_new_attachment_waits_for_steps_under_way_and_skips_the_rest(
 async def test_a_violation_ends_the_session_and_the_plans_behind_it(start: Start, replica: PaperReplica) -> None:
     replica.launch_errors[2] = PlanViolation("slot 3 is live already")
     engine, inbox = start(), Inbox()
-    await engine.rest(inbox)
+    await engine.start_epoch(inbox)
     submit(engine, inbox, 1, 2, 3)
     async with asyncio.timeout(PATIENCE_S):
         assert await inbox.broken == "step 2 breaks the session: slot 3 is live already"
-    await engine.rest(Inbox())
+    await engine.start_epoch(Inbox())
     assert replica.log == ["rest", "launch 1", "record 1", "launch 2", "rest"]
 
 
@@ -306,11 +306,11 @@ async def test_a_failing_step_ends_the_session_not_the_engine(
 ) -> None:
     getattr(replica, where)[1] = ValueError("some bug")
     engine, inbox, after = start(synchronous=synchronous), Inbox(), Inbox()
-    await engine.rest(inbox)
+    await engine.start_epoch(inbox)
     submit(engine, inbox, 1)
     async with asyncio.timeout(PATIENCE_S):
         assert await inbox.broken == "step 1 failed: ValueError: some bug"
-    await engine.rest(after)
+    await engine.start_epoch(after)
     submit(engine, after, 2)
     assert await after.next() == 2
     assert not engine.died.done()
@@ -321,7 +321,7 @@ async def test_blocks_are_moved_behind_the_plans_before_them_and_hold_up_no_late
 ) -> None:
     replica.hold, replica.waiting = True, {2}
     engine, inbox = start(synchronous=False), Inbox()
-    await engine.rest(inbox)
+    await engine.start_epoch(inbox)
     submit(engine, inbox, 1, 2)
     engine.transfer(inbox, pb.Transfer(transfer_id=7))
     await eventually(lambda: "launch 1" in replica.log)
@@ -340,7 +340,7 @@ async def test_blocks_are_moved_behind_the_plans_before_them_and_hold_up_no_late
 async def test_blocks_that_cannot_be_moved_end_nothing(start: Start, replica: PaperReplica, synchronous: bool) -> None:
     replica.move_errors[1] = MemoryError("no room to stage them")
     engine, inbox = start(synchronous=synchronous), Inbox()
-    await engine.rest(inbox)
+    await engine.start_epoch(inbox)
     engine.transfer(inbox, pb.Transfer(transfer_id=1))
     async with asyncio.timeout(PATIENCE_S):
         told = await inbox.moves.get()
@@ -352,7 +352,7 @@ async def test_blocks_that_cannot_be_moved_end_nothing(start: Start, replica: Pa
 async def test_a_transfer_that_breaks_the_rules_ends_the_session(start: Start, replica: PaperReplica) -> None:
     replica.move_errors[1] = PlanViolation("there is no place 9")
     engine, inbox = start(), Inbox()
-    await engine.rest(inbox)
+    await engine.start_epoch(inbox)
     engine.transfer(inbox, pb.Transfer(transfer_id=1))
     async with asyncio.timeout(PATIENCE_S):
         assert await inbox.broken == "transfer 1 breaks the session: there is no place 9"
@@ -360,8 +360,8 @@ async def test_a_transfer_that_breaks_the_rules_ends_the_session(start: Start, r
 
 async def test_a_transfer_of_an_attachment_that_is_over_is_skipped(start: Start, replica: PaperReplica) -> None:
     engine, old, new = start(), Inbox(), Inbox()
-    await engine.rest(old)
-    await engine.rest(new)
+    await engine.start_epoch(old)
+    await engine.start_epoch(new)
     engine.transfer(old, pb.Transfer(transfer_id=1))
     submit(engine, new, 1)
     assert await new.next() == 1
@@ -380,7 +380,7 @@ class StagingOrders:
     def interrupt(self, order: pb.DeviceOrder) -> None:
         self._note(f"heard of {order.WhichOneof('order')}")
 
-    def obey(self, order: pb.DeviceOrder) -> bool:
+    def execute_order(self, order: pb.DeviceOrder) -> bool:
         assert order.HasField("stage_weights")
         self.begun.set()
         assert self.done.wait(PATIENCE_S)
@@ -398,7 +398,7 @@ class StagingReplica(PaperReplica):
         super().__init__()
         self.orders = StagingOrders(self._note)
 
-    def obey(self, order: pb.DeviceOrder) -> None:
+    def execute_order(self, order: pb.DeviceOrder) -> None:
         self._note("drop")
 
 
@@ -406,7 +406,7 @@ async def test_weights_that_nobody_wants_any_more_are_dropped_once_they_are_stag
     """Dropped before, they would stay beside those that are computed with."""
     replica, inbox = StagingReplica(), Inbox()
     engine = Engine(lambda: replica, NoObserver(), grammars=no_grammars(), synchronous=True)  # type: ignore[arg-type, return-value]
-    await engine.rest(inbox)
+    await engine.start_epoch(inbox)
     engine.device_order(inbox, pb.DeviceOrder(order_id=1, stage_weights=pb.StageWeights()))
     await asyncio.to_thread(replica.orders.begun.wait, PATIENCE_S)
     engine.device_order(inbox, pb.DeviceOrder(order_id=2, drop_weights=pb.DropWeights()))
@@ -425,9 +425,9 @@ async def test_an_order_is_answered_whatever_the_library_that_reads_weights_rais
     def panic(_order: pb.DeviceOrder) -> bool:
         raise Panic("index out of bounds")
 
-    replica.orders.obey = panic  # type: ignore[method-assign]
+    replica.orders.execute_order = panic  # type: ignore[method-assign]
     engine = Engine(lambda: replica, NoObserver(), grammars=no_grammars(), synchronous=True)  # type: ignore[arg-type, return-value]
-    await engine.rest(inbox)
+    await engine.start_epoch(inbox)
     engine.device_order(inbox, pb.DeviceOrder(order_id=1, stage_weights=pb.StageWeights()))
     async with asyncio.timeout(PATIENCE_S):
         assert await inbox.orders.get() == 1
@@ -437,7 +437,7 @@ async def test_an_order_is_answered_whatever_the_library_that_reads_weights_rais
 async def test_a_broken_device_is_the_end(start: Start, replica: PaperReplica) -> None:
     replica.launch_errors[1] = DeviceLost("CUDA error: an illegal memory access was encountered")
     engine, inbox = start(), Inbox()
-    await engine.rest(inbox)
+    await engine.start_epoch(inbox)
     submit(engine, inbox, 1)
     with pytest.raises(Internal, match="illegal memory access"):
         async with asyncio.timeout(PATIENCE_S):
@@ -457,7 +457,7 @@ async def test_no_thread_of_the_engine_ends_without_a_word(
     """Whoever attached next would wait for it for ever."""
     (replica.launch_errors if synchronous else replica.landing_errors)[1] = error
     engine, inbox = start(synchronous=synchronous), Inbox()
-    await engine.rest(inbox)
+    await engine.start_epoch(inbox)
     submit(engine, inbox, 1)
     with pytest.raises(Internal, match=f"{type(error).__name__}: {error}"):
         async with asyncio.timeout(PATIENCE_S):
@@ -477,14 +477,14 @@ async def test_neither_does_the_one_that_builds() -> None:
 
 async def test_a_reset_reaches_the_record(start: Start, replica: PaperReplica) -> None:
     engine = start()
-    engine.forget_cache()
-    await engine.rest(Inbox())
+    engine.reset_cache()
+    await engine.start_epoch(Inbox())
     assert replica.log == ["forget", "rest"]
 
 
 async def test_occupancy_is_published_when_the_engine_is_idle(start: Start, replica: PaperReplica) -> None:
     engine, inbox = start(), Inbox()
-    await engine.rest(inbox)
+    await engine.start_epoch(inbox)
     submit(engine, inbox, 1)
     await inbox.next()
     await eventually(lambda: engine.occupancy.num_live == 3)
@@ -519,12 +519,12 @@ async def test_ranks_that_are_stuck_in_a_step_are_killed_and_end_the_engine(
 ) -> None:
     replica.hold, ranks = True, PaperRanks()
     engine, inbox = start(synchronous=False, ranks=ranks), Inbox()
-    await engine.rest(inbox)
-    for _ in range(2 * MOST_STUCK_LOOKS):  # nothing to do: nobody is stuck
+    await engine.start_epoch(inbox)
+    for _ in range(2 * MAX_STALLED_CHECKS):  # nothing to do: nobody is stuck
         engine.check_ranks()
     submit(engine, inbox, 1)
     await eventually(lambda: "launch 1" in replica.log)
-    for _ in range(2 * MOST_STUCK_LOOKS):
+    for _ in range(2 * MAX_STALLED_CHECKS):
         engine.check_ranks()
     with pytest.raises(RankFailure, match="stuck in a step"):
         await engine.died

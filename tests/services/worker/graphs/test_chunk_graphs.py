@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from quire.services.worker.graphs.chunk_graphs import ChunkGraphs, ChunkShape, chunk_shapes
-from quire.services.worker.graphs.cuda_graph import Repeater, Work
+from quire.services.worker.graphs.cuda_graph import EagerRecorder, Recordable
 from quire.services.worker.graphs.recorded_steps import KeptHidden, RecordedModel
-from quire.services.worker.graphs.step_edges import PlainEdges
+from quire.services.worker.graphs.step_edges import TorchStepEdges
 from quire.services.worker.layers.forward_batch import ForwardBatch
 from quire.services.worker.limits.worker_limits import WorkerLimits
 from quire.services.worker.replica.replica import Replica
@@ -22,11 +22,11 @@ from quire.services.worker.step.step_inputs import StepInputs
 from quire.shared import columns
 from quire.shared.pb.common.v1 import sampling_pb2
 from tests.services.worker.checkpoints import VOCAB_SIZE, Checkpoint
-from tests.services.worker.graphs.pretending import Copying
+from tests.services.worker.graphs.fake_device import Copying
 from tests.services.worker.graphs.test_decode_graphs import SAMPLINGS, plain_rig, run_both
 from tests.services.worker.models.test_logits import MAX_ERROR, prompt
-from tests.services.worker.parts import chunk_graphs_of, give_memory_of_its_own, runner_of, whole_model_of
 from tests.services.worker.plans import New
+from tests.services.worker.replica_internals import chunk_graphs_of, give_memory_of_its_own, runner_of, whole_model_of
 from tests.services.worker.rig import Rig
 from tests.spec_decode.methods import METHODS, TREES
 from tests.spec_decode.pair import Pair, build
@@ -44,13 +44,13 @@ class Seen:
     num_forwards = 0
 
 
-class SlowToLaunch(Repeater):
+class SlowToLaunch(EagerRecorder):
     """Computing takes longer than launching from more than so many tokens on."""
 
     def __init__(self, seen: Seen, most_tokens: int) -> None:
         self._seen, self._most_tokens = seen, most_tokens
 
-    def is_launch_bound(self, work: Work) -> bool:
+    def is_launch_bound(self, work: Recordable) -> bool:
         work()
         return len(self._seen.batch.token_ids) <= self._most_tokens
 
@@ -73,12 +73,12 @@ def use_chunk_graphs(
         forward=lambda batch: decoder.logits(forward(batch)),
         hidden=KeptHidden(forward, decoder.logits, memory) if features else None,
         choice=PlainChoice(runner.sampler.vocabulary, shapes[-1].num_rows, torch.device("cpu")),
-        edges=PlainEdges(),
-        longest_seq=limits.max_model_len,
+        edges=TorchStepEdges(),
+        max_seq_len=limits.max_model_len,
         rows_per_prefix_tile=0,
         has_trees=has_trees,
     )
-    recorder = SlowToLaunch(seen, most_tokens) if most_tokens else Repeater()
+    recorder = SlowToLaunch(seen, most_tokens) if most_tokens else EagerRecorder()
     graphs = ChunkGraphs(model, runner.slot_memory, shapes, recorder=recorder, staging=Copying())
     graphs.leave_out_compute_bound()
     graphs.record()
@@ -139,7 +139,7 @@ def test_what_a_step_does_not_fill_is_a_prompt_of_nobody(checkpoint: Make) -> No
     batch, attention = seen.batch, seen.batch.attention
     assert attention.query_start.tolist() == [0, 1, 5, 6, 8, 8]
     assert attention.seq_lens.tolist() == [6, 4, 4, 2, 0]
-    assert attention.longest_query == len(batch.token_ids) == 8
+    assert attention.max_query_len == len(batch.token_ids) == 8
     assert batch.token_ids.tolist() == [rig.tokens(0)[5], *prompt(9, 2)[:4], rig.tokens(2)[3], 0, 0]
     assert batch.slot_mapping[6:].tolist() == [0, 0]
     assert not attention.block_tables[3:].any()
@@ -268,7 +268,7 @@ def test_the_smallest_shape_is_taken(checkpoint: Make) -> None:
     assert shape_of(graphs, step(9, 10, 9)) is None
     assert shape_of(graphs, step(1, 3, 1), num_new_blocks=5) == (8, 3)
     assert shape_of(graphs, step(1, 3, 1), num_new_blocks=17) is None
-    assert not graphs.takes(step(0, 0, 0), NO_BLOCKS)
+    assert not graphs.accepts(step(0, 0, 0), NO_BLOCKS)
 
 
 def test_shapes_lie_close_and_none_is_for_nothing() -> None:

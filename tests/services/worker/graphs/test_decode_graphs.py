@@ -13,18 +13,23 @@ import torch
 from quire.services.worker.attention import reference
 from quire.services.worker.attention.port import AttentionMetadata
 from quire.services.worker.graphs import shared_prefixes
-from quire.services.worker.graphs.cuda_graph import Repeater
+from quire.services.worker.graphs.cuda_graph import EagerRecorder
 from quire.services.worker.graphs.decode_graphs import DecodeGraphs, graph_sizes
 from quire.services.worker.graphs.recorded_steps import RecordedModel
 from quire.services.worker.graphs.row_facts import RowWatch
-from quire.services.worker.graphs.step_edges import PlainEdges
+from quire.services.worker.graphs.step_edges import TorchStepEdges
 from quire.services.worker.sampling.choice import PlainChoice
 from quire.shared import columns
 from quire.shared.pb.common.v1 import sampling_pb2
 from tests.services.worker.checkpoints import VOCAB_SIZE, Checkpoint
-from tests.services.worker.graphs.pretending import Copying
-from tests.services.worker.parts import current_model_of, decode_graphs_of, give_memory_of_its_own, runner_of
+from tests.services.worker.graphs.fake_device import Copying
 from tests.services.worker.plans import New, ids_of
+from tests.services.worker.replica_internals import (
+    current_model_of,
+    decode_graphs_of,
+    give_memory_of_its_own,
+    runner_of,
+)
 from tests.services.worker.rig import Rig
 
 Make = Callable[[str], Checkpoint]
@@ -68,7 +73,7 @@ def plain_rig(made: Checkpoint, **settings: Any) -> Rig:
 
 def graph_rig(made: Checkpoint, *, shared: bool = False, **settings: Any) -> tuple[Rig, CheckedAttention]:
     attention = CheckedAttention()
-    with mock.patch("quire.services.worker.building.site.choose_attention", return_value=attention):
+    with mock.patch("quire.services.worker.building.environment.choose_attention", return_value=attention):
         rig = Rig(made.folder, record_logits=False, num_blocks=400, **settings)
     runner, limits, table = runner_of(rig.replica), rig.replica.limits, rig.replica.table
     give_memory_of_its_own(rig.replica)
@@ -77,8 +82,8 @@ def graph_rig(made: Checkpoint, *, shared: bool = False, **settings: Any) -> tup
             current_model_of(rig.replica).forward(batch, runner.caches)
         ),
         choice=PlainChoice(runner.sampler.vocabulary, limits.max_num_seqs, torch.device("cpu")),
-        edges=PlainEdges(),
-        longest_seq=limits.max_model_len,
+        edges=TorchStepEdges(),
+        max_seq_len=limits.max_model_len,
         rows_per_prefix_tile=ROWS_PER_TILE if shared else 0,
     )
     graphs = DecodeGraphs(
@@ -86,7 +91,7 @@ def graph_rig(made: Checkpoint, *, shared: bool = False, **settings: Any) -> tup
         runner.slot_memory,
         [1, 2, 5, limits.max_num_seqs],
         watch=RowWatch(table.block_table, limits.block_size, model.rows_per_prefix_tile),
-        recorder=Repeater(),
+        recorder=EagerRecorder(),
         staging=Copying(),
     )
     graphs.record()

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 from quire.services.worker.heads import max_sim
-from quire.services.worker.heads.max_sim import Texts
+from quire.services.worker.heads.max_sim import TokenVectors
 from quire.shared import columns
 from quire.shared.errors import InvalidArgument
 from quire.shared.pb.common.v1.pooling_pb2 import POOLER_ALL, POOLER_LAST, PoolingParams
@@ -23,8 +23,8 @@ from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from tests.services.worker.checkpoints import Checkpoint
 from tests.services.worker.heads.test_pooling import pooled
 from tests.services.worker.models.test_logits import prompt
-from tests.services.worker.parts import runner_of
 from tests.services.worker.plans import New
+from tests.services.worker.replica_internals import runner_of
 from tests.services.worker.rig import Rig
 
 Make = Callable[[str], Checkpoint]
@@ -33,17 +33,17 @@ VECTORS = PoolingParams(pooler=POOLER_ALL)
 MAX_ERROR = 2e-5
 
 
-def texts(lengths: list[int], size: int = 5) -> Texts:
+def texts(lengths: list[int], size: int = 5) -> TokenVectors:
     ends = np.cumsum([0, *lengths])
     vectors = torch.randn(int(ends[-1]), size, generator=torch.Generator().manual_seed(len(lengths)))
-    return Texts(vectors, ends[:-1], np.array(lengths))
+    return TokenVectors(vectors, ends[:-1], np.array(lengths))
 
 
 def plain(query: torch.Tensor, document: torch.Tensor) -> float:
     return float((query @ document.T).amax(1).sum())
 
 
-def parts(made: Texts) -> list[torch.Tensor]:
+def parts(made: TokenVectors) -> list[torch.Tensor]:
     return list(made.vectors.split(made.lengths.tolist()))
 
 
@@ -61,9 +61,9 @@ def test_scores_are_those_of_one_pair_after_the_other(
     monkeypatch: pytest.MonkeyPatch, of_queries: list[int], of_documents: list[int], asked: list[int], most: int
 ) -> None:
     """Also where a batch has room for one document only, or for a part of its query's vectors."""
-    monkeypatch.setattr(max_sim, "MOST_PRODUCTS", most)
+    monkeypatch.setattr(max_sim, "MAX_PRODUCTS", most)
     queries, documents = texts(of_queries), texts(of_documents)
-    found = max_sim.max_sim(queries.of(np.array(asked)), documents)
+    found = max_sim.max_sim(queries.select(np.array(asked)), documents)
     wanted = [plain(parts(queries)[query], one) for query, one in zip(asked, parts(documents), strict=True)]
     assert torch.allclose(found, torch.tensor(wanted), atol=1e-5)
 
@@ -194,8 +194,8 @@ def test_a_query_that_is_not_there_fails_its_documents_alone(checkpoint: Make, t
     rig.last_result = rig.execute(plan)
     assert list(refusals(rig)) == [3]
     rig.scheduler.take(rig.last_result)
-    for forget in (rig.replica.forget_cache, rig.rest):
-        rig.rest()
+    for forget in (rig.replica.reset_cache, rig.end_epoch):
+        rig.end_epoch()
         rig.step([query(0, asked), document(1, tokens)], {0: 5, 1: 7})
         assert close(scores(rig), {1: both.score(asked, tokens)})
         forget()
@@ -209,7 +209,7 @@ def test_more_queries_than_there_is_room_for_are_refused(checkpoint: Make, tmp_p
     both = Comparing(checkpoint("llama"), tmp_path, query_cache_mb=1)
     rig, late = both.rig, runner_of(both.rig.replica).heads._late  # type: ignore[attr-defined]
     assert rig.replica.num_query_vectors == (1 << 20) // (4 * SIZE)
-    late.most_vectors = 12
+    late.max_query_vectors = 12
     rig.step([query(0, prompt(5)), query(1, prompt(6), 1)], {0: 5, 1: 2})
     rig.step([query(2, prompt(4), 2)], {2: 4})
     assert refusals(rig)[2] == "query_id: a query of 4 tokens beside 11 of others, the room is 12"

@@ -27,8 +27,8 @@ from quire.shared.pb.common.v1.pooling_pb2 import (
 from tests.services.worker.checkpoints import VOCAB_SIZE, Checkpoint
 from tests.services.worker.graphs.test_chunk_graphs import SHAPES, use_chunk_graphs
 from tests.services.worker.models.test_logits import prompt
-from tests.services.worker.parts import current_model_of, runner_of
 from tests.services.worker.plans import New
+from tests.services.worker.replica_internals import current_model_of, runner_of
 from tests.services.worker.rig import Rig
 from tests.shared.models.test_sentence_transformers import DENSE, MEAN, TRANSFORMER, write
 
@@ -156,7 +156,7 @@ def test_a_slot_begins_anew_for_its_next_sequence(checkpoint: Make) -> None:
     rig.step([New(0, tokens, pooling=ALL[2])], {0: 8}, released=[0])
     assert close(pooled(rig)[0], expected(made, tokens, ALL[2]))
     assert list(rig.step([New(0, tokens)], {0: 8}, released=[0])) == [0]
-    rig.rest()
+    rig.end_epoch()
     assert list(rig.step([New(0, tokens)], {0: 8})) == [0]
 
 
@@ -289,7 +289,7 @@ def test_no_step_is_found(checkpoint: Make, params: PoolingParams, named: str) -
 
 
 def test_more_than_may_be_told_of_a_sequence_is_refused(checkpoint: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.services.worker.heads.pooling.MOST_POOLED_ELEMENTS", 100)
+    monkeypatch.setattr("quire.services.worker.heads.pooling.MAX_POOLED_ELEMENTS", 100)
     rig = Rig(checkpoint("llama").folder)
     asked = [PoolingParams(pooler=POOLER_ALL), PoolingParams(pooler=POOLER_ALL, dimensions=20)]
     rig.step([New(slot, [1, 2, 3], pooling=one) for slot, one in enumerate(asked)], {0: 3, 1: 3})

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from quire.services.worker.limits.worker_limits import WorkerLimits
-from quire.services.worker.spec_decode.draft_models.paged import FilledBlocks
+from quire.services.worker.spec_decode.draft_models.draft_passes import FilledBlocks
 from quire.services.worker.step.block_copies import BlockCopies
 from quire.services.worker.step.slots import NewBlocks, SlotTable
 
@@ -27,9 +27,9 @@ class Drafter:
         if copied:
             target = blocks[num_cached // LIMITS.block_size]
             self.blocks.copy(BlockCopies(np.array([copied], np.uint32), np.array([target], np.uint32)))
-        filled = self.blocks.begin(slot)
+        filled = self.blocks.start_sequence(slot)
         count = len(blocks)
-        self.blocks.hand_out(NewBlocks(np.full(count, slot), np.arange(count), np.array(blocks, dtype=np.int32)))
+        self.blocks.add_blocks(NewBlocks(np.full(count, slot), np.arange(count), np.array(blocks, dtype=np.int32)))
         return filled
 
     def fill(self, slot: int, num_positions: int) -> None:

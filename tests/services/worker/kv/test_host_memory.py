@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from quire.services.worker.kv import kv_cache
-from quire.services.worker.kv.held_blocks import HeldBlocks
+from quire.services.worker.kv.block_contents import BlockContents
 from quire.services.worker.kv.host_memory import BlockMove, HostMemory, count_places
 from quire.services.worker.kv.kv_memory import GIB, BlockShape, free_host_bytes
 from quire.services.worker.step.plan_violation import PlanViolation
@@ -37,7 +37,7 @@ def order(
 
 
 def move(memory: HostMemory, blocks: list[int], places: list[int], *, to_host: bool) -> None:
-    memory.begin(BlockMove.of(order(blocks, places, to_host=to_host), 20, 10)).wait()
+    memory.start_move(BlockMove.of(order(blocks, places, to_host=to_host), 20, 10)).wait()
 
 
 @pytest.mark.parametrize("shape", [SHAPE, LATENT], ids=["full", "latent"])
@@ -58,9 +58,9 @@ def test_blocks_come_back_to_other_places(device: str, shape: BlockShape) -> Non
         assert torch.equal(part[5], was[19])
         assert torch.equal(part[1], was[3])
         assert not part[[2, 3, 7, 19]].any()
-    assert memory.held() == {9: bytes([3]) * 32, 0: bytes([7]) * 32, 4: bytes([19]) * 32}
-    memory.forget(b"")
-    assert memory.held() == {}
+    assert memory.contents() == {9: bytes([3]) * 32, 0: bytes([7]) * 32, 4: bytes([19]) * 32}
+    memory.reset(b"")
+    assert memory.contents() == {}
 
 
 @pytest.mark.gpu
@@ -108,18 +108,18 @@ def test_ranks_on_several_hosts_need_their_share_of_it_on_each() -> None:
 
 def test_what_came_back_is_reported_and_continued() -> None:
     """Its tokens are not known, its hash is: chains go on behind it."""
-    held = HeldBlocks(num_blocks=8, block_size=2)
-    held.hand_out(np.array([3]), np.array([0]), {3: b"r" * 32})
-    held.write(np.array([6, 7], dtype=np.int32), np.array([1, 2], dtype=np.int32))
-    held.fill(np.array([3, 4]), [b"a" * 32, b"b" * 32])
-    held.hand_out(np.array([5]), np.array([4]), {})
-    held.write(np.array([10, 11], dtype=np.int32), np.array([8, 9], dtype=np.int32))
+    held = BlockContents(num_blocks=8, block_size=2)
+    held.allocate(np.array([3]), np.array([0]), {3: b"r" * 32})
+    held.record_tokens(np.array([6, 7], dtype=np.int32), np.array([1, 2], dtype=np.int32))
+    held.commit(np.array([3, 4]), [b"a" * 32, b"b" * 32])
+    held.allocate(np.array([5]), np.array([4]), {})
+    held.record_tokens(np.array([10, 11], dtype=np.int32), np.array([8, 9], dtype=np.int32))
     report = held.report()
     digests = {block: report.hashes[32 * i : 32 * i + 32] for i, block in enumerate(report.block_ids)}
     assert digests[3] == b"a" * 32, "and nothing of what it held before"
     assert digests[4] == b"b" * 32
     assert 5 in digests
-    held.hand_out(np.array([4]), np.array([0]), {4: b"r" * 32})
+    held.allocate(np.array([4]), np.array([0]), {4: b"r" * 32})
     assert held.report().block_ids == [3], "the chain behind the other one is broken"
 
 
@@ -135,46 +135,46 @@ def test_a_place_whose_copy_failed_holds_nothing(monkeypatch: pytest.MonkeyPatch
         move(memory, [5], [2], to_host=True)
     with pytest.raises(MemoryError):
         move(memory, [6], [1], to_host=False)
-    assert memory.held() == {1: bytes([3]) * 32}
+    assert memory.contents() == {1: bytes([3]) * 32}
 
 
 def test_blocks_whose_copy_failed_are_not_reported() -> None:
-    held = HeldBlocks(num_blocks=8, block_size=2)
-    held.fill(np.array([3, 4]), [b"a" * 32, b"b" * 32])
-    held.lose(np.array([3]))
+    held = BlockContents(num_blocks=8, block_size=2)
+    held.commit(np.array([3, 4]), [b"a" * 32, b"b" * 32])
+    held.invalidate(np.array([3]))
     assert held.report().block_ids == [4]
 
 
 def test_copies_of_what_came_back_are_not_reported() -> None:
-    held = HeldBlocks(num_blocks=8, block_size=2)
-    held.fill(np.array([3]), [b"a" * 32])
-    held.hand_out(np.array([5]), np.array([0]), {5: b"r" * 32})
-    held.copy(np.array([3]), np.array([5]))
+    held = BlockContents(num_blocks=8, block_size=2)
+    held.commit(np.array([3]), [b"a" * 32])
+    held.allocate(np.array([5]), np.array([0]), {5: b"r" * 32})
+    held.record_copies(np.array([3]), np.array([5]))
     assert held.report().block_ids == [3]
 
 
 def test_pages_of_several_groups_come_back_and_are_reported_with_their_groups() -> None:
     """A chain goes on in its own group, also behind a page that is handed out anew meanwhile."""
     move = BlockMove.of(order([3, 4], [0, 1], to_host=False, groups=[0, 1]), 8, 2, num_groups=2)
-    held = HeldBlocks(num_blocks=8, block_size=2, windows=True)
-    held.lose(move.blocks)
-    held.fill(move.blocks, move.names)
-    held.hand_out(np.array([5, 6]), np.array([3, 4]), {}, np.array([0, 1]))
-    held.write(np.array([10, 11, 12, 13], dtype=np.int32), np.array([8, 9, 8, 9], dtype=np.int32))
+    held = BlockContents(num_blocks=8, block_size=2, windows=True)
+    held.invalidate(move.blocks)
+    held.commit(move.blocks, move.names)
+    held.allocate(np.array([5, 6]), np.array([3, 4]), {}, np.array([0, 1]))
+    held.record_tokens(np.array([10, 11, 12, 13], dtype=np.int32), np.array([8, 9, 8, 9], dtype=np.int32))
     expected = {3: (0, bytes([3]) * 32), 4: (1, bytes([4]) * 32)}
     expected |= {
         block: (group, block_hash(parent, TOKENS)) for block, group, parent in ((5, 0, b"\3" * 32), (6, 1, b"\4" * 32))
     }
     assert reported(held) == expected
-    held.lose(np.array([4]))
-    held.fill(np.array([4]), [bytes([7]) * 32])
+    held.invalidate(np.array([4]))
+    held.commit(np.array([4]), [bytes([7]) * 32])
     assert reported(held) == expected | {4: (0, bytes([7]) * 32)}, "the one behind it has its hash still"
 
 
 TOKENS = columns.i32_bytes([8, 9])
 
 
-def reported(held: HeldBlocks) -> dict[int, tuple[int, bytes]]:
+def reported(held: BlockContents) -> dict[int, tuple[int, bytes]]:
     """Group and hash, by block."""
     report = held.report()
     digests = split(report.hashes)

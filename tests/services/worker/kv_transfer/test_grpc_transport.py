@@ -21,7 +21,7 @@ from quire.services.worker.kv_transfer import grpc_transport, page_service
 from quire.services.worker.kv_transfer.checksums import checksums
 from quire.services.worker.kv_transfer.grpc_transport import SERVICE_NAME, FetchBounds, GrpcTransport
 from quire.services.worker.kv_transfer.page_service import PageService, ServingBounds
-from quire.services.worker.kv_transfer.transport import WantedPages, WrongPages
+from quire.services.worker.kv_transfer.transport import PageMismatch, WantedPages
 from quire.shared import columns
 from quire.shared.columns import U32
 from quire.shared.errors import FailedPrecondition, Unauthenticated, Unavailable
@@ -31,7 +31,7 @@ from quire.shared.pb.worker.v1 import kv_transfer_pb2 as pb
 from quire.shared.pb.worker.v1 import kv_transfer_pb2_grpc
 from quire.shared.rpc import channel
 from quire.shared.rpc.server import Server
-from quire.shared.rpc.trust import Dialler, ServiceDoor
+from quire.shared.rpc.trust import Dialler, HandshakeAcceptor
 from quire.shared.security.secret_file import SecretFile
 from tests.waiting import eventually
 
@@ -46,7 +46,7 @@ class Memory:
     """Blocks of a worker that computes nothing."""
 
     page_layout = LAYOUT
-    blocks_at_a_time = 4
+    blocks_per_piece = 4
     peers = None
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ def wanted(address: str, *blocks: int) -> WantedPages:
 
 
 @asynccontextmanager
-async def serving(servicer: Any, door: ServiceDoor | None = None) -> AsyncIterator[str]:
+async def serving(servicer: Any, door: HandshakeAcceptor | None = None) -> AsyncIterator[str]:
     server = Server("127.0.0.1", 0, (SERVICE_NAME,))
     kv_transfer_pb2_grpc.add_KVTransferServiceServicer_to_server(servicer, server.methods)
     await server.start()
@@ -94,9 +94,9 @@ async def fetch(
 
 
 def service(
-    memory: Memory, door: ServiceDoor | None = None, bounds: ServingBounds = page_service.BOUNDS
+    memory: Memory, door: HandshakeAcceptor | None = None, bounds: ServingBounds = page_service.BOUNDS
 ) -> PageService:
-    made = PageService(door or ServiceDoor(None, "worker a"), WorkerMetrics(CollectorRegistry()), bounds)
+    made = PageService(door or HandshakeAcceptor(None, "worker a"), WorkerMetrics(CollectorRegistry()), bounds)
     made.serve(memory, NUM_BLOCKS)
     return made
 
@@ -127,7 +127,7 @@ async def test_what_cannot_be_meant_is_refused(change: dict[str, Any], words: st
 
 
 async def test_a_worker_that_is_not_built_yet_has_no_pages() -> None:
-    early = PageService(ServiceDoor(None, "worker a"), WorkerMetrics(CollectorRegistry()))
+    early = PageService(HandshakeAcceptor(None, "worker a"), WorkerMetrics(CollectorRegistry()))
     async with serving(early) as address:
         with pytest.raises(Unavailable, match="has no pages for others"):
             await fetch(wanted(address))
@@ -138,7 +138,7 @@ async def test_only_who_knows_the_secret_gets_pages_and_is_given_any(tmp_path: P
         (tmp_path / name).write_text(name * 16)
         (tmp_path / name).chmod(0o600)
     right, wrong = (SecretFile(str(tmp_path / name), "cluster_secret_file") for name in ("right", "wrong"))
-    door, memory = ServiceDoor(right, "worker a"), Memory()
+    door, memory = HandshakeAcceptor(right, "worker a"), Memory()
     async with serving(service(memory, door), door) as address:
         order = wanted(address, 1)
         assert np.array_equal(await fetch(order, Dialler("worker b", secret=right)), memory.pages[order.blocks])
@@ -193,7 +193,7 @@ LIES: dict[str, tuple[Callable[[], list[pb.FetchResponse]], str]] = {
 async def test_no_lie_is_believed(lie: str) -> None:
     parts, words = LIES[lie]
     async with serving(Liar(*parts())) as address:
-        with pytest.raises(WrongPages, match=words):
+        with pytest.raises(PageMismatch, match=words):
             await fetch(wanted(address, 1, 2))
 
 
@@ -205,7 +205,7 @@ async def test_the_truth_is(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("parts", [[], [part(b"x")]], ids=["at once", "in the middle"])
 async def test_a_worker_that_falls_silent_is_given_up(parts: list[pb.FetchResponse]) -> None:
-    bounds = FetchBounds(first_part_s=1.0, next_part_s=1.0)
+    bounds = FetchBounds(first_part_timeout_s=1.0, next_part_timeout_s=1.0)
     async with serving(Liar(*parts, hangs=True)) as address:
         with pytest.raises(Unavailable, match="did not send its pages in time"):
             await fetch(wanted(address, 1, 2), bounds=bounds)
@@ -310,7 +310,7 @@ async def test_a_call_that_ends_while_its_request_does_is_an_error_like_others(m
 
 
 async def test_workers_beyond_the_most_that_are_remembered_end_nobodys_fetch() -> None:
-    servicer, transport = RefusesOne(), GrpcTransport(Dialler(), PIECE_BYTES, bounds=FetchBounds(most_channels=1))
+    servicer, transport = RefusesOne(), GrpcTransport(Dialler(), PIECE_BYTES, bounds=FetchBounds(max_channels=1))
     async with serving(servicer) as address, serving(Liar(part(PAGES.tobytes(), told()))) as elsewhere:
         other = asyncio.create_task(every(wanted(address, 1, 2), transport))
         await servicer.in_the_middle.wait()
@@ -332,11 +332,11 @@ async def test_a_caller_that_reads_nothing_gives_its_turn_to_the_next() -> None:
             pages = await super().read_pages(epoch, after_step, blocks)
             if blocks.tolist() != [9]:
                 return torch.zeros((len(blocks), 8 << 20), dtype=torch.uint8)
-            serviced.bounds = ServingBounds(most_served=1, taken_s=60.0)
+            serviced.bounds = ServingBounds(max_served=1, taken_timeout_s=60.0)
             return pages
 
     memory = Patient()
-    serviced = service(memory, bounds=ServingBounds(most_served=1, taken_s=0.2))
+    serviced = service(memory, bounds=ServingBounds(max_served=1, taken_timeout_s=0.2))
     async with serving(serviced) as address, channel.connect(address) as idle:
         order = wanted(address)
         call = kv_transfer_pb2_grpc.KVTransferServiceStub(idle).Fetch()

@@ -45,7 +45,7 @@ def test_pages_are_the_same_bytes_wherever_they_lie(here: str, there: str, shape
     giver, taker = Pages(giving, b"l" * 32), Pages(taking, b"l" * 32)
     assert giver.block_bytes == taker.block_bytes == shape.num_bytes
     read = giver.read(np.array([3, 19], dtype=np.uint32))
-    read.moving.wait()
+    read.pending.wait()
     taker.write(np.array([7, 1], dtype=np.uint32), read.content).wait()
     for gave, took in zip(giving, taking, strict=True):
         for was, part in zip(gave.parts, took.parts, strict=True):
@@ -66,8 +66,8 @@ def test_a_prompt_goes_on_from_blocks_of_another_replica(checkpoint: Make, famil
     targets = np.array([70, 60, 50], dtype=np.uint32)
     with torch.inference_mode():
         taker.replica.transfers.write_pages(targets, given).wait()
-        taker.replica.transfers.believe_pages(targets, hashes()).wait()
-    report = taker.replica.rest()
+        taker.replica.transfers.commit_pages(targets, hashes()).wait()
+    report = taker.replica.end_epoch()
     assert dict(zip(report.block_ids, [report.hashes[i : i + 32] for i in range(0, 96, 32)], strict=True)) == dict(
         zip([50, 60, 70], hashes()[::-1], strict=True)
     )
@@ -85,7 +85,7 @@ def test_who_attaches_before_all_is_believed_is_not_told_of_it(checkpoint: Make)
     given = giver.replica.transfers.read_pages(blocks).content
     with torch.inference_mode():
         taker.replica.transfers.write_pages(np.array([70, 60, 50], dtype=np.uint32), given).wait()
-    assert not taker.replica.rest().block_ids
+    assert not taker.replica.end_epoch().block_ids
 
 
 def test_what_is_forgotten_is_not_read(checkpoint: Make) -> None:
@@ -93,14 +93,14 @@ def test_what_is_forgotten_is_not_read(checkpoint: Make) -> None:
     rig.step([New(0, PROMPT)], {0: len(PROMPT)})
     blocks = np.array(rig.blocks(0)[:1], dtype=np.uint32).reshape(-1)
     rig.replica.transfers.read_pages(blocks)
-    rig.replica.forget_cache()
+    rig.replica.reset_cache()
     with pytest.raises(FailedPrecondition, match="hold nothing that is known"):
         rig.replica.transfers.read_pages(blocks)
 
 
 def test_a_layout_names_the_weights_and_how_kv_is_kept(checkpoint: Make, tmp_path: Path) -> None:
     def layout(of: Path, dtype: str = "float32") -> bytes:
-        return layout_of(of, weight_samples.of_folder(of), dtype=dtype)
+        return layout_of(of, weight_samples.folder_digest(of), dtype=dtype)
 
     folder = checkpoint("llama").folder
     told = layout(folder)

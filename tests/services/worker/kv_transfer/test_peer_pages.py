@@ -17,8 +17,8 @@ from quire.services.worker.device.peer_driver import PeerMemoryError
 from quire.services.worker.kv_transfer import grpc_transport, page_service, peer_pages
 from quire.services.worker.kv_transfer.grpc_transport import FetchBounds, GrpcTransport
 from quire.services.worker.kv_transfer.page_service import ServingBounds
-from quire.services.worker.kv_transfer.peer_pages import PeerBlocks, PeerPages, runs
-from quire.services.worker.kv_transfer.transport import ArrivedPages, WantedPages, WrongPages
+from quire.services.worker.kv_transfer.peer_pages import PeerBlocks, PeerPages, contiguous_runs
+from quire.services.worker.kv_transfer.transport import FetchedPages, PageMismatch, WantedPages
 from quire.shared.columns import U32
 from quire.shared.errors import FailedPrecondition, Unavailable
 from quire.shared.pb.worker.v1 import kv_transfer_pb2 as pb
@@ -42,14 +42,14 @@ TARGETS = np.array([7, 8, 9, 10, 3, 1], dtype=np.uint32)
 
 
 def test_runs_are_copied_at_once() -> None:
-    assert runs(BLOCKS, TARGETS) == [(3, 7, 3), (19, 10, 1), (1, 3, 1), (2, 1, 1)]
+    assert contiguous_runs(BLOCKS, TARGETS) == [(3, 7, 3), (19, 10, 1), (1, 3, 1), (2, 1, 1)]
 
 
-@pytest.mark.parametrize("most_pitch", [peer_pages.MOST_PITCH, 100], ids=["all parts at once", "part by part"])
-async def test_blocks_are_copied_and_nothing_else(most_pitch: int) -> None:
+@pytest.mark.parametrize("max_pitch", [peer_pages.MAX_PITCH, 100], ids=["all parts at once", "part by part"])
+async def test_blocks_are_copied_and_nothing_else(max_pitch: int) -> None:
     library = Library()
     there, theirs = pages_of(library, 20)
-    here, ours = pages_of(library, 12, most_pitch=most_pitch)
+    here, ours = pages_of(library, 12, max_pitch=max_pitch)
     was = here.clone()
     async with ours.opened(theirs.own) as reason:
         assert not reason
@@ -96,14 +96,14 @@ async def test_a_copy_that_nobody_waits_for_any_more_keeps_its_memory() -> None:
     library = Library()
     (_, theirs), (_, ours) = pages_of(library, 20), pages_of(library, 12)
     async with ours.opened(theirs.own), ours.opened(theirs.own):
-        ours.use(theirs.own)  # on the device's thread
+        ours.acquire(theirs.own)  # on the device's thread
     await ours.close()
     assert len(library.opened) == 1
     ours.copy(PeerBlocks(theirs.own, BLOCKS), TARGETS, 0)
-    await asyncio.to_thread(ours.leave, theirs.own)
+    await asyncio.to_thread(ours.release, theirs.own)
     assert not library.opened
     with pytest.raises(PeerMemoryError, match="not open any more"):
-        ours.use(theirs.own)  # an order that was still to come
+        ours.acquire(theirs.own)  # an order that was still to come
 
 
 def test_a_gpu_whose_memory_cannot_be_shared(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,11 +123,11 @@ class SharedMemory(Memory):
         super().__init__()
         self.peers, self.filled, self.leaves = peers, [], False
 
-    async def fill_pages(self, epoch: int, after_step: int, blocks: U32) -> None:
+    async def wait_for_pages(self, epoch: int, after_step: int, blocks: U32) -> None:
         assert epoch == EPOCH
         self.filled.append((after_step, blocks.tolist()))
 
-    def check(self, _epoch: int) -> None:
+    def check_epoch(self, _epoch: int) -> None:
         if self.leaves:
             raise FailedPrecondition("epoch: this worker is in another")
 
@@ -161,7 +161,7 @@ async def took(transport: GrpcTransport, order: WantedPages) -> list[str]:
     return kinds
 
 
-def kind_of(arrived: ArrivedPages) -> str:
+def kind_of(arrived: FetchedPages) -> str:
     if isinstance(arrived.content, PeerBlocks):
         assert arrived.content.blocks.tolist() == BLOCKS.tolist()
         return "shared"
@@ -188,20 +188,20 @@ async def test_pages_out_of_reach_come_in_parts_from_then_on() -> None:
 async def test_pages_out_of_reach_are_tried_again_after_a_while() -> None:
     """Another worker may be at the address by then, or the driver may have what it lacked."""
     library = Library()
-    async with both(library, FetchBounds(out_of_reach_s=0.0)) as (_, transport, order):
+    async with both(library, FetchBounds(unreachable_retry_s=0.0)) as (_, transport, order):
         library.refuses.add("cuIpcOpenMemHandle_v2")
         assert await took(transport, order) == ["parts", "parts"]
         library.refuses.clear()
         assert await took(transport, order) == ["shared"]
-        assert transport.out_of_reach == {}
+        assert transport.unreachable_until == {}
 
 
 async def test_a_caller_that_does_not_say_that_it_took_the_pages_hears_that() -> None:
     """Its request came."""
-    offered = both(Library(), serving_bounds=ServingBounds(taken_s=0.2))
+    offered = both(Library(), serving_bounds=ServingBounds(taken_timeout_s=0.2))
     async with offered as (_, transport, order), transport.connected(order.source.address) as connection:
         call = kv_transfer_pb2_grpc.KVTransferServiceStub(connection.channel).Fetch()
-        await transport.ask(call, order, transport.peers)
+        await transport.send_request(call, order, transport.peers)
         assert (await call.read()).HasField("shared")
         with pytest.raises(grpc.aio.AioRpcError) as ended:
             await call.read()
@@ -210,7 +210,7 @@ async def test_a_caller_that_does_not_say_that_it_took_the_pages_hears_that() ->
 
 
 async def test_a_caller_that_asks_for_nothing_hears_that() -> None:
-    offered = both(Library(), serving_bounds=ServingBounds(request_s=0.2))
+    offered = both(Library(), serving_bounds=ServingBounds(request_timeout_s=0.2))
     async with offered as (_, transport, order), transport.connected(order.source.address) as connection:
         call = kv_transfer_pb2_grpc.KVTransferServiceStub(connection.channel).Fetch()
         with pytest.raises(grpc.aio.AioRpcError) as ended:
@@ -240,7 +240,7 @@ async def test_no_lie_about_shared_pages_is_believed(
     shared = pb.FetchResponse(shared=replace(theirs.own, **change).to_proto())
     transport = GrpcTransport(Dialler(), PIECE_BYTES, peers=ours)
     async with serving(Liar(shared, *after, hangs=True)) as address:
-        with pytest.raises(WrongPages, match=words):
+        with pytest.raises(PageMismatch, match=words):
             await took(transport, wanted(address, *BLOCKS.tolist()))
     await transport.close()
 
@@ -249,7 +249,7 @@ async def test_shared_pages_that_nobody_asked_for_are_none() -> None:
     _, theirs = pages_of(Library(), NUM_BLOCKS)
     transport = GrpcTransport(Dialler(), PIECE_BYTES)
     async with serving(Liar(pb.FetchResponse(shared=theirs.own.to_proto()))) as address:
-        with pytest.raises(WrongPages, match="sent shared where bytes of pages are due"):
+        with pytest.raises(PageMismatch, match="sent shared where bytes of pages are due"):
             await took(transport, wanted(address, 1))
     await transport.close()
 
@@ -257,7 +257,7 @@ async def test_shared_pages_that_nobody_asked_for_are_none() -> None:
 async def test_a_worker_that_falls_silent_behind_its_pages_is_given_up() -> None:
     library = Library()
     (_, theirs), (_, ours) = pages_of(library, NUM_BLOCKS), pages_of(library, 12)
-    transport = GrpcTransport(Dialler(), PIECE_BYTES, peers=ours, bounds=FetchBounds(next_part_s=0.5))
+    transport = GrpcTransport(Dialler(), PIECE_BYTES, peers=ours, bounds=FetchBounds(next_part_timeout_s=0.5))
     async with serving(Liar(pb.FetchResponse(shared=theirs.own.to_proto()), hangs=True)) as address:
         with pytest.raises(Unavailable, match="did not send its pages in time"):
             await took(transport, wanted(address, *BLOCKS.tolist()))

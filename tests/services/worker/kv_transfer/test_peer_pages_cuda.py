@@ -32,7 +32,7 @@ def _giver(device: int, told: Connection) -> None:
     torch.cuda.set_device(device)
     _parts, made = pages(20, torch.device("cuda", device))
     assert made.peers is not None
-    made.filled().moving.wait()
+    made.wait_filled().pending.wait()
     told.send(made.peers.own)
     told.recv()
 

@@ -24,19 +24,19 @@ SHAPE = BlockShape(num_layers=2, block_size=4, num_kv_heads=2, head_dim=8, dtype
 def test_each_thing_has_a_place_of_its_own() -> None:
     layout = KVLayout.of(LAYERS, 100)
     assert layout.places == (((0, 0), (2, 0)), ((0, 1),), ((1, 0), (2, 1)), ((1, 1),))
-    assert layout.of_layers(range(2, 4)).places == (((1, 0), (2, 0)), ((1, 1),))
+    assert layout.for_layers(range(2, 4)).places == (((1, 0), (2, 0)), ((1, 1),))
 
 
 def test_a_layer_reads_the_tables_of_all_its_groups() -> None:
     layout, memory = KVLayout.of(LAYERS, 100), kv_cache.allocate(SHAPE, 5, torch.device("cpu"))
-    caches = kv_cache.of_layers(memory, layout)
+    caches = kv_cache.caches_by_layer(memory, layout)
     tables = [torch.full((1, 3), group, dtype=torch.int32) for group in range(3)]
     column = torch.zeros(1, dtype=torch.int32)
-    metadata = AttentionMetadata(tables[0], column, column, longest_query=1, longest_seq=1)
+    metadata = AttentionMetadata(tables[0], column, column, max_query_len=1, max_seq_len=1)
     batch = ForwardBatch(column, column, column, metadata, None).with_groups(tables[1:], [column, column])
     read = [batch.of(cache) for cache in caches]
     assert [int(one.attention.block_tables[0, 0]) for one in read] == [0, 0, 1, 1]
-    besides = [None if one.beside is None else int(one.beside.attention.block_tables[0, 0]) for one in read]
+    besides = [None if one.second is None else int(one.second.attention.block_tables[0, 0]) for one in read]
     assert besides == [2, None, 2, None]
     assert [cache.last_group for cache in caches] == [2, 0, 2, 1]
 
@@ -49,7 +49,7 @@ def test_a_copied_block_is_copied_whole_whoever_it_belongs_to() -> None:
     for cache in memory:
         for part in cache.parts:
             part[3] = 7.0
-    kv_cache.copy_blocks(kv_cache.of_layers(memory, layout), BlockCopies(np.array([3]), np.array([1])))
+    kv_cache.copy_blocks(kv_cache.caches_by_layer(memory, layout), BlockCopies(np.array([3]), np.array([1])))
     assert all(bool((part[1] == 7.0).all()) for cache in memory for part in cache.parts)
 
 

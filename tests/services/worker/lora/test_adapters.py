@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from quire.services.worker.building.build import build_replica
 from quire.services.worker.lora.no_adapters import NO_ADAPTERS
-from quire.services.worker.lora.open_adapters import left_out
+from quire.services.worker.lora.open_adapters import damaged_adapter_names
 from quire.services.worker.lora.peft import peft_folder
 from quire.shared.errors import InvalidArgument
 from tests.kernels.cpu.closeness import needs_library
@@ -20,8 +20,8 @@ from tests.services.worker.checkpoints import Checkpoint
 from tests.services.worker.layers.quantization import layouts as quantized
 from tests.services.worker.lora import peft_folders
 from tests.services.worker.models.test_logits import MAX_ERROR, Make, error, prompt
-from tests.services.worker.parts import whole_model_of
 from tests.services.worker.plans import New
+from tests.services.worker.replica_internals import whole_model_of
 from tests.services.worker.rig import Rig
 from tests.services.worker.step.test_beam_moves import MAX_ERROR_OF_STATES
 
@@ -242,16 +242,16 @@ def test_a_damaged_file_takes_no_other_adapter_away(
     file = cut / "adapter_model.safetensors"
     file.write_bytes(file.read_bytes()[:left])
     rig = Rig(made.folder, lora={"whole": str(whole.folder), "cut": str(cut)})
-    assert [held.id.name for held in rig.replica.adapters.held()] == ["whole"]
+    assert [held.id.name for held in rig.replica.adapters.loaded()] == ["whole"]
     assert "an adapter is left out" in caplog.text
     rig.step([New(0, prompt(8), adapter="whole"), New(1, prompt(8)), New(2, prompt(8), adapter="cut")], {0: 8, 1: 8})
     assert error(rig, whole, 0) < MAX_ERROR
     assert error(rig, made, 1) < MAX_ERROR
     settings = Rig.settings(made.folder, lora={"whole": str(whole.folder), "cut": str(cut)})
-    assert left_out(settings, rig.replica.adapters) == ["cut"]
+    assert damaged_adapter_names(settings, rig.replica.adapters) == ["cut"]
     alone = Rig(made.folder, lora={"cut": str(cut)})
-    assert not alone.replica.adapters.held()
-    assert left_out(settings, NO_ADAPTERS) == ["cut", "whole"]
+    assert not alone.replica.adapters.loaded()
+    assert damaged_adapter_names(settings, NO_ADAPTERS) == ["cut", "whole"]
 
 
 def test_layers_that_the_model_does_not_have_are_named(checkpoint: Make, tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def changed(folder: Path, **tensors: torch.Tensor) -> Path:
     return folder
 
 
-REFUSED = {
+REJECTED = {
     "another base": (
         {"lm_head__base_layer__weight": torch.ones(211, 48)},
         "lm_head.base_layer.weight is not the model's",
@@ -139,10 +139,10 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("what", REFUSED)
+@pytest.mark.parametrize("what", REJECTED)
 def test_what_does_not_fit_is_refused_by_name(checkpoint: Make, tmp_path: Path, what: str) -> None:
     made = checkpoint("llama")
-    tensors, text = REFUSED[what]
+    tensors, text = REJECTED[what]
     folder = peft_folders.save(made, tmp_path / "a", seed=1, wanted=none, more=[bases, embedding, head]).folder
     if what == "one row is another":
         table = made.model.model.embed_tokens.weight.data.clone()

@@ -12,47 +12,47 @@ import torch
 from torch import Tensor
 
 from quire.services.worker.graphs.chunk_graphs import ChunkGraphs, ChunkShape
-from quire.services.worker.graphs.cuda_graph import Recording, Repeater, Work
+from quire.services.worker.graphs.cuda_graph import EagerRecorder, Recordable, Recording
 from quire.services.worker.graphs.decode_graphs import DecodeGraphs
 from quire.services.worker.graphs.recorded_steps import RecordedModel
 from quire.services.worker.graphs.row_facts import RowWatch
-from quire.services.worker.graphs.step_edges import PlainEdges
+from quire.services.worker.graphs.step_edges import TorchStepEdges
 from quire.services.worker.layers.forward_batch import ForwardBatch
 from quire.services.worker.lora.peft import peft_folder
-from quire.services.worker.lora.step_rows import StepRows
+from quire.services.worker.lora.step_adapter_rows import StepAdapterRows
 from quire.services.worker.sampling.choice import PlainChoice
-from quire.shared.models.adapter_contents import AdapterId
+from quire.shared.models.adapter_ids import AdapterId
 from tests.services.worker.checkpoints import VOCAB_SIZE, Checkpoint
-from tests.services.worker.graphs.pretending import Copying
+from tests.services.worker.graphs.fake_device import Copying
 from tests.services.worker.graphs.test_decode_graphs import SAMPLINGS, plain_rig, run_both
 from tests.services.worker.lora import peft_folders
 from tests.services.worker.lora.peft_folders import bases, each_expert, embedding, head, whole_embedding, whole_head
 from tests.services.worker.models.test_logits import Make, prompt
-from tests.services.worker.parts import (
+from tests.services.worker.plans import New
+from tests.services.worker.replica_internals import (
     give_memory_of_its_own,
     recorded_keys_of,
     recorded_steps_of,
     runner_of,
     whole_model_of,
 )
-from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig
 
 SHAPES = [ChunkShape(8, 5), ChunkShape(8, 9), ChunkShape(24, 9)]
 NAMES = ("", "a", "b")
 
 
-class AsRecorded(Repeater):
+class AsRecorded(EagerRecorder):
     """What a recording holds was decided when it was made: whether layers look for adapters."""
 
-    def __init__(self, rows: StepRows) -> None:
+    def __init__(self, rows: StepAdapterRows) -> None:
         self._rows = rows
 
-    def record(self, first: Work, *others: Callable[[Tensor], Tensor]) -> list[Recording]:
+    def record(self, first: Recordable, *others: Callable[[Tensor], Tensor]) -> list[Recording]:
         was_active = self._rows.is_active
 
         def frozen() -> Tensor:
-            with self._rows.as_if(was_active):
+            with self._rows.recording_with(was_active):
                 return first()
 
         return super().record(frozen, *others)
@@ -74,8 +74,8 @@ def recorded_rig(made: Checkpoint, **settings: Any) -> tuple[Rig, DecodeGraphs, 
     model = RecordedModel(
         forward=logits,
         choice=PlainChoice(runner.sampler.vocabulary, 9, torch.device("cpu")),
-        edges=PlainEdges(),
-        longest_seq=limits.max_model_len,
+        edges=TorchStepEdges(),
+        max_seq_len=limits.max_model_len,
         rows_per_prefix_tile=0,
         adapters=rows,
     )
@@ -165,9 +165,9 @@ def test_rows_that_stay_are_not_sent_again(checkpoint: Make, tmp_path: Path, mon
     rig, *_ = recorded_rig(made, lora={"a": str(folder)})
     sent: list[str] = []
     for name in ("write", "write_logits"):
-        write = getattr(StepRows, name)
+        write = getattr(StepAdapterRows, name)
         monkeypatch.setattr(
-            StepRows, name, lambda *arguments, name=name, write=write: (sent.append(name), write(*arguments))
+            StepAdapterRows, name, lambda *arguments, name=name, write=write: (sent.append(name), write(*arguments))
         )
     rig.step([New(0, prompt(9), adapter="a")], {0: 9})
     for _ in range(9):

@@ -14,16 +14,16 @@ import torch
 from quire.services.worker.lora.peft import peft_folder
 from quire.services.worker.lora.peft.folders import AdapterFolders
 from quire.services.worker.lora.peft.peft_folder import LowRank, PeftFolder
-from quire.services.worker.lora.peft.reader import AdapterReader, Found
+from quire.services.worker.lora.peft.reader import AdapterReader, ReadResult
 from quire.shared.errors import FailedPrecondition, Internal, InvalidArgument, ResourceExhausted
-from quire.shared.models.adapter_contents import AdapterId
+from quire.shared.models.adapter_ids import AdapterId
 from tests.kernels.cpu.closeness import needs_library
 from tests.services.worker.checkpoints import Checkpoint
 from tests.services.worker.lora import peft_folders
 from tests.services.worker.lora.test_adapters import called
 from tests.services.worker.models.test_logits import MAX_ERROR, Make, error, prompt
-from tests.services.worker.parts import whole_model_of
 from tests.services.worker.plans import New
+from tests.services.worker.replica_internals import whole_model_of
 from tests.services.worker.rig import Rig
 
 
@@ -98,7 +98,7 @@ def test_contents_of_one_name_are_side_by_side(checkpoint: Make, tmp_path: Path)
     assert error(rig, first, 0) < MAX_ERROR
     assert error(rig, second, 1) < MAX_ERROR
     assert error(rig, second, 2) < MAX_ERROR
-    assert [held.id for held in rig.replica.adapters.held()] == [old, new]
+    assert [held.id for held in rig.replica.adapters.loaded()] == [old, new]
 
 
 def test_the_place_of_one_that_is_unloaded_is_free_at_once(checkpoint: Make, tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_the_place_of_one_that_is_unloaded_is_free_at_once(checkpoint: Make, tmp
     assert "'a' does not exist on this worker; there are b" in rig.last_result.failures[0].error.message
     rig.step()
     assert error(rig, second, 1) < MAX_ERROR
-    assert [held.id.name for held in rig.replica.adapters.held()] == ["b"]
+    assert [held.id.name for held in rig.replica.adapters.loaded()] == ["b"]
 
 
 def test_what_does_not_fit_the_model_leaves_nothing_behind(checkpoint: Make, tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_a_report_names_what_is_held(checkpoint: Make, tmp_path: Path) -> None:
     saved = peft_folders.save(made, tmp_path / "first", seed=1)
     rig = rig_of(made, tmp_path)
     adapter = load(rig, saved)
-    assert rig.replica.rest().adapters == [(adapter, str(saved.folder.resolve()))]
+    assert rig.replica.end_epoch().adapters == [(adapter, str(saved.folder.resolve()))]
 
 
 @pytest.fixture
@@ -207,7 +207,7 @@ def test_neither_is_one_that_is_too_large(saved: Path) -> None:
     with pytest.raises(InvalidArgument, match=f"has {size} bytes, at most {size - 1} can be served"):
         AdapterFolders([str(saved / "ok")], 256, size - 1).read("x", "a")
     config = saved / "ok" / "a" / peft_folder.CONFIG
-    config.write_text(config.read_text() + " " * peft_folder.MOST_CONFIG_BYTES)
+    config.write_text(config.read_text() + " " * peft_folder.MAX_CONFIG_BYTES)
     with pytest.raises(InvalidArgument, match=r"adapter_config\.json has \d+ bytes, at most 1048576"):
         AdapterFolders([str(saved / "ok")], 256).read("x", "a")
 
@@ -228,13 +228,13 @@ def test_a_file_that_is_cut_short_later_does_no_harm(saved: Path) -> None:
 def test_an_adapter_may_be_as_large_as_its_model(checkpoint: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = checkpoint("qwen3-tied").folder
     size = sum(file.stat().st_size for file in folder.iterdir())
-    monkeypatch.setattr(peft_folder, "MOST_BYTES", 7)
-    assert peft_folder.most_bytes(folder) == size
-    assert peft_folder.most_bytes(folder / "config.json") == (folder / "config.json").stat().st_size
+    monkeypatch.setattr(peft_folder, "MAX_WEIGHT_BYTES", 7)
+    assert peft_folder.max_weight_bytes(folder) == size
+    assert peft_folder.max_weight_bytes(folder / "config.json") == (folder / "config.json").stat().st_size
 
 
-def found(reader: AdapterReader, path: str, digest: bytes = b"") -> Found:
-    outcome: Future[Found] = Future()
+def found(reader: AdapterReader, path: str, digest: bytes = b"") -> ReadResult:
+    outcome: Future[ReadResult] = Future()
     reader.read("x", path, digest, outcome.set_result)
     return outcome.result(60)
 
@@ -245,9 +245,9 @@ def test_those_wanted_last_are_not_read_again(saved: Path) -> None:
     first, digest = found(reader, "ok/a")
     other, other_digest = found(reader, "secret")
     assert found(reader, "nothing", other_digest) == (other, other_digest)
-    read_again, _ = found(reader, "ok/a", digest)
-    assert read_again is not first
-    assert found(reader, "nothing", digest) == (read_again, digest)
+    reload_weights, _ = found(reader, "ok/a", digest)
+    assert reload_weights is not first
+    assert found(reader, "nothing", digest) == (reload_weights, digest)
     changed = found(reader, "secret", b"d" * 32)
     assert isinstance(changed, FailedPrecondition)
     assert "has another content now" in changed.message

@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from quire.services.worker.lora.peft import peft_folder
-from quire.shared.models.adapter_contents import AdapterId
+from quire.shared.models.adapter_ids import AdapterId
 from tests.services.worker import checkpoints
 from tests.services.worker.lora import peft_folders
 from tests.services.worker.models.test_logits import Make, error, prompt
-from tests.services.worker.parts import (
+from tests.services.worker.plans import New
+from tests.services.worker.replica_internals import (
     chunk_graphs_of,
     decode_graphs_of,
 )
-from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig
 from tests.services.worker.test_cuda import MAX_ERROR, SAMPLINGS, SINGLE_ROW_SIZES, WAYS, cuda_rig
 

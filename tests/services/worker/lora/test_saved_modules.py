@@ -132,7 +132,7 @@ def test_saved_weights_are_part_of_the_digest(checkpoint: Make, tmp_path: Path) 
     assert len({first, second, peft_folder.read("a", folder).digest()}) == 3
 
 
-REFUSED = {
+REJECTED = {
     "added tokens": (
         {},
         {"lm_head": torch.ones(219, 48)},
@@ -184,10 +184,10 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("what", REFUSED)
+@pytest.mark.parametrize("what", REJECTED)
 def test_what_cannot_be_served_is_refused_by_name(checkpoint: Make, tmp_path: Path, what: str) -> None:
     made = checkpoint("llama")
-    config, tensors, text = REFUSED[what]
+    config, tensors, text = REJECTED[what]
     folder = save(made, tmp_path / "a", **config).folder
     names = {
         f"base_model.model.{name if name.endswith('bias') else name + '.weight'}": t for name, t in tensors.items()
@@ -221,13 +221,13 @@ def test_without_room_for_it_one_that_comes_later_is_refused_with_its_bytes(chec
 def test_room_is_counted_for_each_that_may_come(checkpoint: Make, tmp_path: Path) -> None:
     made = checkpoint("llama")
     one = (211 * 48 + 48 * 48) * 4  # float32, and an identity
-    assert rig_of(made, tmp_path, max_loras=3).replica.adapters.bytes_to_come == 0
+    assert rig_of(made, tmp_path, max_loras=3).replica.adapters.reserved_bytes == 0
     rig = rig_of(made, tmp_path, max_loras=3, **ROOM)
-    assert rig.replica.adapters.bytes_to_come == 3 * 2 * one + one
+    assert rig.replica.adapters.reserved_bytes == 3 * 2 * one + one
     load(rig, save(made, tmp_path / "a"))
-    assert rig.replica.adapters.bytes_to_come == 2 * 2 * one + one
+    assert rig.replica.adapters.reserved_bytes == 2 * 2 * one + one
     at_the_start = Rig(made.folder, lora={"a": str(tmp_path / "a")})
-    assert at_the_start.replica.adapters.bytes_to_come == 0
+    assert at_the_start.replica.adapters.reserved_bytes == 0
 
 
 @pytest.mark.parametrize(

@@ -32,21 +32,21 @@ from quire.services.worker.graphs.chunk_graphs import ROWS, ChunkGraphs, chunk_s
 from quire.services.worker.graphs.decode_graphs import DecodeGraphs, graph_sizes
 from quire.services.worker.graphs.recorded_steps import RecordedModel
 from quire.services.worker.graphs.row_facts import RowWatch
-from quire.services.worker.graphs.step_edges import TritonEdges
+from quire.services.worker.graphs.step_edges import TritonStepEdges
 from quire.services.worker.kv import kv_cache
 from quire.services.worker.kv.kv_memory import block_shape
 from quire.services.worker.layers.forward_batch import ForwardBatch
 from quire.services.worker.layers.placement import LayerPlacement
 from quire.services.worker.limits import worker_limits
 from quire.services.worker.limits.worker_limits import WorkerLimits
-from quire.services.worker.lora.adapters import NumberedAdapters
-from quire.services.worker.lora.linear_adapters import AdapterRoom
+from quire.services.worker.lora.adapters import AdapterManager
+from quire.services.worker.lora.linear_adapters import AdapterCapacity
 from quire.services.worker.models.attention_spec import attention_spec
 from quire.services.worker.models.config.decoder_config import DecoderConfig
 from quire.services.worker.models.registry import find_model, read_model_config
 from quire.services.worker.models.single_row import SingleRowProgram, model_reject_reason
 from quire.services.worker.sampling.choice import PlainChoice
-from quire.services.worker.sampling.vocabulary.undivided import UndividedVocabulary
+from quire.services.worker.sampling.vocabulary.whole_vocabulary import WholeVocabulary
 from quire.services.worker.step.slot_memory import SlotMemory
 from quire.services.worker.step.slots import SlotTable
 from quire.services.worker.warmup.build_kernels import model_shape
@@ -114,9 +114,9 @@ def record_all(settings: WorkerSettings) -> None:
     fitting = worker_limits.fit(wanted, NUM_BLOCKS, explicit=False)
     triton_package.unavailable = lambda: None
     ops, dtype = kernels.load("cuda"), torch.bfloat16
-    staging, room = NoCopies(), AdapterRoom(settings.max_loras, settings.max_lora_rank)
+    staging, room = NoCopies(), AdapterCapacity(settings.max_loras, settings.max_lora_rank)
     adapters = (
-        NumberedAdapters([], ops, dtype, META, wanted, staging=staging, room=room) if settings.lora_folders else None
+        AdapterManager([], ops, dtype, META, wanted, staging=staging, capacity=room) if settings.lora_folders else None
     )
     place = LayerPlacement(ops, dtype, META, adapters=adapters)
     has_trees = bool(settings.speculative_config)
@@ -138,15 +138,15 @@ def record_all(settings: WorkerSettings) -> None:
     tables = torch.zeros((num_slots + 1, width), dtype=torch.int32, device=META)
     memory = SlotMemory(tables, torch.zeros(num_slots + 1, dtype=torch.int32, device=META))
     tile = backend.rows_per_prefix_tile(spec)
-    choice = PlainChoice(UndividedVocabulary(model.config.vocab_size, place.ops), max(num_slots, *ROWS), META)
+    choice = PlainChoice(WholeVocabulary(model.config.vocab_size, place.ops), max(num_slots, *ROWS), META)
     step = adapters.step if adapters else None
     recorded = RecordedModel(
-        logits, choice, TritonEdges(), fitting.max_model_len, tile, adapters=step, has_trees=spec.has_trees
+        logits, choice, TritonStepEdges(), fitting.max_model_len, tile, adapters=step, has_trees=spec.has_trees
     )
     watch = RowWatch(SlotTable(fitting).block_table, fitting.block_size, tile)
     tools: Any = {"recorder": Once(), "staging": NoCopies()}
     for adapted in (False, True)[: 1 + bool(step)]:
-        with step.as_if(adapted) if step else nullcontext():
+        with step.recording_with(adapted) if step else nullcontext():
             DecodeGraphs(recorded, memory, graph_sizes(fitting.max_num_seqs), watch=watch, **tools).record()
             ChunkGraphs(recorded, memory, chunk_shapes(fitting, 1), **tools).record()
 

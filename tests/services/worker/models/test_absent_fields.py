@@ -13,8 +13,8 @@ from huggingface_hub.errors import StrictDataclassError
 
 from quire.services.worker.models.config.decoder_config import DecoderConfig
 from quire.services.worker.models.encoders.encoder_config import EncoderConfig
-from quire.services.worker.models.of_transformers.transformers_config import TransformersConfig
 from quire.services.worker.models.registry import check_config
+from quire.services.worker.models.transformers_backend.transformers_config import TransformersConfig
 from quire.shared.errors import InvalidArgument
 from quire.shared.models.text_part import text_part
 from tests.services.worker.checkpoints import FAMILIES, SHAPE

@@ -11,22 +11,22 @@ import torch
 from safetensors.torch import save_file
 
 from quire.services.worker.models.loading import copies as copying
-from quire.services.worker.models.loading.copies import MOST_WAITING, Copies, threads_for
-from quire.services.worker.models.loading.stored import stored_tensors
+from quire.services.worker.models.loading.copies import MOST_WAITING, WeightCopier, threads_for
+from quire.services.worker.models.loading.safetensors_layout import stored_tensors
 from quire.shared.errors import InvalidArgument
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 @pytest.fixture(params=[0, 1, 4])
-def copies(request: pytest.FixtureRequest) -> Iterator[Copies]:
-    opened = Copies(request.param)
+def copies(request: pytest.FixtureRequest) -> Iterator[WeightCopier]:
+    opened = WeightCopier(request.param)
     yield opened
     opened.close()
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_all_that_was_put_is_there(copies: Copies, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_that_was_put_is_there(copies: WeightCopier, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """More tensors than may wait, of several pieces, of other dtypes, across strides, and of one element."""
     monkeypatch.setattr(copying, "PIECE", 1000)
     given = [torch.randn(size % 91 + 1, 7) for size in range(3 * MOST_WAITING)]
@@ -36,8 +36,8 @@ def test_all_that_was_put_is_there(copies: Copies, device: str, monkeypatch: pyt
     given[7], given[8] = given[7].half(), torch.tensor(3.5)
     places[8] = torch.zeros((), device=device)
     for tensor, place in zip(given, places, strict=True):
-        copies.put(tensor, place)
-    copies.settle()
+        copies.copy(tensor, place)
+    copies.wait()
     for tensor, place in zip(given, places, strict=True):
         assert torch.equal(place.cpu(), tensor.float())
 
@@ -61,14 +61,14 @@ def test_what_lies_in_a_file_is_read_from_there(tmp_path: Path, monkeypatch: pyt
         stored = stored_tensors(path, file.fileno())
     places = {name: torch.full(tensor.shape, torch.nan, device="cuda") for name, tensor in given.items()}
     for names in ([*given], [*reversed(given)]):
-        opened = Copies(4)
+        opened = WeightCopier(4)
         for name in names:
             if name == "t007":
-                opened.put(given[name], places[name])
+                opened.copy(given[name], places[name])
             else:
-                assert opened.takes(stored[name], places[name])
-                opened.put_stored(stored[name], places[name])
-        opened.settle()
+                assert opened.can_copy(stored[name], places[name])
+                opened.copy_stored(stored[name], places[name])
+        opened.wait()
         opened.close()
         assert all(torch.equal(places[name].cpu(), given[name]) for name in given)
         for place in places.values():
@@ -82,17 +82,17 @@ def test_a_file_that_is_cut_while_it_is_read_is_named(tmp_path: Path) -> None:
     with path.open("rb+") as file:
         stored = stored_tensors(path, file.fileno())["t"]
         file.truncate(3000)
-    opened = Copies(1)
-    opened.put_stored(stored, torch.zeros(1000, device="cuda"))
+    opened = WeightCopier(1)
+    opened.copy_stored(stored, torch.zeros(1000, device="cuda"))
     with pytest.raises(InvalidArgument, match="it ended at 3000"):
-        opened.settle()
+        opened.wait()
     opened.close()
 
 
-def test_what_a_copy_raised_is_raised(copies: Copies) -> None:
+def test_what_a_copy_raised_is_raised(copies: WeightCopier) -> None:
     def fill() -> None:
-        copies.put(torch.zeros(3), torch.zeros(4))
-        copies.settle()
+        copies.copy(torch.zeros(3), torch.zeros(4))
+        copies.wait()
 
     with pytest.raises(RuntimeError, match="size"):
         fill()
@@ -101,9 +101,9 @@ def test_what_a_copy_raised_is_raised(copies: Copies) -> None:
 def test_weights_that_were_made_for_inference_may_be_filled() -> None:
     """Nothing else may change them, and each thread says for itself what it does."""
     with torch.inference_mode():
-        place, opened = torch.zeros(3), Copies(2)
-        opened.put(torch.ones(3), place)
-        opened.settle()
+        place, opened = torch.zeros(3), WeightCopier(2)
+        opened.copy(torch.ones(3), place)
+        opened.wait()
         opened.close()
     assert place.tolist() == [1.0] * 3
 

@@ -19,7 +19,7 @@ from quire.services.worker.models.registry import check_config, find_encoder
 from quire.services.worker.step.plan_violation import PlanViolation
 from quire.shared import columns
 from quire.shared.errors import InvalidArgument
-from quire.shared.models import encoder_names
+from quire.shared.models import encoder_families
 from quire.shared.pb.common.v1.pooling_pb2 import (
     POOLER_ALL,
     POOLER_CLS,
@@ -210,7 +210,7 @@ def test_what_would_be_computed_otherwise_is_refused(changes: dict[str, Any], na
 
 
 def test_frontends_know_the_same_families() -> None:
-    assert {*registry.ENCODERS} == {*encoder_names.FAMILIES}
+    assert {*registry.ENCODERS} == {*encoder_families.FAMILIES}
 
 
 @pytest.mark.parametrize("name", ["BertLMHeadModel", "BertForTokenClassification", "T5EncoderModel"])

@@ -15,8 +15,8 @@ from quire.services.worker.layers.forward_batch import ForwardBatch
 from tests.services.worker import checkpoints
 from tests.services.worker.checkpoints import Checkpoint
 from tests.services.worker.models.test_logits import MAX_ERROR, error, prompt
-from tests.services.worker.parts import runner_of, whole_model_of
 from tests.services.worker.plans import New
+from tests.services.worker.replica_internals import runner_of, whole_model_of
 from tests.services.worker.rig import Rig
 
 
@@ -36,7 +36,7 @@ def test_the_last_layer_completes_the_tokens_that_are_wanted(checkpoint: Callabl
     ((batch, expected),) = seen
     tables, lens = batch.attention.block_tables, batch.attention.seq_lens
     starts = torch.arange(3, dtype=torch.int32)
-    last = AttentionMetadata(tables, starts, lens, longest_query=1, longest_seq=13)
+    last = AttentionMetadata(tables, starts, lens, max_query_len=1, max_seq_len=13)
     torch.testing.assert_close(forward(replace(batch, last=last), caches), expected, atol=1e-6, rtol=1e-5)
 
 

@@ -37,7 +37,7 @@ def named(made: Checkpoint) -> list[tuple[str, Tensor]]:
 
 def layered(model: CausalLM, token_ids: Tensor) -> Tensor:
     """What the feed-forwards of all layers make of embeddings."""
-    states = model.embedding.of_step(token_ids)
+    states = model.embedding.embed_step(token_ids)
     return torch.cat([layer.mlp(states) for layer in model.layers]).float()  # type: ignore[attr-defined]
 
 

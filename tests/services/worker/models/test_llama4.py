@@ -13,7 +13,7 @@ import torch
 from quire import kernels
 from quire.services.worker.layers.placement import LayerPlacement
 from quire.services.worker.models.config.rope_config import NO_ROPE
-from quire.services.worker.models.families.llama4 import Llama4Config, Llama4Experts, Temperature
+from quire.services.worker.models.families.llama4 import AttentionTemperature, Llama4Config, Llama4Experts
 from quire.services.worker.models.loading.loader import fill_dummy
 from quire.services.worker.models.registry import read_model_config
 from quire.shared.errors import InvalidArgument
@@ -53,7 +53,11 @@ def test_published_files_say_it_in_few_words(tmp_path: Path) -> None:
     assert config.experts is not None
     assert config.sliding_windows == (8192, 8192, 8192, 0) * 12
     assert [rope == NO_ROPE for rope in config.ropes] == [False, False, False, True] * 12
-    assert (config.unit_queries, config.temperature, config.dtype) == (True, Temperature(0.1, 8192), "bfloat16")
+    assert (config.unit_queries, config.temperature, config.dtype) == (
+        True,
+        AttentionTemperature(0.1, 8192),
+        "bfloat16",
+    )
     assert config.experts.sparse_layers == (True,) * 48
     assert (config.experts.intermediate_size, config.experts.shared_intermediate_size) == (8192, 8192)
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from tests.services.worker.checkpoints import FAMILIES, VOCAB_SIZE, Checkpoint
-from tests.services.worker.parts import runner_of
 from tests.services.worker.plans import New
+from tests.services.worker.replica_internals import runner_of
 from tests.services.worker.rig import Rig
 
 MAX_ERROR = 5e-5

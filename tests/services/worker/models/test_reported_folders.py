@@ -129,7 +129,7 @@ def without(name: str) -> Spoil:
     return tensors(lambda found: {key: value for key, value in found.items() if key != name})
 
 
-REFUSED: dict[str, tuple[Spoil, str]] = {
+REJECTED: dict[str, tuple[Spoil, str]] = {
     # Qwen3-VL-Embedding#89
     "ml02": (both(config(tie_word_embeddings=False), without("lm_head.weight")), r"lm_head\.weight"),
     "an extra layer": (
@@ -154,10 +154,10 @@ REFUSED: dict[str, tuple[Spoil, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", REJECTED)
 def test_what_cannot_be_loaded_is_named(name: str, checkpoint: Make, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(checkpoint("llama").folder, tmp_path / "model"))
-    spoil, text = REFUSED[name]
+    spoil, text = REJECTED[name]
     spoil(folder)
     with pytest.raises(InvalidArgument, match=text) as refused:
         rows_of(folder)

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 from quire.services.worker.models.loading import shared_content
-from quire.services.worker.models.loading.weight_spool import FILE, Spooling, WeightSpool
+from quire.services.worker.models.loading.weight_spool import FILE, SpooledStream, WeightSpool
 from quire.shared import weights_memory
 from quire.shared.errors import FailedPrecondition, InvalidArgument, QuireError, ResourceExhausted
 from quire.shared.pb.admin.v1 import admin_pb2
@@ -48,9 +48,9 @@ with weights_memory.messages(admin_pb2.UpdateWeightsRequest(), [("a", torch.aran
 
 
 @pytest.fixture
-def spooling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Spooling]:
+def spooling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SpooledStream]:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with WeightSpool(1 << 26, lambda: "").begin() as found:
+    with WeightSpool(1 << 26, lambda: "").open_stream() as found:
         yield found
 
 
@@ -63,14 +63,14 @@ def segments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def all_taken(spooling: Spooling, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def all_taken(spooling: SpooledStream, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     with showing.messages(BEGIN, tensors.items()) as messages:
-        ends = [spooling.take(message.piece) for message in messages if not message.HasField("begin")]
+        ends = [spooling.append(message.piece) for message in messages if not message.HasField("begin")]
     assert ends == [False] * (len(ends) - 1) + [True]
     return load_file(spooling.keep() / FILE)
 
 
-def test_every_kind_of_tensor_is_read_as_it_is_and_nothing_stays(spooling: Spooling, segments: Path) -> None:
+def test_every_kind_of_tensor_is_read_as_it_is_and_nothing_stays(spooling: SpooledStream, segments: Path) -> None:
     found = all_taken(spooling, TENSORS)
     assert found.keys() == TENSORS.keys()
     for name, tensor in TENSORS.items():
@@ -79,21 +79,21 @@ def test_every_kind_of_tensor_is_read_as_it_is_and_nothing_stays(spooling: Spool
     assert [*segments.iterdir()] == []
 
 
-def test_another_process_shows_its_weights_and_dies(spooling: Spooling, segments: Path) -> None:
+def test_another_process_shows_its_weights_and_dies(spooling: SpooledStream, segments: Path) -> None:
     """What was being read is read to its end; the next trainer removes what it left."""
     command = [sys.executable, "-c", TRAINER, str(segments)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as trainer:
         assert trainer.stdout is not None
         lines = [trainer.stdout.readline() for _ in range(4)]
         _, heads, content, end = (WeightsPiece.FromString(bytes.fromhex(line.decode())) for line in lines)
-        spooling.take(heads)
+        spooling.append(heads)
         left = segments / content.shared.runs[0].segment
         assert left.stat().st_mode & 0o777 == 0o600
         with showing.messages(BEGIN, []):
             assert left.exists(), "its trainer lives"
-        spooling.take(content)
+        spooling.append(content)
         trainer.send_signal(signal.SIGKILL)
-    assert spooling.take(end)
+    assert spooling.append(end)
     assert torch.equal(load_file(spooling.keep() / FILE)["a"], torch.arange(6.0))
     assert left.exists()
     with showing.messages(BEGIN, []):
@@ -137,26 +137,28 @@ CPU_ONLY = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine ha
     ],
 )
 def test_no_lie_about_memory_is_believed(
-    spooling: Spooling, segments: Path, piece: WeightsPiece, error: type[QuireError], said: str
+    spooling: SpooledStream, segments: Path, piece: WeightsPiece, error: type[QuireError], said: str
 ) -> None:
     (segments / NAME).write_bytes(bytes(8))
     (segments / (NAME[:-1] + "2")).symlink_to(segments / NAME)
     os.mkfifo(segments / (NAME[:-1] + "3"))
-    spooling.take(heads(8))
+    spooling.append(heads(8))
     with pytest.raises(error, match=said):
-        spooling.take(piece)
+        spooling.append(piece)
 
 
-def test_another_users_memory_is_refused(spooling: Spooling, segments: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_users_memory_is_refused(
+    spooling: SpooledStream, segments: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (segments / NAME).write_bytes(bytes(8))
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    spooling.take(heads(8))
+    spooling.append(heads(8))
     with pytest.raises(InvalidArgument, match="is not of this worker's user"):
-        spooling.take(shared(run()))
+        spooling.append(shared(run()))
 
 
 def test_memory_that_is_cut_while_it_is_read_is_an_error(
-    spooling: Spooling, segments: Path, monkeypatch: pytest.MonkeyPatch
+    spooling: SpooledStream, segments: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process that has mapped it would end of that (SIGBUS)."""
     monkeypatch.setattr(shared_content, "AT_ONCE", 4)
@@ -179,14 +181,14 @@ def test_memory_that_is_cut_while_it_is_read_is_an_error(
     ],
 )
 def test_content_is_shared_or_comes_and_is_whole(
-    spooling: Spooling, segments: Path, pieces: list[WeightsPiece], said: str
+    spooling: SpooledStream, segments: Path, pieces: list[WeightsPiece], said: str
 ) -> None:
     (segments / NAME).write_bytes(bytes(8))
     *before, last = [heads(8), *pieces]
     for piece in before:
-        spooling.take(piece)
+        spooling.append(piece)
     with pytest.raises(InvalidArgument, match=said):
-        spooling.take(last)
+        spooling.append(last)
 
 
 def told(tensors: dict[str, torch.Tensor]) -> list[admin_pb2.StreamWeightsRequest]:
@@ -209,7 +211,7 @@ def test_a_host_without_room_or_a_name_is_told(monkeypatch: pytest.MonkeyPatch, 
 
 
 @pytest.mark.gpu
-def test_a_gpus_memory_is_read_where_it_is(spooling: Spooling) -> None:
+def test_a_gpus_memory_is_read_where_it_is(spooling: SpooledStream) -> None:
     """By another process than its owner's: a process cannot open its own."""
     code = TRAINER.replace("torch.arange(6.0)", "torch.arange(6000000.0, device='cuda')[5:]")
     command = [sys.executable, "-c", code, str(weights_memory.SEGMENTS)]
@@ -219,8 +221,8 @@ def test_a_gpus_memory_is_read_where_it_is(spooling: Spooling) -> None:
         _, heads, content, end = (WeightsPiece.FromString(bytes.fromhex(line.decode())) for line in lines)
         assert content.shared.runs[0].cuda_handle
         for piece in (heads, content):
-            spooling.take(piece)
-        assert spooling.take(end)
+            spooling.append(piece)
+        assert spooling.append(end)
         content.shared.runs[0].offset = 1 << 40
         with pytest.raises(InvalidArgument, match="of memory that has"):
             [*shared_content.chunks(content.shared.host, content.shared.runs[0])]

@@ -19,9 +19,9 @@ from tests.kernels.triton.tuned import tune
 from tests.services.worker import checkpoints
 from tests.services.worker.lora import peft_folders
 from tests.services.worker.models.test_logits import error
-from tests.services.worker.parts import current_model_of, runner_of
 from tests.services.worker.plans import New
 from tests.services.worker.ranks.test_sharding import ranked
+from tests.services.worker.replica_internals import current_model_of, runner_of
 from tests.services.worker.rig import Rig
 
 PROMPT = [5, 9, 1, 77, 30, 12]
@@ -87,7 +87,7 @@ def test_adapters_between_the_links(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     )
     for slot, (name, merged) in enumerate({"whole": whole, "some": some, "": made}.items()):
         rig.step([New(slot, PROMPT, adapter=name)], {slot: len(PROMPT)}, released=[slot - 1] if slot else [])
-        with monkeypatch.context() as patched, rows.as_if(bool(name)):
+        with monkeypatch.context() as patched, rows.recording_with(bool(name)):
             patched.setattr(model, "forward", chain.logits)
             patched.setattr(model, "logits", lambda logits, *_: logits)
             rig.step()
@@ -110,9 +110,9 @@ def test_models_that_it_cannot_run_are_refused() -> None:
     assert single_row.reject_reason(Config(), Place()) is None
     Place.batch_invariant = True
     assert "order" in str(single_row.reject_reason(Config(), Place()))
-    Place.batch_invariant, Place.shard = False, Shard(0, 2, SimpleNamespace(joins_chains=False))
+    Place.batch_invariant, Place.shard = False, Shard(0, 2, SimpleNamespace(fuses_residual_add=False))
     assert "NCCL" in str(single_row.reject_reason(Config(), Place()))
-    Place.shard = Shard(0, 2, SimpleNamespace(joins_chains=True))
+    Place.shard = Shard(0, 2, SimpleNamespace(fuses_residual_add=True))
     assert single_row.reject_reason(Config(), Place()) is None
     Config.intermediate_size = 3072 + 256
     assert "1664" in str(single_row.reject_reason(Config(), Place()))

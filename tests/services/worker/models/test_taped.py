@@ -15,8 +15,8 @@ from quire.shared.pb.common.v1 import sampling_pb2
 from tests.kernels.cpu.closeness import needs_library
 from tests.services.worker.checkpoints import VOCAB_SIZE, Checkpoint
 from tests.services.worker.models.test_logits import MAX_ERROR
-from tests.services.worker.parts import current_model_of, runner_of, whole_model_of
 from tests.services.worker.plans import New
+from tests.services.worker.replica_internals import current_model_of, runner_of, whole_model_of
 from tests.services.worker.rig import Rig
 
 pytestmark = pytest.mark.skipif(**needs_library)

@@ -46,7 +46,7 @@ def test_whatever_tensor_changes_the_weights_are_others(
         folder = tmp_path / str(number)
         folder.mkdir()
         written(folder, tensors() | change)
-        found.append(weight_samples.of_folder(folder))
+        found.append(weight_samples.folder_digest(folder))
     assert all(map(len, found))
     assert found[0] == found[1]
     assert len(set(found)) == 3
@@ -58,7 +58,7 @@ def test_a_tensor_between_the_samples_of_its_file_is_seen(tmp_path: Path) -> Non
     found = set()
     for value in (1.0, 2.0):
         save_file(held | {"b": torch.full((16,), value)}, tmp_path / "model.safetensors")
-        found.add(weight_samples.of_folder(tmp_path))
+        found.add(weight_samples.folder_digest(tmp_path))
     assert len(found) == 2
 
 
@@ -68,15 +68,15 @@ def test_a_layer_behind_the_model_counts(tmp_path: Path) -> None:
         as_safetensors(tmp_path, tensors())
         (tmp_path / "2_Dense").mkdir(exist_ok=True)
         save_file({"linear.weight": torch.full((4, 4), value)}, tmp_path / "2_Dense" / "model.safetensors")
-        found.append(weight_samples.of_folder(tmp_path))
+        found.append(weight_samples.folder_digest(tmp_path))
     assert found[0] != found[1]
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff" * 100, b"\x08" + bytes(7) + b"[1, 2]  "])
 def test_of_what_cannot_be_read_nothing_is_said(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "model.safetensors").write_bytes(content)
-    assert weight_samples.digest_of(WorkerSettings(model=str(tmp_path))) == b""
-    assert weight_samples.digest_of(WorkerSettings(model=str(tmp_path / "nowhere"))) == b""
+    assert weight_samples.weights_digest_of(WorkerSettings(model=str(tmp_path))) == b""
+    assert weight_samples.weights_digest_of(WorkerSettings(model=str(tmp_path / "nowhere"))) == b""
 
 
 def test_what_is_made_of_a_folder_counts_as_well() -> None:
@@ -84,7 +84,7 @@ def test_what_is_made_of_a_folder_counts_as_well() -> None:
     folder = str(bundled.FOLDER)
     dummy = [WorkerSettings(model=folder, load_format="dummy", seed=seed) for seed in (0, 0, 1)]
     others = [WorkerSettings(model=folder), WorkerSettings(model=folder, quantization="fp8")]
-    found = [weight_samples.digest_of(settings) for settings in (*dummy, *others)]
+    found = [weight_samples.weights_digest_of(settings) for settings in (*dummy, *others)]
     assert found[0] == found[1]
     assert len(set(found)) == 4
     assert {len(one) for one in found} == {32}
@@ -96,4 +96,4 @@ def test_what_the_folder_and_its_files_are_called_does_not_count(tmp_path: Path)
     for file in (tmp_path / "two").glob("*.safetensors*"):
         file.unlink()
     shutil.copy(next(bundled.FOLDER.glob("*.safetensors")), tmp_path / "two" / "weights.safetensors")
-    assert weight_samples.of_folder(tmp_path / "one") == weight_samples.of_folder(tmp_path / "two")
+    assert weight_samples.folder_digest(tmp_path / "one") == weight_samples.folder_digest(tmp_path / "two")

@@ -47,8 +47,8 @@ def test_every_kind_of_tensor_comes_as_it_was(spool: WeightSpool) -> None:
         "one": torch.tensor(3.5),
         "none": torch.zeros(0, 4),
     }
-    with spool.begin() as spooling:
-        ends = [spooling.take(piece) for piece in pieces(tensors)]
+    with spool.open_stream() as spooling:
+        ends = [spooling.append(piece) for piece in pieces(tensors)]
         folder = spooling.keep()
     assert ends == [False] * (len(ends) - 1) + [True]
     found = load_file(folder / FILE)
@@ -65,15 +65,15 @@ def test_those_that_nobody_computes_with_are_gone(tmp_path: Path, monkeypatch: p
     spool = WeightSpool(MIB, lambda: in_use[0])
     kept = []
     for number in range(4):
-        with spool.begin() as spooling:
+        with spool.open_stream() as spooling:
             for piece in pieces({"a": torch.full((3,), float(number))}):
-                spooling.take(piece)
+                spooling.append(piece)
             kept.append(spooling.keep())
         in_use[0] = in_use[0] or str(kept[0])
         there = [folder for folder in kept if folder.exists()]
         assert there == ([kept[0]] if number == 0 else [kept[0], kept[number]])
-    with pytest.raises(InvalidArgument), spool.begin() as spooling:
-        spooling.take(WeightsPiece())
+    with pytest.raises(InvalidArgument), spool.open_stream() as spooling:
+        spooling.append(WeightsPiece())
     assert [folder for folder in kept if folder.exists()] == [kept[0], kept[3]]
 
 
@@ -98,11 +98,11 @@ def test_what_is_wrong_is_refused_and_leaves_nothing(
     spool: WeightSpool, tmp_path: Path, wrong: list[WeightsPiece], text: str
 ) -> None:
     *before, last = wrong
-    with spool.begin() as spooling:
+    with spool.open_stream() as spooling:
         for piece in before:
-            spooling.take(piece)
+            spooling.append(piece)
         with pytest.raises(InvalidArgument, match=text):
-            spooling.take(last)
+            spooling.append(last)
     assert [*tmp_path.rglob(FILE)] == []
 
 
@@ -112,9 +112,9 @@ def test_what_is_no_tensor_is_named() -> None:
 
 
 def spool_all(spool: WeightSpool, tensors: dict[str, torch.Tensor]) -> None:
-    with spool.begin() as spooling:
+    with spool.open_stream() as spooling:
         for piece in pieces(tensors):
-            spooling.take(piece)
+            spooling.append(piece)
 
 
 def test_a_disk_without_room_is_told_and_nothing_stays_on_it(spool: WeightSpool, tmp_path: Path) -> None:
@@ -130,31 +130,34 @@ def test_a_disk_without_room_is_told_and_nothing_stays_on_it(spool: WeightSpool,
 
 def test_a_folder_that_somebody_has_cleaned_away_is_made_again(spool: WeightSpool, tmp_path: Path) -> None:
     for _ in range(2):
-        with spool.begin() as spooling:
+        with spool.open_stream() as spooling:
             for piece in pieces({"one": torch.tensor(3.5)}):
-                spooling.take(piece)
+                spooling.append(piece)
             assert load_file(spooling.keep() / FILE)["one"] == 3.5
         for path in tmp_path.iterdir():
             shutil.rmtree(path)
     tmp_path.rmdir()
-    with pytest.raises(ResourceExhausted, match="No such file"), spool.begin():
+    with pytest.raises(ResourceExhausted, match="No such file"), spool.open_stream():
         pass
 
 
 def test_of_what_is_broadcast_the_heads_are_all_there_is(spool: WeightSpool, tmp_path: Path) -> None:
-    with spool.begin() as spooling:
+    with spool.open_stream() as spooling:
         for piece in (head(), head(name="b", dtype="BF16", shape=[])):
-            assert not spooling.take(piece)
+            assert not spooling.append(piece)
         assert spooling.expected is None
-        assert not spooling.take(WeightsPiece(broadcast=BroadcastContent(timeout_ms=7)))
+        assert not spooling.append(WeightsPiece(broadcast=BroadcastContent(timeout_ms=7)))
         for more in (WeightsPiece(content=b"x"), WeightsPiece(broadcast=BroadcastContent())):
             with pytest.raises(InvalidArgument, match="piece: content comes in pieces, lies in shared memory or is"):
-                spooling.take(more)
-        assert spooling.take(WeightsPiece(end=b""))
+                spooling.append(more)
+        assert spooling.append(WeightsPiece(end=b""))
         expected = spooling.expected
     assert expected is not None
     assert (expected.content.group_name, expected.content.timeout_ms) == ("weight_update_group", 7)
     assert [(one.name, one.dtype, [*one.shape]) for one in expected.tensors] == [("a", "F32", [2]), ("b", "BF16", [])]
     assert not [*tmp_path.rglob(FILE)]
-    with spool.begin() as spooling, pytest.raises(InvalidArgument, match="timeout_ms: at most 540000, not 540001"):
-        spooling.take(WeightsPiece(broadcast=BroadcastContent(timeout_ms=540_001)))
+    with (
+        spool.open_stream() as spooling,
+        pytest.raises(InvalidArgument, match="timeout_ms: at most 540000, not 540001"),
+    ):
+        spooling.append(WeightsPiece(broadcast=BroadcastContent(timeout_ms=540_001)))

@@ -50,7 +50,7 @@ def shaken(folder: Path, target: Path) -> Path:
 
 def rows(rig: Rig) -> torch.Tensor:
     """A prompt in two chunks, and steps behind it."""
-    rig.rest()
+    rig.end_epoch()
     rig.logits.clear()
     rig.step([New(0, PROMPT)], {0: 8})
     for count in (3, 1, 1):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from quire.services.worker.offload import block_file
-from quire.services.worker.offload.block_file import HEADER_BYTES, WrongBlock
+from quire.services.worker.offload.block_file import HEADER_BYTES, BlockMismatch
 from quire.shared.kv.block_hash import page_name
 
 IDENTITY, NAME = b"i" * 32, b"n" * 32
@@ -40,7 +40,7 @@ def test_a_changed_bit_is_noticed_wherever_it_is(path: Path, place: int) -> None
     content = bytearray(path.read_bytes())
     content[place] ^= 1
     path.write_bytes(content)
-    with pytest.raises(WrongBlock):
+    with pytest.raises(BlockMismatch):
         read(path)
 
 
@@ -55,18 +55,18 @@ def test_a_changed_bit_is_noticed_wherever_it_is(path: Path, place: int) -> None
 )
 def test_a_file_of_another_length_is_noticed(path: Path, change: Callable[[Path], object], said: str) -> None:
     change(path)
-    with pytest.raises(WrongBlock, match=said):
+    with pytest.raises(BlockMismatch, match=said):
         read(path)
 
 
 def test_what_is_another_block_or_another_models_is_noticed(path: Path) -> None:
-    with pytest.raises(WrongBlock, match="holds another block"):
+    with pytest.raises(BlockMismatch, match="holds another block"):
         read(path, name=b"m" * 32)
-    with pytest.raises(WrongBlock, match="holds another block"):
+    with pytest.raises(BlockMismatch, match="holds another block"):
         read(path, name=page_name(NAME, 1))
-    with pytest.raises(WrongBlock, match="of other weights"):
+    with pytest.raises(BlockMismatch, match="of other weights"):
         read(path, identity=b"j" * 32)
-    with pytest.raises(WrongBlock, match="holds 2048 bytes, and a block has 2047"):
+    with pytest.raises(BlockMismatch, match="holds 2048 bytes, and a block has 2047"):
         read(path, num_bytes=2047)
 
 
@@ -76,5 +76,5 @@ def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(elsewhere)
     with pytest.raises(OSError, match="symbolic link"):
         read(tmp_path / "link")
-    with pytest.raises(WrongBlock, match="no file"):
+    with pytest.raises(BlockMismatch, match="no file"):
         read(Path("/dev/null"))

@@ -16,12 +16,12 @@ import pytest
 
 from quire.services.worker.offload.disk_moves import DiskMove
 from quire.services.worker.offload.disk_store import NUM_THREADS, DiskStore
-from quire.services.worker.offload.folder import BlockFolder, OwnFolder
+from quire.services.worker.offload.folder import BlockFolder, WorkerFolder
 from quire.services.worker.step.plan_violation import PlanViolation
 from quire.shared import columns
 from quire.shared.errors import InvalidArgument
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
-from tests.services.worker.offload.paper_memory import PATIENCE_S, PaperMemory, Told, move, name
+from tests.services.worker.offload.fake_host_memory import MOVE_TIMEOUT_S, DiskRecorder, FakeHostMemory, move, name
 
 OURS, OTHERS = b"a" * 32, b"b" * 32
 
@@ -31,15 +31,15 @@ class Disk:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.memory, self.told = PaperMemory(), Told()
+        self.memory, self.told = FakeHostMemory(), DiskRecorder()
         self.stores: list[DiskStore] = []
 
-    def start(self, identity: bytes = OURS, num_places: int = 16, patience_s: float = PATIENCE_S) -> DiskStore:
+    def start(self, identity: bytes = OURS, num_places: int = 16, timeout_s: float = MOVE_TIMEOUT_S) -> DiskStore:
         if self.stores:
-            self.stores[-1].close(PATIENCE_S)
-        folder = BlockFolder(OwnFolder(self.path, "worker-0", "kv_offloading_disk"))
+            self.stores[-1].close(MOVE_TIMEOUT_S)
+        folder = BlockFolder(WorkerFolder(self.path, "worker-0", "kv_offloading_disk"))
         store = DiskStore(
-            folder, identity, {"told": 1}, self.memory, num_places, observer=self.told, patience_s=patience_s
+            folder, identity, {"told": 1}, self.memory, num_places, observer=self.told, timeout_s=timeout_s
         )
         self.stores.append(store)
         return store
@@ -52,11 +52,11 @@ class Disk:
 def disk(tmp_path: Path) -> Iterator[Disk]:
     disk = Disk(tmp_path / "kv")
     yield disk
-    disk.stores[-1].close(PATIENCE_S)
+    disk.stores[-1].close(MOVE_TIMEOUT_S)
 
 
 def patiently() -> Iterator[None]:
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + MOVE_TIMEOUT_S
     while time.monotonic() < deadline:
         yield
         time.sleep(0.005)
@@ -73,7 +73,7 @@ def fill(disk: Disk) -> DiskStore:
 
 def test_blocks_go_to_disk_and_come_back(disk: Disk) -> None:
     store = fill(disk)
-    assert sorted(store.held().items()) == [(4, name(1)), (5, name(2)), (6, name(3))]
+    assert sorted(store.contents().items()) == [(4, name(1)), (5, name(2)), (6, name(3))]
     assert move(store, [7, 3], [6, 4], [3, 1], to_disk=False) == []
     assert (disk.memory.rows[7] == 3).all()
     assert (disk.memory.rows[3] == 1).all()
@@ -84,28 +84,28 @@ def test_blocks_go_to_disk_and_come_back(disk: Disk) -> None:
 def test_a_worker_that_is_started_again_finds_them(disk: Disk) -> None:
     fill(disk)
     store = disk.start()
-    assert sorted(store.held()) == [4, 5, 6]
+    assert sorted(store.contents()) == [4, 5, 6]
     assert move(store, [0], [5], [2], to_disk=False) == []
     assert (disk.memory.rows[0] == 2).all()
 
 
 def test_with_other_weights_nothing_is_found_nor_left(disk: Disk) -> None:
     fill(disk)
-    assert disk.start(OTHERS).held() == {}
+    assert disk.start(OTHERS).contents() == {}
     assert disk.files() == []
-    assert disk.start().held() == {}, "they did not come back either"
+    assert disk.start().contents() == {}, "they did not come back either"
 
 
 def test_a_smaller_disk_keeps_what_it_has_places_for(disk: Disk) -> None:
     fill(disk)
-    assert disk.start(num_places=5).held() == {4: name(1)}
+    assert disk.start(num_places=5).contents() == {4: name(1)}
     assert len(disk.files()) == 1
 
 
 def test_another_block_takes_the_place_and_the_file_of_the_one_before(disk: Disk) -> None:
     store = fill(disk)
     assert move(store, [0], [5], [9], to_disk=True) == []
-    assert store.held()[5] == name(9)
+    assert store.contents()[5] == name(9)
     assert len(disk.files()) == 3
     assert move(store, [0], [5], [2], to_disk=False) == [0], "block 2 is gone"
     assert disk.told.failures == {("read", "error"): 1}
@@ -120,7 +120,7 @@ def test_torn_swapped_and_missing_files_cost_their_own_block_only(disk: Disk) ->
     assert (disk.memory.rows[2] == 3).all()
     assert not disk.memory.rows[:2].any(), "nothing of them has come to host memory"
     assert disk.told.failures == {("read", "wrong"): 2}
-    assert sorted(disk.start().held()) == [6]
+    assert sorted(disk.start().contents()) == [6]
 
 
 def test_what_a_killed_worker_left_half_written_is_not_believed(disk: Disk) -> None:
@@ -128,7 +128,7 @@ def test_what_a_killed_worker_left_half_written_is_not_believed(disk: Disk) -> N
     whole = disk.files()[0]
     (whole.parent / "17.new").write_bytes(whole.read_bytes()[:100])
     (whole.parent / whole.name.replace("00000004", "00000009")).write_bytes(whole.read_bytes()[:100])
-    assert sorted(disk.start().held()) == [4, 5, 6]
+    assert sorted(disk.start().contents()) == [4, 5, 6]
     assert len(list(whole.parent.iterdir())) == 3
 
 
@@ -141,14 +141,14 @@ def test_a_full_disk_drops_what_it_cannot_take(disk: Disk) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert disk.told.failures == {("write", "full"): 2}
-    assert sorted(store.held()) == [5, 6], "what was in the place is gone as well"
+    assert sorted(store.contents()) == [5, 6], "what was in the place is gone as well"
     assert not list(disk.path.glob("worker-0/*/*/*.new"))
     assert move(store, [0], [4], [7], to_disk=True) == [], "there is room again"
 
 
 def test_a_disk_that_hangs_is_given_up_and_asked_again_once_it_answers(disk: Disk) -> None:
     fill(disk)
-    store = disk.start(patience_s=0.05)
+    store = disk.start(timeout_s=0.05)
     path = disk.files()[0]
     path.unlink()
     os.mkfifo(path)  # whoever opens it waits
@@ -172,47 +172,47 @@ def test_moves_of_an_attachment_that_is_over_change_nothing_any_more(disk: Disk)
 
     def slowly(place: int) -> npt.NDArray[np.uint8]:
         begun.set()
-        over.wait(PATIENCE_S)
-        return PaperMemory.row(memory, place)
+        over.wait(MOVE_TIMEOUT_S)
+        return FakeHostMemory.row(memory, place)
 
     memory.row = slowly  # type: ignore[method-assign]
     answers: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
-    store.begin(DiskMove(True, [0], [4], [name(7)]), lambda lost, _: answers.put(lost))
-    assert begun.wait(PATIENCE_S)
-    assert sorted(store.settle()) == [5, 6]
+    store.start_move(DiskMove(True, [0], [4], [name(7)]), lambda lost, _: answers.put(lost))
+    assert begun.wait(MOVE_TIMEOUT_S)
+    assert sorted(store.end_epoch()) == [5, 6]
     memory.rows[0] = 99  # another attachment's block
     over.set()
     del memory.row  # type: ignore[method-assign]
     assert move(store, [1], [9], [8], to_disk=True) == []
     assert move(store, [1], [10], [9], to_disk=True) == []
     assert answers.empty()
-    assert sorted(store.held()) == [5, 6, 9, 10]
-    assert sorted(disk.start().held()) == [5, 6, 9, 10]
+    assert sorted(store.contents()) == [5, 6, 9, 10]
+    assert sorted(disk.start().contents()) == [5, 6, 9, 10]
     assert not list(disk.path.glob("worker-0/*/*/*.new"))
 
 
 def test_a_forgotten_disk_is_empty_and_takes_blocks_at_once(disk: Disk) -> None:
     store = fill(disk)
-    store.renew(OURS)
-    assert store.held() == {}
+    store.reset(OURS)
+    assert store.contents() == {}
     assert move(store, [0], [4], [1], to_disk=True) == []
-    assert disk.start().held() == {4: name(1)}
+    assert disk.start().contents() == {4: name(1)}
     assert len(disk.files()) == 1
 
 
 def test_blocks_of_weights_that_were_changed_are_never_found_again(disk: Disk) -> None:
     store = fill(disk)
-    store.renew(OTHERS)
+    store.reset(OTHERS)
     assert move(store, [0], [4], [1], to_disk=True) == []
     assert move(store, [0], [4], [1], to_disk=False) == []
-    assert disk.start().held() == {}
+    assert disk.start().contents() == {}
 
 
 def test_a_folder_has_one_worker(disk: Disk) -> None:
     disk.start()
     with pytest.raises(InvalidArgument, match=r"kv_offloading_disk: .* is another process's, which still runs"):
-        OwnFolder(disk.path, "worker-0", "kv_offloading_disk")
-    OwnFolder(disk.path, "../worker/0", "kv_offloading_disk").close()
+        WorkerFolder(disk.path, "worker-0", "kv_offloading_disk")
+    WorkerFolder(disk.path, "../worker/0", "kv_offloading_disk").close()
     assert sorted(path.name for path in disk.path.iterdir()) == ["..%2Fworker%2F0", "worker-0"]
 
 

@@ -14,10 +14,10 @@ from quire.services.worker.kv import kv_cache
 from quire.services.worker.kv.host_memory import BlockMove, HostMemory
 from quire.services.worker.kv.kv_memory import BlockShape
 from quire.services.worker.offload import host_region
-from quire.services.worker.offload.folder import OwnFolder
+from quire.services.worker.offload.folder import WorkerFolder
 from quire.services.worker.offload.host_region import FILE, PAGE, HostRegion
 from quire.shared.errors import InvalidArgument
-from tests.services.worker.offload.paper_memory import name
+from tests.services.worker.offload.fake_host_memory import name
 
 OURS, OTHERS = b"a" * 32, b"b" * 32
 SHAPE = BlockShape(3, 4, 2, 8, torch.float32)
@@ -28,7 +28,7 @@ class Lives:
 
     def __init__(self, parent: Path) -> None:
         self.parent = parent
-        self._folder: OwnFolder | None = None
+        self._folder: WorkerFolder | None = None
         self.caches = kv_cache.allocate(SHAPE, 20, torch.device("cpu"))
         for layer, cache in enumerate(self.caches):
             cache.k[:] = torch.arange(20).view(20, 1, 1, 1) + 100 * layer
@@ -36,7 +36,7 @@ class Lives:
 
     def start(self, identity: bytes = OURS, num_places: int = 8) -> HostMemory:
         self.end()
-        self._folder = OwnFolder(self.parent, "worker-0.region", "kv_offloading_region")
+        self._folder = WorkerFolder(self.parent, "worker-0.region", "kv_offloading_region")
         region = HostRegion(self._folder, identity, num_places, SHAPE.num_bytes)
         return HostMemory(self.caches, num_places, region)
 
@@ -65,7 +65,7 @@ def move(blocks: list[int], places: list[int], *, to_host: bool) -> BlockMove:
 
 def fill(lives: Lives) -> HostMemory:
     memory = lives.start()
-    memory.begin(move([3, 5, 7], [6, 0, 2], to_host=True)).wait()
+    memory.start_move(move([3, 5, 7], [6, 0, 2], to_host=True)).wait()
     return memory
 
 
@@ -73,8 +73,8 @@ def test_a_later_life_finds_what_was_stored_and_where(lives: Lives) -> None:
     fill(lives)
     before = [cache.k.clone() for cache in lives.caches]
     memory = lives.start()
-    assert list(memory.held().items()) == [(6, name(3)), (0, name(5)), (2, name(7))]
-    memory.begin(move([11, 12], [0, 2], to_host=False)).wait()
+    assert list(memory.contents().items()) == [(6, name(3)), (0, name(5)), (2, name(7))]
+    memory.start_move(move([11, 12], [0, 2], to_host=False)).wait()
     for cache, old in zip(lives.caches, before, strict=True):
         assert torch.equal(cache.k[11], old[5])
         assert torch.equal(cache.v[12], -old[7])
@@ -83,43 +83,43 @@ def test_a_later_life_finds_what_was_stored_and_where(lives: Lives) -> None:
 
 def test_what_was_being_stored_when_the_worker_died_is_not_believed(lives: Lives) -> None:
     memory = fill(lives)
-    memory.begin(move([9], [0], to_host=True))  # nobody has heard that it is done
-    assert lives.start().held() == {6: name(3), 2: name(7)}
+    memory.start_move(move([9], [0], to_host=True))  # nobody has heard that it is done
+    assert lives.start().contents() == {6: name(3), 2: name(7)}
 
 
 def test_a_move_that_ends_late_says_nothing_of_the_block_that_came_after_it(lives: Lives) -> None:
     memory = fill(lives)
-    late = memory.begin(move([9], [0], to_host=True))
-    memory.begin(move([8], [0], to_host=True)).wait()
+    late = memory.start_move(move([9], [0], to_host=True))
+    memory.start_move(move([8], [0], to_host=True)).wait()
     late.wait()
-    assert lives.start().held()[0] == name(8)
+    assert lives.start().contents()[0] == name(8)
 
 
 def test_what_comes_from_disk_is_found_too(lives: Lives) -> None:
     memory = fill(lives)
     memory.fill(4, name(1), bytearray(SHAPE.num_bytes))
-    assert lives.start().held()[4] == name(1)
+    assert lives.start().contents()[4] == name(1)
 
 
 def test_what_is_forgotten_is_not_found(lives: Lives) -> None:
     memory = fill(lives)
-    memory.forget(OURS)
-    assert memory.held() == {}
-    assert lives.start().held() == {}
+    memory.reset(OURS)
+    assert memory.contents() == {}
+    assert lives.start().contents() == {}
 
 
 def test_blocks_of_weights_that_were_changed_are_not_found(lives: Lives) -> None:
     memory = fill(lives)
-    memory.forget(OTHERS)
-    memory.begin(move([9], [0], to_host=True)).wait()
-    assert lives.start(OURS).held() == {}
+    memory.reset(OTHERS)
+    memory.start_move(move([9], [0], to_host=True)).wait()
+    assert lives.start(OURS).contents() == {}
 
 
 def test_other_weights_and_other_sizes_are_another_region(lives: Lives) -> None:
     fill(lives)
-    assert lives.start(OTHERS).held() == {}
+    assert lives.start(OTHERS).contents() == {}
     fill(lives)
-    assert lives.start(num_places=9).held() == {}
+    assert lives.start(num_places=9).contents() == {}
 
 
 def test_a_machine_that_was_booted_since_is_another(lives: Lives, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +127,7 @@ def test_a_machine_that_was_booted_since_is_another(lives: Lives, monkeypatch: p
     boot = lives.parent / "boot_id"
     boot.write_text("another")
     monkeypatch.setattr(host_region, "_BOOT", boot)
-    assert lives.start().held() == {}
+    assert lives.start().contents() == {}
 
 
 @pytest.mark.parametrize(("place", "left"), [(9, 0), (PAGE - 1, 0), (PAGE + 5, 2), (PAGE + 33, 2), (PAGE + 71, 2)])
@@ -137,7 +137,7 @@ def test_a_changed_bit_of_header_or_table_is_noticed(lives: Lives, place: int, l
     content = bytearray(lives.file.read_bytes())
     content[place] ^= 1
     lives.file.write_bytes(content)
-    assert len(lives.start().held()) == left
+    assert len(lives.start().contents()) == left
 
 
 def test_a_file_that_was_cut_is_made_anew(lives: Lives) -> None:
@@ -145,22 +145,22 @@ def test_a_file_that_was_cut_is_made_anew(lives: Lives) -> None:
     lives.end()
     lives.file.write_bytes(lives.file.read_bytes()[:-1])
     memory = lives.start()
-    assert memory.held() == {}
-    memory.begin(move([3], [7], to_host=True)).wait()
-    assert lives.start().held() == {7: name(3)}
+    assert memory.contents() == {}
+    memory.start_move(move([3], [7], to_host=True)).wait()
+    assert lives.start().contents() == {7: name(3)}
 
 
 def test_what_is_no_memory_is_refused(tmp_path: Path) -> None:
     if host_region.file_system(tmp_path) == "tmpfs":
         pytest.skip("here it is memory")
-    folder = OwnFolder(tmp_path, "w", "kv_offloading_region")
+    folder = WorkerFolder(tmp_path, "w", "kv_offloading_region")
     with pytest.raises(InvalidArgument, match=r"kv_offloading_region: .* memory is wanted, as in /dev/shm"):
         HostRegion(folder, OURS, 8, 64)
     folder.close()
 
 
 def test_a_region_that_has_no_room_is_refused(lives: Lives) -> None:
-    folder = OwnFolder(lives.parent, "w", "kv_offloading_region")
+    folder = WorkerFolder(lives.parent, "w", "kv_offloading_region")
     with pytest.raises(InvalidArgument, match=r"kv_offloading_region: 1024.1 GiB in .*: No space left"):
         HostRegion(folder, OURS, 1 << 20, 1 << 20)
     folder.close()

@@ -8,7 +8,7 @@ import pytest
 
 from quire.services.worker.models.loading.loader import FILES
 from quire.services.worker.offload import identity
-from quire.services.worker.offload.identity import identity_of, weights_digest
+from quire.services.worker.offload.identity import cache_identity, weights_digest
 
 
 @pytest.fixture
@@ -52,9 +52,9 @@ def test_weights_that_nobody_knows_are_never_the_same(tmp_path: Path) -> None:
 
 def test_every_fact_counts() -> None:
     facts = [
-        identity_of(b"l", "w", device="cpu")[0],
-        identity_of(b"m", "w", device="cpu")[0],
-        identity_of(b"l", "v", device="cpu")[0],
-        identity_of(b"l", "w", device="cuda")[0],
+        cache_identity(b"l", "w", device="cpu")[0],
+        cache_identity(b"m", "w", device="cpu")[0],
+        cache_identity(b"l", "v", device="cpu")[0],
+        cache_identity(b"l", "w", device="cuda")[0],
     ]
     assert len(set(facts)) == 4

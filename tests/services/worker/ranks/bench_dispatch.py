@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
-from quire.services.worker.layers.feed_forward.dispatch import crossing_counts, wanted_by
-from quire.services.worker.layers.feed_forward.expert_places import ExpertPlaces
+from quire.services.worker.layers.feed_forward.dispatch import needed_by, route_counts
+from quire.services.worker.layers.feed_forward.expert_placement import ExpertPlacement
 from quire.services.worker.layers.sharding import Shard
 
 RANKS = (2, 4, 8, 16, 32, 64)
@@ -42,8 +42,8 @@ class Sent:
 def sent(ids: torch.Tensor, num_experts: int, size: int, hidden_size: int) -> Sent:
     """ids [num_tokens, top_k]."""
     (num_tokens, top_k), row = ids.shape, hidden_size * ELEMENT_BYTES
-    places = ExpertPlaces(num_experts, Shard(size=size, whole_experts=True), ids.device)
-    counts = crossing_counts(wanted_by(places.ranks_of(ids), size))
+    places = ExpertPlacement(num_experts, Shard(size=size, whole_experts=True), ids.device)
+    counts = route_counts(needed_by(places.ranks_of(ids), size))
     to_others = int((counts.sum() - counts.trace()).item())
     each = num_tokens * (size - 1) / size
     return Sent(each * row, each * top_k * CHOICE_BYTES, to_others / size * row)

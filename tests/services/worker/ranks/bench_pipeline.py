@@ -19,12 +19,12 @@ from typing import Any
 
 from quire.services.worker.building.rank_processes.start import build_part
 from quire.services.worker.ranks.follower import RankReplica
-from quire.services.worker.ranks.seat import Seat
+from quire.services.worker.ranks.placement import RankPlacement
 from quire.services.worker.replica.replica import Replica
 from quire.shared.settings import WorkerSettings
-from tests.services.worker.parts import current_model_of
 from tests.services.worker.plans import New
 from tests.services.worker.ranks.test_sharding import RankedRig, ranked
+from tests.services.worker.replica_internals import current_model_of
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -55,8 +55,8 @@ def run(rig: RankedRig, depth: int, num_steps: int) -> float:
     return (time.perf_counter() - begun) / num_steps * 1e3
 
 
-def build_sleepy(settings: WorkerSettings, seat: Seat, seconds: float) -> RankReplica:
-    part = build_part(settings, seat)
+def build_sleepy(settings: WorkerSettings, placement: RankPlacement, seconds: float) -> RankReplica:
+    part = build_part(settings, placement)
     slow_down(part.replica, seconds)
     return part
 

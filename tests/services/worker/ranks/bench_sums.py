@@ -21,11 +21,11 @@ from multiprocessing.connection import Connection
 import torch
 from torch import Tensor, distributed
 
-from quire.services.worker.ranks.collectives.copied_sums import CopiedSums, RowPieces
-from quire.services.worker.ranks.collectives.peer_memory import MOST_BYTES, open_exchange
-from quire.services.worker.ranks.collectives.together import Together
-from quire.services.worker.ranks.local import LOOPBACK, _meeting_place
-from quire.services.worker.ranks.seat import Seat, leave
+from quire.services.worker.ranks.collectives.copy_engine_sums import CopyEngineSums, RowPieces
+from quire.services.worker.ranks.collectives.group_collectives import GroupCollectives
+from quire.services.worker.ranks.collectives.peer_memory import ONE_SHOT_MAX_BYTES, open_exchange
+from quire.services.worker.ranks.placement import RankPlacement, leave
+from quire.services.worker.ranks.replica_ranks import LOOPBACK, _create_store
 
 SIZES = [1 << power for power in range(13, 28)]  # 8 KiB to 128 MiB
 FEW = 256 << 10  # two shots are not asked for less
@@ -38,69 +38,71 @@ PIECES = (2, 4, 8)
 Work = Callable[[], object]
 
 
-def times(seat: Seat, told: Connection, kind: str, programs: tuple[int, ...]) -> None:
+def times(placement: RankPlacement, told: Connection, kind: str, programs: tuple[int, ...]) -> None:
     """Sends a row for each size: what it is, then microseconds by way."""
-    device = torch.device(kind, seat.rank) if kind == "cuda" else torch.device(kind)
+    device = torch.device(kind, placement.rank) if kind == "cuda" else torch.device(kind)
     if kind == "cuda":
         torch.cuda.set_device(device)
-    together = seat.join(device, own_sums=True)[0].collectives
-    assert isinstance(together, Together)
-    exchanges = dict(_exchanges(seat, device, programs)) if together.joins_chains else {}
+    collectives = placement.join(device, use_custom_all_reduce=True)[0].collectives
+    assert isinstance(collectives, GroupCollectives)
+    exchanges = dict(_exchanges(placement, device, programs)) if collectives.fuses_residual_add else {}
     for size in SIZES:
         part = torch.zeros(1, size // 2, dtype=torch.bfloat16, device=device)
-        found = {name: _us(work, kind) for name, work in _ways(together, exchanges, part)}
+        found = {name: _us(work, kind) for name, work in _ways(collectives, exchanges, part)}
         told.send((f"{size >> 10:>8} KiB", found))
     leave()
 
 
-def _exchanges(seat: Seat, device: torch.device, programs: tuple[int, ...]) -> Iterator[tuple[str, object]]:
+def _exchanges(
+    placement: RankPlacement, device: torch.device, programs: tuple[int, ...]
+) -> Iterator[tuple[str, object]]:
     store = distributed.distributed_c10d._get_default_store()
     for count in programs:
         name = f"two shots, {count}"
-        exchange = open_exchange(store, seat.rank, seat.size, device, num_programs=count, name=name)
+        exchange = open_exchange(store, placement.rank, placement.size, device, num_programs=count, name=name)
         assert exchange is not None, "one shot could"
         yield name, exchange
 
 
-def _ways(together: Together, exchanges: dict[str, object], part: Tensor) -> Iterator[tuple[str, Work]]:
+def _ways(collectives: GroupCollectives, exchanges: dict[str, object], part: Tensor) -> Iterator[tuple[str, Work]]:
     yield distributed.get_backend(), lambda: distributed.all_reduce(part)
-    if together.joins_chains and part.nbytes <= MOST_BYTES:
-        yield "one shot", lambda: together.add_up(part)
+    if collectives.fuses_residual_add and part.nbytes <= ONE_SHOT_MAX_BYTES:
+        yield "one shot", lambda: collectives.all_reduce(part)
     for name, exchange in exchanges.items() if part.nbytes >= FEW else ():
         from quire.kernels.triton.two_shot_sums import two_shot_sum_of_ranks
 
         yield name, functools.partial(two_shot_sum_of_ranks, part, exchange)
 
 
-def products(seat: Seat, told: Connection, kind: str, programs: tuple[int, ...]) -> None:
+def products(placement: RankPlacement, told: Connection, kind: str, programs: tuple[int, ...]) -> None:
     """As times()."""
-    device = torch.device(kind, seat.rank)
+    device = torch.device(kind, placement.rank)
     torch.cuda.set_device(device)
-    together = seat.join(device, own_sums=True, overlaps=True)[0].collectives
-    assert isinstance(together, Together)
-    exchanges = dict(_exchanges(seat, device, programs))
+    collectives = placement.join(device, use_custom_all_reduce=True, overlaps=True)[0].collectives
+    assert isinstance(collectives, GroupCollectives)
+    exchanges = dict(_exchanges(placement, device, programs))
     for num_rows, inputs in PRODUCTS:
         rows = torch.randn(num_rows, inputs, dtype=torch.bfloat16, device=device)
         weight = torch.randn(4096, inputs, dtype=torch.bfloat16, device=device)
         make = functools.partial(torch.nn.functional.linear, weight=weight)
-        ways = {"alone": functools.partial(make, rows), **dict(_sums_of(together, exchanges, rows, make))}
+        ways = {"alone": functools.partial(make, rows), **dict(_sums_of(collectives, exchanges, rows, make))}
         told.send((f"{num_rows} x {inputs}", {name: _us_launched(work) for name, work in ways.items()}))
     leave()
 
 
 def _sums_of(
-    together: Together, exchanges: dict[str, object], rows: Tensor, make: Callable[[Tensor], Tensor]
+    collectives: GroupCollectives, exchanges: dict[str, object], rows: Tensor, make: Callable[[Tensor], Tensor]
 ) -> Iterator[tuple[str, Work]]:
     from quire.kernels.triton.two_shot_sums import two_shot_sum_of_ranks
 
     yield "NCCL", lambda: distributed.all_reduce(make(rows))
     for name, exchange in exchanges.items():
         yield name, functools.partial(lambda exchange: two_shot_sum_of_ranks(make(rows), exchange), exchange)
-    beside = together._beside
-    assert isinstance(beside, CopiedSums)
+    beside = collectives._overlapped
+    assert isinstance(beside, CopyEngineSums)
     for count in PIECES:
         cuts = RowPieces(1, count).of(rows.size(0))
-        yield f"copied in {count}", functools.partial(beside.add_up_made, rows, cuts, make)
+        yield f"copied in {count}", functools.partial(beside.overlapped_all_reduce, rows, cuts, make)
 
 
 def _us_launched(work: Work) -> float:
@@ -151,13 +153,13 @@ def main() -> None:
     asked = parser.parse_args()
     programs = tuple(map(int, asked.programs.split(",")))
     work, count = (products, len(PRODUCTS)) if asked.products else (times, len(SIZES))
-    store, port = _meeting_place(LOOPBACK, asked.ranks)
+    store, port = _create_store(LOOPBACK, asked.ranks)
     context = multiprocessing.get_context("spawn")
     ends = [context.Pipe() for _ in range(asked.ranks)]
-    seats = [Seat(rank, asked.ranks, LOOPBACK, port) for rank in range(asked.ranks)]
+    placements = [RankPlacement(rank, asked.ranks, LOOPBACK, port) for rank in range(asked.ranks)]
     ranks = [
-        context.Process(target=work, args=(seat, theirs, asked.device, programs), daemon=True)
-        for seat, (_, theirs) in zip(seats, ends, strict=True)
+        context.Process(target=work, args=(placement, theirs, asked.device, programs), daemon=True)
+        for placement, (_, theirs) in zip(placements, ends, strict=True)
     ]
     for rank in ranks:
         rank.start()

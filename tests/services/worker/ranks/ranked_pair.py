@@ -14,10 +14,10 @@ import torch
 from quire.services.scheduler.core.limits import TierLimits
 from quire.services.worker.building.rank_processes import start
 from quire.services.worker.codec.step_codec import decode_plan, encode_result
-from quire.services.worker.ranks import seat
+from quire.services.worker.ranks import placement
 from quire.services.worker.ranks.follower import RankReplica
-from quire.services.worker.ranks.local import LocalRanks
-from quire.services.worker.ranks.seat import Seat
+from quire.services.worker.ranks.placement import RankPlacement
+from quire.services.worker.ranks.replica_ranks import ReplicaRanks
 from quire.services.worker.replica.flight import StepInFlight
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from quire.shared.settings import WorkerSettings
@@ -27,13 +27,13 @@ from tests.spec_decode.pair import Pair, build, settings_of
 class RankedPair(Pair):
     """A step that goes through stages is under way until its result is asked for."""
 
-    def __init__(self, group: LocalRanks, *arguments: Any, **limits: Any) -> None:
+    def __init__(self, group: ReplicaRanks, *arguments: Any, **limits: Any) -> None:
         self.group = group
         super().__init__(*arguments, **limits)
 
     def execute(self, plan: pb.StepPlan) -> Any:
         flight = self.group.broadcast(decode_plan(plan)), self.replica.launch(decode_plan(plan))
-        return self._finished(*flight) if flight[1].launch.settled else flight
+        return self._finished(*flight) if flight[1].launch.heads_launched else flight
 
     def result(self) -> None:
         if isinstance(self.results[0], tuple):
@@ -42,19 +42,19 @@ class RankedPair(Pair):
         super().result()
 
     def _finished(self, ticket: int, flight: StepInFlight) -> pb.StepResult:
-        if not flight.launch.settled:
+        if not flight.launch.heads_launched:
             self.group.settle_step()
-            self.replica.settle()
+            self.replica.launch_pending_heads()
         outcome = flight.launch.wait()
         self.group.collect(ticket, flight.inputs)
         self.replica.record(flight, outcome)
         return encode_result(flight.result(outcome, wait_us=0))
 
     def move(self, order: pb.Transfer) -> None:
-        moving = self.replica.transfers.move(order)
-        self.group.move(order)
-        moving.wait()
-        self.group.moved(order.transfer_id)
+        pending = self.replica.transfers.move(order)
+        self.group.move_blocks(order)
+        pending.wait()
+        self.group.blocks_moved(order.transfer_id)
 
 
 @contextlib.contextmanager
@@ -64,16 +64,16 @@ def ranked_pair(
     stages: int = 1,
     speculation: Mapping[str, Any] | None = None,
     *,
-    build_part: Callable[[WorkerSettings, Seat], RankReplica] = start.build_part,
+    build_part: Callable[[WorkerSettings, RankPlacement], RankReplica] = start.build_part,
     **settings: Any,
 ) -> Iterator[RankedPair]:
     """`size`: ranks of each of the `stages`; `build_part`: of the other ranks"""
     values = {"tensor_parallel_size": size, "pipeline_parallel_size": stages, **settings}
     worker = settings_of(speculation, folder, **values)
-    group = LocalRanks(worker.num_ranks, functools.partial(build_part, worker), stages)
+    group = ReplicaRanks(worker.num_ranks, functools.partial(build_part, worker), stages)
     run = None
     try:
-        replica = build(speculation, folder, group.seats[0], **values)
+        replica = build(speculation, folder, group.placements[0], **values)
         group.start()
         host = replica.transfers.num_host_blocks
         limits: dict[str, Any] = {"tiers": TierLimits(host)} if host else {}
@@ -85,4 +85,4 @@ def ranked_pair(
         if run is not None:  # CUDA graphs that hold collectives
             del run.replica
             gc.collect()
-        seat.leave()
+        placement.leave()

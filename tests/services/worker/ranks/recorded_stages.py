@@ -13,56 +13,56 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from quire.services.worker.building.graph_maker import GraphMaker, Tools
+from quire.services.worker.building.environment import Environment
+from quire.services.worker.building.graph_maker import GraphBuilder, RecordingTools
 from quire.services.worker.building.rank_processes.start import build_part
-from quire.services.worker.building.site import Site
 from quire.services.worker.codec.step_codec import decode_plan, encode_result
-from quire.services.worker.graphs.cuda_graph import Repeater
-from quire.services.worker.graphs.step_edges import PlainEdges
+from quire.services.worker.graphs.cuda_graph import EagerRecorder
+from quire.services.worker.graphs.step_edges import TorchStepEdges
 from quire.services.worker.layers.context import ALL_TOKENS, Context
 from quire.services.worker.layers.placement import LayerPlacement
 from quire.services.worker.layers.sharding import WHOLE, Shard
 from quire.services.worker.layers.stages import Stage
 from quire.services.worker.models.causal_lm import CausalLM
 from quire.services.worker.ranks.follower import RankReplica
-from quire.services.worker.ranks.seat import Seat
+from quire.services.worker.ranks.placement import RankPlacement
 from quire.services.worker.replica.flight import StepInFlight
 from quire.services.worker.replica.replica import Replica
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from quire.shared.settings import WorkerSettings
-from tests.services.worker.graphs.pretending import Copying
-from tests.services.worker.parts import give_memory_of_its_own, runner_of
+from tests.services.worker.graphs.fake_device import Copying
+from tests.services.worker.replica_internals import give_memory_of_its_own, runner_of
 from tests.services.worker.rig import Rig
 
 
-def repeating_tools(_place: LayerPlacement) -> Tools:
-    return Tools(Repeater(), PlainEdges(), Copying)
+def repeating_tools(_place: LayerPlacement) -> RecordingTools:
+    return RecordingTools(EagerRecorder(), TorchStepEdges(), Copying)
 
 
 @contextmanager
-def makers() -> Iterator[list[GraphMaker]]:
+def makers() -> Iterator[list[GraphBuilder]]:
     """Those of the replicas that are built meanwhile, in their order."""
-    found: list[GraphMaker] = []
+    found: list[GraphBuilder] = []
 
-    def make(settings: WorkerSettings, model: CausalLM, site: Site, **_: Any) -> None:
+    def make(settings: WorkerSettings, model: CausalLM, site: Environment, **_: Any) -> None:
         chunks = settings.cuda_graph_chunks
         options: Any = {"samples_per_row": 1, "keeps_hidden": False, "tools": repeating_tools}
-        found.append(GraphMaker(model, 0, site.place, chunks=chunks, **options))
+        found.append(GraphBuilder(model, 0, site.place, chunks=chunks, **options))
 
-    with mock.patch("quire.services.worker.building.steps._graph_maker", make):
+    with mock.patch("quire.services.worker.building.step_execution._graph_maker", make):
         yield found
 
 
-def record(replica: Replica, maker: GraphMaker) -> None:
+def record(replica: Replica, maker: GraphBuilder) -> None:
     runner, table = runner_of(replica), replica.table
     give_memory_of_its_own(replica, runner.slot_memory.num_groups)
     maker.record(runner, replica.limits, table.block_table)
 
 
-def build_recorded(settings: WorkerSettings, seat: Seat) -> RankReplica:
+def build_recorded(settings: WorkerSettings, placement: RankPlacement) -> RankReplica:
     """In the process of a rank."""
     with makers() as found:
-        part = build_part(settings, seat)
+        part = build_part(settings, placement)
     record(part.replica, *found)
     return part
 
@@ -103,10 +103,10 @@ class BoxLink:
     def expect(self, num_rows: int, hidden_size: int, dtype: torch.dtype) -> BoxArrival:
         return BoxArrival(self.boxes, (num_rows, hidden_size))
 
-    def least(self, value: int) -> int:
+    def min_over_ranks(self, value: int) -> int:
         return value
 
-    def total(self, value: int) -> int:
+    def sum_over_ranks(self, value: int) -> int:
         return value
 
 
@@ -129,13 +129,13 @@ def _of_shape(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     return x
 
 
-class BoxSeat(Seat):
+class BoxPlacement(RankPlacement):
     """Meets nobody."""
 
     boxes: Boxes
 
     def join(
-        self, device: torch.device, *, own_sums: bool = False, overlaps: bool = False
+        self, device: torch.device, *, use_custom_all_reduce: bool = False, overlaps: bool = False
     ) -> tuple[Shard, Stage, Context]:
         return WHOLE, Stage(self.rank, self.size, BoxLink(self.rank, self.boxes)), ALL_TOKENS
 
@@ -150,10 +150,10 @@ class Pipeline:
         self.rigs: list[Rig] = []
         self.num_recorded, self.num_launched = [0] * num_stages, [0] * num_stages  # steps, by stage
         for number in range(num_stages):
-            seat = BoxSeat(number, num_stages, stages=num_stages)
-            object.__setattr__(seat, "boxes", boxes)
+            placement = BoxPlacement(number, num_stages, stages=num_stages)
+            object.__setattr__(placement, "boxes", boxes)
             with makers() as found:
-                self.rigs.append(Rig(folder, seat=seat, record_logits=False, **settings))
+                self.rigs.append(Rig(folder, placement=placement, record_logits=False, **settings))
             if number in recorded:
                 with torch.inference_mode():
                     record(self.rigs[-1].replica, *found)
@@ -174,8 +174,8 @@ class Pipeline:
         replica = self.rigs[0].replica
         while len(self._flights) > most_under_way:
             flight = self._flights.popleft()
-            if not flight.launch.settled:
-                replica.settle()
+            if not flight.launch.heads_launched:
+                replica.launch_pending_heads()
             outcome = flight.launch.wait()
             replica.record(flight, outcome)
             self.scheduler.take(encode_result(flight.result(outcome, wait_us=0)))

@@ -12,7 +12,7 @@ import pytest
 from quire.services.worker.building.build import build_replica
 from quire.services.worker.building.rank_processes.start import build_part
 from quire.services.worker.ranks.follower import RankReplica
-from quire.services.worker.ranks.seat import ALONE, Seat
+from quire.services.worker.ranks.placement import SINGLE_RANK, RankPlacement
 from quire.shared.columns import f32
 from quire.shared.errors import InvalidArgument
 from quire.shared.pb.common.v1 import pooling_pb2, sampling_pb2
@@ -20,9 +20,9 @@ from quire.shared.settings import WorkerSettings
 from tests.services.worker.checkpoints import FAMILIES, Checkpoint
 from tests.services.worker.lora import peft_folders
 from tests.services.worker.models.test_logits import MAX_ERROR, error, prompt
-from tests.services.worker.parts import whole_model_of
 from tests.services.worker.plans import New
 from tests.services.worker.ranks.test_sharding import DIFFERENT, ranked
+from tests.services.worker.replica_internals import whole_model_of
 from tests.services.worker.rig import Rig
 
 Make = Callable[[str], Checkpoint]
@@ -85,9 +85,9 @@ def test_prefixes_that_are_there_and_prompts_that_come_again(checkpoint: Make) -
         assert [rig.tokens(slot) for slot in (0, 2, 3)] == [whole.tokens(slot) for slot in (0, 2, 3)]
 
 
-def contrary(settings: WorkerSettings, seat: Seat) -> RankReplica:
+def contrary(settings: WorkerSettings, placement: RankPlacement) -> RankReplica:
     """A rank that would choose the worst tokens."""
-    part = build_part(settings, seat)
+    part = build_part(settings, placement)
     model = whole_model_of(part.replica)
     logits = model.logits
     model.logits = lambda hidden, *adapted: -logits(hidden, *adapted)
@@ -171,20 +171,22 @@ def test_the_code_of_transformers_is_shared_out_as_well(checkpoint: Make) -> Non
 
 
 @pytest.mark.parametrize(
-    ("seat", "settings", "text"),
+    ("placement", "settings", "text"),
     [
         (
-            Seat(0, 4, stages=2, contexts=2),
+            RankPlacement(0, 4, stages=2, contexts=2),
             {"pipeline_parallel_size": 2},
             "context_parallel_size: not with pipeline_parallel_size 2",
         ),
-        (Seat(0, 2, contexts=2), {"expert_parallel": True}, "expert_parallel: one rank has all experts"),
-        (ALONE, {"lora_folders": ["/"]}, "lora_folders has no place beside context_parallel_size 2"),
-        (ALONE, {"kv_offloading_size": 1.0}, "kv_offloading_size: .*not with context_parallel_size 2"),
+        (RankPlacement(0, 2, contexts=2), {"expert_parallel": True}, "expert_parallel: one rank has all experts"),
+        (SINGLE_RANK, {"lora_folders": ["/"]}, "lora_folders has no place beside context_parallel_size 2"),
+        (SINGLE_RANK, {"kv_offloading_size": 1.0}, "kv_offloading_size: .*not with context_parallel_size 2"),
     ],
 )
 def test_what_they_cannot_have_is_refused_by_name(
-    checkpoint: Make, seat: Seat, settings: dict[str, Any], text: str
+    checkpoint: Make, placement: RankPlacement, settings: dict[str, Any], text: str
 ) -> None:
     with pytest.raises(InvalidArgument, match=text):
-        build_replica(Rig.settings(checkpoint("llama").folder, context_parallel_size=2, **settings), seat=seat)
+        build_replica(
+            Rig.settings(checkpoint("llama").folder, context_parallel_size=2, **settings), placement=placement
+        )

@@ -11,20 +11,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.services.worker.layers.feed_forward.dispatch import Dispatch, crossing_counts, wanted_by
-from quire.services.worker.layers.feed_forward.expert_places import NOBODY, ExpertPlaces
+from quire.services.worker.layers.feed_forward.dispatch import ExpertDispatch, needed_by, route_counts
+from quire.services.worker.layers.feed_forward.expert_placement import NO_EXPERT, ExpertPlacement
 from quire.services.worker.layers.sharding import Shard
-from quire.services.worker.ranks.seat import Seat
+from quire.services.worker.ranks.placement import RankPlacement
 from quire.shared.errors import InvalidArgument
 from tests.services.worker import checkpoints
 from tests.services.worker.checkpoints import Checkpoint
 from tests.services.worker.models.test_logits import MAX_ERROR, error
-from tests.services.worker.ranks import as_on_gpus
+from tests.services.worker.ranks import graph_sums_build
 from tests.services.worker.ranks.test_expert_parallel import Make, loads, one_process
 from tests.services.worker.ranks.test_pipeline import by_turns, prefill
 from tests.services.worker.ranks.test_sharding import RankedRig, mixed_steps, ranked
 from tests.services.worker.rig import Rig
-from tests.services.worker.sampling.rank_threads import Meeting
+from tests.services.worker.sampling.rank_threads import RankThreads
 
 # The first ones differ in what is beside the experts, or in what they get (tests/sweeps.py).
 MIXTURES = (
@@ -57,8 +57,8 @@ def test_ranks_that_send_rows_say_what_one_does(checkpoint: Make, family: str) -
 def test_steps_of_both_ways_take_turns(checkpoint: Make, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on GPUs: small ones add up over all ranks."""
     made = checkpoint(family)
-    monkeypatch.setattr(Dispatch, "takes", staticmethod(as_on_gpus.takes))
-    with ranked(made.folder, build=as_on_gpus.build, **ALL_TO_ALL) as rig:
+    monkeypatch.setattr(ExpertDispatch, "is_supported", staticmethod(graph_sums_build.takes))
+    with ranked(made.folder, build=graph_sums_build.build, **ALL_TO_ALL) as rig:
         says_the_same(rig, one_process(made), made)
 
 
@@ -113,7 +113,7 @@ def test_stages_of_such_ranks(checkpoint: Make) -> None:
         assert [rig.tokens(slot) for slot in (0, 2, 5)] == [whole.tokens(slot) for slot in (0, 2, 5)]
 
 
-RANKED = {"seat": Seat(0, 2), "tensor_parallel_size": 2}
+RANKED = {"placement": RankPlacement(0, 2), "tensor_parallel_size": 2}
 
 
 @pytest.mark.parametrize(
@@ -141,16 +141,16 @@ NUM_EXPERTS, TOP_K = 12, 4
 
 
 def experts_of(num_tokens: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Choices without repetition, some of them of one rank alone, and weights."""
+    """ExpertChoices without repetition, some of them of one rank alone, and weights."""
     random = np.random.default_rng(seed)
     ids = np.stack([random.permutation(NUM_EXPERTS)[:TOP_K] for _ in range(num_tokens)]).reshape(-1, TOP_K)
     ids[::3] = np.arange(TOP_K)  # all on the first rank, or on the first two
     return torch.from_numpy(ids.astype(np.int32)), torch.from_numpy(random.random(ids.shape, dtype=np.float32))
 
 
-def placed(shard: Shard, held: np.ndarray | None) -> ExpertPlaces:
+def placed(shard: Shard, held: np.ndarray | None) -> ExpertPlacement:
     spare = 0 if held is None else held.shape[1] - NUM_EXPERTS // shard.size
-    places = ExpertPlaces(NUM_EXPERTS, Shard(shard.rank, shard.size, spare_experts=spare), torch.device("cpu"))
+    places = ExpertPlacement(NUM_EXPERTS, Shard(shard.rank, shard.size, spare_experts=spare), torch.device("cpu"))
     if held is not None:
         places.assign(held)
     return places
@@ -161,7 +161,7 @@ def made_of(held: np.ndarray, rank: int) -> Callable[[Tensor, Tensor, Tensor], T
 
     def make(rows: Tensor, places: Tensor, weights: Tensor) -> Tensor:
         factors = torch.from_numpy(held[rank] + 1.0).float()[places.long()]
-        return rows.nan_to_num() * (factors * weights * (places != NOBODY)).sum(1, keepdim=True)
+        return rows.nan_to_num() * (factors * weights * (places != NO_EXPERT)).sum(1, keepdim=True)
 
     return make
 
@@ -175,17 +175,17 @@ def test_a_row_goes_once_to_each_rank_that_has_an_expert_of_it(num_tokens: int, 
     size = 3
     ids, weights = experts_of(num_tokens, num_tokens)
     x = torch.arange(1.0, num_tokens + 1).unsqueeze(1).repeat(1, 5)
-    meeting = Meeting(size)
+    meeting = RankThreads(size)
 
     def work(shard: Shard) -> tuple[Tensor, Tensor]:
         places = placed(shard, held)
-        dispatch, have = Dispatch(shard, places), places.held
+        dispatch, have = ExpertDispatch(shard, places), places.placement
         own = [dispatch.own(part) for part in (x, ids, weights)]
-        choices = dispatch.told(own[1], own[2], num_tokens)
-        made = dispatch.made_by_all(own[0], choices, places.of(choices.ids), made_of(have, shard.rank))
-        return places.ranks_of(ids), dispatch.of_all(made, num_tokens)
+        choices = dispatch.gather_choices(own[1], own[2], num_tokens)
+        made = dispatch.run_experts(own[0], choices, places.of(choices.ids), made_of(have, shard.rank))
+        return places.ranks_of(ids), dispatch.all_gather_rows(made, num_tokens)
 
-    results = meeting.hold(work)
+    results = meeting.run(work)
     ranks = results[0][0]
     expected = x * ((ids + 1) * weights).sum(1, keepdim=True)
     for _, made in results:
@@ -204,7 +204,7 @@ def test_a_row_goes_once_to_each_rank_that_has_an_expert_of_it(num_tokens: int, 
 
 def test_rows_are_counted_once_for_a_rank() -> None:
     ranks = torch.tensor([[0, 0, 0], [1, 0, 1], [1, 1, 1], [1, 2, 0], [2, 2, 2]])
-    assert crossing_counts(wanted_by(ranks, 3)).tolist() == [[2, 1, 0], [1, 2, 1], [0, 0, 1]]
+    assert route_counts(needed_by(ranks, 3)).tolist() == [[2, 1, 0], [1, 2, 1], [0, 0, 1]]
 
 
 def test_an_owner_adds_up_in_the_order_of_ranks() -> None:
@@ -214,11 +214,11 @@ def test_an_owner_adds_up_in_the_order_of_ranks() -> None:
 
     def work(shard: Shard) -> Tensor:
         places = placed(shard, None)
-        dispatch = Dispatch(shard, places)
-        choices = dispatch.told(dispatch.own(ids), torch.ones(1, 3), 3)
+        dispatch = ExpertDispatch(shard, places)
+        choices = dispatch.gather_choices(dispatch.own(ids), torch.ones(1, 3), 3)
         own = dispatch.own(torch.ones(3, 2))
-        return dispatch.made_by_all(own, choices, places.of(ids), lambda rows, *_: rows * parts[shard.rank])
+        return dispatch.run_experts(own, choices, places.of(ids), lambda rows, *_: rows * parts[shard.rank])
 
-    for made in Meeting(size).hold(work):
+    for made in RankThreads(size).run(work):
         assert made.tolist() == [[3.0, 3.0]]
     assert float(parts[1] + parts[2] + parts[0]) != float(parts[0] + parts[1] + parts[2])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from quire.services.worker.layers.feed_forward.dispatch import Dispatch
+from quire.services.worker.layers.feed_forward.dispatch import ExpertDispatch
 from tests.services.worker.models.test_logits import error
 from tests.services.worker.ranks.test_dispatch import ALL_TO_ALL, MOVING
 from tests.services.worker.ranks.test_expert_parallel import Make
@@ -42,11 +42,11 @@ def test_experts_that_move_at_every_step(checkpoint: Make, way: str) -> None:
 def crossings_of(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Of rank 0, by layer and step."""
     found: list[Any] = []
-    crossing = Dispatch.crossing
+    crossing = ExpertDispatch.crossing
 
-    def noted(self: Dispatch, ids: Any) -> Any:
+    def noted(self: ExpertDispatch, ids: Any) -> Any:
         found.append(crossing(self, ids))
         return found[-1]
 
-    monkeypatch.setattr(Dispatch, "crossing", noted)
+    monkeypatch.setattr(ExpertDispatch, "routes", noted)
     return found

@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 import torch
 
-from quire.services.worker.layers.feed_forward.expert_places import NOBODY, TURNS, ExpertPlaces
+from quire.services.worker.layers.feed_forward.expert_placement import NO_EXPERT, TURNS, ExpertPlacement
 from quire.services.worker.layers.sharding import Shard
-from quire.services.worker.ranks.expert_balance import balanced, busiest, moves
-from quire.services.worker.ranks.seat import Seat
+from quire.services.worker.ranks.expert_balance import balanced_placement, max_rank_load, placement_moves
+from quire.services.worker.ranks.placement import RankPlacement
 from quire.shared.errors import InvalidArgument
 from quire.shared.pb.common.v1 import model_pb2
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from tests.services.worker.checkpoints import Checkpoint
 from tests.services.worker.models.test_logits import MAX_ERROR, error, prompt
-from tests.services.worker.parts import runner_of, whole_model_of
 from tests.services.worker.plans import New
 from tests.services.worker.ranks.test_sharding import mixed_steps, ranked
+from tests.services.worker.replica_internals import runner_of, whole_model_of
 from tests.services.worker.rig import Rig
 
 Make = Callable[[str], Checkpoint]
@@ -85,8 +85,8 @@ def test_new_weights_lie_where_a_fresh_model_has_them(checkpoint: Make) -> None:
         mixed_steps(rig)
         assert rig.replica.experts.balance.num_moved > 0
         wanted = model_pb2.WeightsIdentity(update=1, version="1", path=str(made.folder))
-        rig.obey(pb.DeviceOrder(stage_weights=pb.StageWeights(weights=wanted)))
-        rig.obey(pb.DeviceOrder(swap_weights=pb.SwapWeights(update=1)))
+        rig.execute_order(pb.DeviceOrder(stage_weights=pb.StageWeights(weights=wanted)))
+        rig.execute_order(pb.DeviceOrder(swap_weights=pb.SwapWeights(update=1)))
         for each in (rig, whole):
             each.step([New(1, prompt(30, 1))], {1: 30} | dict.fromkeys((0, 2, 5), 0) if each is rig else {1: 30})
         assert rig.tokens(1) == whole.tokens(1)
@@ -109,19 +109,24 @@ def loads(rig: Rig) -> dict[int, list[int]]:
         ("mixtral", {"expert_parallel": True}, "expert_parallel: one rank has all experts"),
         (
             "llama",
-            {"seat": Seat(0, 2), "tensor_parallel_size": 2, "expert_parallel": True},
+            {"placement": RankPlacement(0, 2), "tensor_parallel_size": 2, "expert_parallel": True},
             "expert_parallel: this model has no experts",
         ),
         ("mixtral", {"enable_eplb": True}, "enable_eplb: without expert_parallel every rank has a part of each"),
         (
             "mixtral",
-            {"seat": Seat(0, 2), "tensor_parallel_size": 2, "expert_parallel": True, "num_redundant_experts": 2},
+            {
+                "placement": RankPlacement(0, 2),
+                "tensor_parallel_size": 2,
+                "expert_parallel": True,
+                "num_redundant_experts": 2,
+            },
             "num_redundant_experts: copies are placed by load, with enable_eplb",
         ),
         (
             "mixtral",
             {
-                "seat": Seat(0, 2),
+                "placement": RankPlacement(0, 2),
                 "tensor_parallel_size": 2,
                 "expert_parallel": True,
                 "enable_eplb": True,
@@ -151,23 +156,23 @@ def held(*rows: list[int]) -> np.ndarray:
 
 def test_a_busy_expert_is_left_alone_by_the_others() -> None:
     load = np.array([90, 40, 30, 20])
-    found = balanced(load, held([0, 1], [2, 3]))
-    assert busiest(load, found) == 110
+    found = balanced_placement(load, held([0, 1], [2, 3]))
+    assert max_rank_load(load, found) == 110
     assert sorted(found[0]) == [0, 3]
     assert found[0, 0] == 0, "it stays where it is"
 
 
 def test_a_copy_takes_its_share() -> None:
     load = np.array([100, 10, 10, 10])
-    found = balanced(load, held([0, 1, NOBODY], [2, 3, NOBODY]))
-    assert busiest(load, found) < 75
+    found = balanced_placement(load, held([0, 1, NO_EXPERT], [2, 3, NO_EXPERT]))
+    assert max_rank_load(load, found) < 75
     assert (found == 0).sum(axis=1).tolist() == [1, 1], "one on each rank"
 
 
 def test_nothing_moves_for_little() -> None:
     before = held([0, 1], [2, 3])
-    assert balanced(np.array([26, 26, 25, 25]), before) is before
-    assert balanced(np.zeros(4, dtype=np.int64), before) is before
+    assert balanced_placement(np.array([26, 26, 25, 25]), before) is before
+    assert balanced_placement(np.zeros(4, dtype=np.int64), before) is before
 
 
 @pytest.mark.parametrize("spare", [0, 1, 3])
@@ -175,35 +180,35 @@ def test_nothing_moves_for_little() -> None:
 def test_every_expert_has_a_place_and_no_rank_has_it_twice(ranks: int, spare: int) -> None:
     random = np.random.default_rng(ranks)
     own = 4
-    now = np.full((ranks, own + spare), NOBODY)
+    now = np.full((ranks, own + spare), NO_EXPERT)
     now[:, :own] = np.arange(ranks * own).reshape(ranks, own)
     for _ in range(50):
         load = (random.pareto(1, ranks * own) * 100).astype(np.int64)
-        then = balanced(load, now)
-        assert busiest(load, then) <= busiest(load, now)
-        assert set(then[then != NOBODY]) == set(range(ranks * own))
+        then = balanced_placement(load, now)
+        assert max_rank_load(load, then) <= max_rank_load(load, now)
+        assert set(then[then != NO_EXPERT]) == set(range(ranks * own))
         for row in then:
-            kept = row[row != NOBODY].tolist()
+            kept = row[row != NO_EXPERT].tolist()
             assert len(kept) == len(set(kept))
-        memory = np.where(now == NOBODY, -7, now)
+        memory = np.where(now == NO_EXPERT, -7, now)
         after = memory.copy()
-        for move in moves(now, then):
+        for move in placement_moves(now, then):
             after[move.rank, move.place] = memory[move.from_rank, move.from_place]
-        assert (after[then != NOBODY] == then[then != NOBODY]).all()
+        assert (after[then != NO_EXPERT] == then[then != NO_EXPERT]).all()
         now = then
 
 
 def test_neighbouring_tokens_go_to_copies_in_turns() -> None:
     ranks = [
-        ExpertPlaces(4, Shard(rank, 2, whole_experts=True, spare_experts=1), torch.device("cpu")) for rank in (0, 1)
+        ExpertPlacement(4, Shard(rank, 2, whole_experts=True, spare_experts=1), torch.device("cpu")) for rank in (0, 1)
     ]
     for places in ranks:
-        places.assign(held([0, 1, 2], [2, 3, NOBODY]))
-        assert places.held.tolist() == [[0, 1, 2], [2, 3, NOBODY]]
+        places.assign(held([0, 1, 2], [2, 3, NO_EXPERT]))
+        assert places.placement.tolist() == [[0, 1, 2], [2, 3, NO_EXPERT]]
     ids = torch.tensor([[2, 0]] * TURNS, dtype=torch.int32)
     first, second = (places.of(ids) for places in ranks)
     assert first.dtype == torch.int32
     assert first[:, 1].tolist() == [0] * TURNS
-    assert second[:, 1].tolist() == [NOBODY] * TURNS
-    assert first[:, 0].tolist() == [2, NOBODY] * (TURNS // 2)
-    assert second[:, 0].tolist() == [NOBODY, 0] * (TURNS // 2)
+    assert second[:, 1].tolist() == [NO_EXPERT] * TURNS
+    assert first[:, 0].tolist() == [2, NO_EXPERT] * (TURNS // 2)
+    assert second[:, 0].tolist() == [NO_EXPERT, 0] * (TURNS // 2)

@@ -21,11 +21,11 @@ import trustme
 
 from quire.services.worker.building.rank_processes import start
 from quire.services.worker.codec.step_codec import decode_plan
-from quire.services.worker.ranks import seat
+from quire.services.worker.ranks import placement
 from quire.services.worker.ranks.group import RankFailure
 from quire.services.worker.ranks.hosts import wire
-from quire.services.worker.ranks.hosts.channel import Channel, Proofs
-from quire.services.worker.ranks.local import LocalRanks
+from quire.services.worker.ranks.hosts.channel import Channel, HostHandshake
+from quire.services.worker.ranks.replica_ranks import ReplicaRanks
 from quire.shared.errors import FailedPrecondition, InvalidArgument, Unauthenticated, Unavailable
 from quire.shared.security.secret_file import SecretFile, write
 from quire.shared.security.tls import server_context
@@ -62,7 +62,7 @@ def two_nodes(folder: Path, secret: str, **settings: Any) -> Iterator[tuple[Rank
     where = {"nnodes": 2, "master_addr": MASTER, "master_port": quiet_port(MASTER), "cluster_secret_file": secret}
     worker = Rig.settings(folder, **settings, **where)
     node = subprocess.Popen(node_command(folder, **where))
-    group = LocalRanks(
+    group = ReplicaRanks(
         worker.num_ranks,
         functools.partial(start.build_part, worker),
         worker.pipeline_parallel_size,
@@ -78,8 +78,8 @@ def two_nodes(folder: Path, secret: str, **settings: Any) -> Iterator[tuple[Rank
         group.stop(10.0)
         if rig is not None:
             rig.forget()
-        seat.leave()
-        assert not seat.INTERFACES & os.environ.keys(), "a group that meets elsewhere finds no interface of this one"
+        placement.leave()
+        assert not placement.INTERFACES & os.environ.keys(), "the interface is forgotten"
         node.send_signal(signal.SIGTERM)
         assert node.wait(60) is not None
 
@@ -162,19 +162,19 @@ def linked() -> Iterator[tuple[Channel, Channel]]:
         dialled = Channel(socket.create_connection(server.getsockname()))
         accepted = Channel(server.accept()[0])
     for channel in (dialled, accepted):
-        channel.patience(60)
+        channel.set_timeout(60)
     yield dialled, accepted
     dialled.close()
     accepted.close()
 
 
-def meet_on(dialled: Channel, accepted: Channel, rank_0: Proofs, other: Proofs) -> int | Exception:
+def meet_on(dialled: Channel, accepted: Channel, rank_0: HostHandshake, other: HostHandshake) -> int | Exception:
     """The number that rank 0 was told, or what it met."""
     found: list[Any] = []
 
     def ask() -> None:
         try:
-            found.append(rank_0.ask(accepted))
+            found.append(rank_0.accept(accepted))
         except (Unauthenticated, Unavailable, OSError) as error:
             found.append(error)
             accepted.close()
@@ -182,7 +182,7 @@ def meet_on(dialled: Channel, accepted: Channel, rank_0: Proofs, other: Proofs) 
     asking = threading.Thread(target=ask)
     asking.start()
     try:
-        other.offer(dialled, 3)
+        other.connect(dialled, 3)
     except (Unauthenticated, Unavailable, OSError) as error:
         found.append(error)
         dialled.close()
@@ -190,18 +190,18 @@ def meet_on(dialled: Channel, accepted: Channel, rank_0: Proofs, other: Proofs) 
     return found[0]
 
 
-def meet(rank_0: Proofs, other: Proofs) -> int | Exception:
+def meet(rank_0: HostHandshake, other: HostHandshake) -> int | Exception:
     with linked() as (dialled, accepted):
         return meet_on(dialled, accepted, rank_0, other)
 
 
 def test_hosts_prove_the_clusters_secret_to_each_other(tmp_path: Path, secret: str) -> None:
     write(tmp_path / "other", "b" * 64)
-    known = Proofs(SecretFile(secret, "cluster_secret_file"), "h:1")
+    known = HostHandshake(SecretFile(secret, "cluster_secret_file"), "h:1")
     assert meet(known, known) == 3
-    for wrong in (Proofs(SecretFile(str(tmp_path / "other"), "s"), "h:1"), Proofs(None, "h:1")):
+    for wrong in (HostHandshake(SecretFile(str(tmp_path / "other"), "s"), "h:1"), HostHandshake(None, "h:1")):
         assert isinstance(meet(known, wrong), Unauthenticated)
-    elsewhere = Proofs(SecretFile(secret, "cluster_secret_file"), "h:2")  # a proof for another place is none here
+    elsewhere = HostHandshake(SecretFile(secret, "cluster_secret_file"), "h:2")  # another address
     assert isinstance(meet(known, elsewhere), Unauthenticated)
 
 
@@ -220,9 +220,9 @@ class Certified:
         self.authority.cert_pem.write_to_path(paths["ca"])
         return Tls(**paths, clients="require")
 
-    def rank_0(self, secret: SecretFile) -> Proofs:
+    def rank_0(self, secret: SecretFile) -> HostHandshake:
         tls = self.files("rank-0")
-        return Proofs(secret, "127.0.0.1:1", tls, server_context(tls, "tls"))
+        return HostHandshake(secret, "127.0.0.1:1", tls, server_context(tls, "tls"))
 
 
 @pytest.fixture
@@ -234,7 +234,7 @@ def test_frames_go_through_tls_both_ways_at_once(certified: Certified, secret: s
     known = SecretFile(secret, "cluster_secret_file")
     frames = [os.urandom(size) for size in (0, 1, 1 << 16, 3_000_000, 7)]
     with linked() as (dialled, accepted):
-        other = Proofs(known, "127.0.0.1:1", certified.files("node"))
+        other = HostHandshake(known, "127.0.0.1:1", certified.files("node"))
         assert meet_on(dialled, accepted, certified.rank_0(known), other) == 3
         senders = [
             threading.Thread(target=lambda to=channel: [to.send(frame) for frame in frames], daemon=True)
@@ -264,17 +264,17 @@ def test_hosts_without_fitting_certificates_do_not_meet(certified: Certified, tm
     nobody = Tls(ca=ours.ca)
     named_otherwise = ours.model_copy(update={"server_name": "rank-1.example"})
     for wrong in (theirs, nobody, named_otherwise):
-        assert isinstance(meet(certified.rank_0(known), Proofs(known, "127.0.0.1:1", wrong)), OSError)
-    plain = Proofs(known, "127.0.0.1:1")
-    assert isinstance(meet(plain, Proofs(known, "127.0.0.1:1", ours)), (Unauthenticated, Unavailable, OSError))
+        assert isinstance(meet(certified.rank_0(known), HostHandshake(known, "127.0.0.1:1", wrong)), OSError)
+    plain = HostHandshake(known, "127.0.0.1:1")
+    assert isinstance(meet(plain, HostHandshake(known, "127.0.0.1:1", ours)), (Unauthenticated, Unavailable, OSError))
 
 
 def test_a_host_without_tls_hears_what_may_be_missing(secret: str) -> None:
     known = SecretFile(secret, "cluster_secret_file")
     with linked() as (dialled, _):
-        dialled.patience(0.05)  # nobody greets it: rank 0 waits for a handshake
+        dialled.set_timeout(0.05)  # nobody greets it: rank 0 waits for a handshake
         with pytest.raises(Unavailable, match="is `tls` set there and not here"):
-            Proofs(known, "127.0.0.1:1").offer(dialled, 1)
+            HostHandshake(known, "127.0.0.1:1").connect(dialled, 1)
 
 
 @pytest.mark.parametrize(
@@ -353,14 +353,14 @@ def _gone_when_told(channel: Channel) -> None:
 def test_a_node_with_other_weights_is_refused(checkpoint: Make, tmp_path: Path) -> None:
     ours = checkpoint("llama").folder
     theirs = shaken(ours, tmp_path / "theirs")
-    welcome = start.welcome_for(Rig.settings(ours, tensor_parallel_size=2), seat.Seat(0, 2))
+    welcome = start.welcome_for(Rig.settings(ours, tensor_parallel_size=2), placement.RankPlacement(0, 2))
     with pytest.raises(FailedPrecondition, match="node 0 serves other weights of the same model"):
         start.part_builder(WorkerSettings(model=str(theirs), node_rank=1, nnodes=2), welcome)
 
 
 def test_a_node_with_another_model_is_refused(checkpoint: Make) -> None:
     ours, theirs = checkpoint("llama").folder, checkpoint("gpt2").folder
-    welcome = start.welcome_for(Rig.settings(ours, tensor_parallel_size=2), seat.Seat(0, 2))
+    welcome = start.welcome_for(Rig.settings(ours, tensor_parallel_size=2), placement.RankPlacement(0, 2))
     with pytest.raises(Exception, match="node 0 serves another model"):
         start.part_builder(WorkerSettings(model=str(theirs), node_rank=1, nnodes=2), welcome)
     build = start.part_builder(WorkerSettings(model=str(ours), node_rank=1, nnodes=2, threads=1), welcome)
@@ -403,7 +403,7 @@ def test_two_network_namespaces_are_two_hosts(
     where = {"nnodes": 2, "master_addr": "10.77.0.1", "master_port": 29500, "cluster_secret_file": secret}
     node = subprocess.Popen(["ip", "netns", "exec", namespaces[1], *node_command(folder, **where, tls=tls)])
     try:
-        script = [sys.executable, "-m", "tests.services.worker.ranks.say", str(folder), secret, tls]
+        script = [sys.executable, "-m", "tests.services.worker.ranks.rank_0_host", str(folder), secret, tls]
         said = subprocess.run(
             ["ip", "netns", "exec", namespaces[0], *script], check=True, stdout=subprocess.PIPE, text=True, timeout=240
         ).stdout

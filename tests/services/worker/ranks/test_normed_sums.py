@@ -11,15 +11,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.services.worker.ranks.collectives.together import Together
+from quire.services.worker.ranks.collectives.group_collectives import GroupCollectives
 from tests.services.worker.checkpoints import Checkpoint
 from tests.services.worker.models.test_logits import MAX_ERROR, error, prompt
-from tests.services.worker.parts import whole_model_of
 from tests.services.worker.plans import New
-from tests.services.worker.ranks import normed
+from tests.services.worker.ranks import normed_sums_build
 from tests.services.worker.ranks.test_expert_parallel import one_process
 from tests.services.worker.ranks.test_pipeline import by_turns, prefill
 from tests.services.worker.ranks.test_sharding import RankedRig, mixed_steps, ranked
+from tests.services.worker.replica_internals import whole_model_of
 from tests.services.worker.rig import Rig
 
 Make = Callable[[str], Checkpoint]
@@ -29,16 +29,16 @@ SLOTS = (0, 2, 5)
 @pytest.fixture
 def sums(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Rows of each sum that rank 0 normalised."""
-    for name in ("norms_sums", "add_up_normed"):
-        monkeypatch.setattr(Together, name, getattr(Together, name))  # is as it was behind the test
-    normed.patch()
-    normed.normed.clear()
-    return normed.normed
+    for name in ("fuses_rms_norm", "all_reduce_rms_norm"):
+        monkeypatch.setattr(GroupCollectives, name, getattr(GroupCollectives, name))  # is as it was behind the test
+    normed_sums_build.patch()
+    normed_sums_build.normed.clear()
+    return normed_sums_build.normed
 
 
 @contextmanager
 def norming(folder: Path, **settings: Any) -> Iterator[RankedRig]:
-    with ranked(folder, build=normed.build, **settings) as rig:
+    with ranked(folder, build=normed_sums_build.build, **settings) as rig:
         yield rig
 
 
@@ -81,7 +81,7 @@ def test_behind_attention_and_behind_the_rest(checkpoint: Make, sums: list[int])
 def test_what_a_layer_reads_is_kept_whole(checkpoint: Make, sums: list[int]) -> None:
     """For a drafter, behind the hidden states."""
     made = checkpoint("llama")
-    with ranked(made.folder, build=normed.build_keeping) as rig:
+    with ranked(made.folder, build=normed_sums_build.build_keeping) as rig:
         whole, found = (states_of(each) for each in (one_process(made), rig))
     assert sums
     torch.testing.assert_close(found, whole, atol=1e-5, rtol=1e-4)
@@ -90,7 +90,7 @@ def test_what_a_layer_reads_is_kept_whole(checkpoint: Make, sums: list[int]) -> 
 def states_of(rig: Rig) -> Tensor:
     """[num_samples, 4 * hidden_size] of mixed steps."""
     model, found = whole_model_of(rig.replica), []
-    model.keep_states(normed.KEPT)
+    model.keep_states(normed_sums_build.KEPT)
     forward = model.forward
 
     def recorded(*of_step: Any) -> Tensor:

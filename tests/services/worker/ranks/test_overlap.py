@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from quire.services.worker.ranks.collectives import together
-from quire.services.worker.ranks.collectives.copied_sums import RowPieces
+from quire.services.worker.ranks.collectives import group_collectives
+from quire.services.worker.ranks.collectives.copy_engine_sums import RowPieces
 from tests.services.worker.checkpoints import Checkpoint
 from tests.services.worker.layers.quantization import layouts
 from tests.services.worker.lora import peft_folders
 from tests.services.worker.models.test_logits import MAX_ERROR, error, prompt
 from tests.services.worker.plans import New
-from tests.services.worker.ranks import in_pieces
+from tests.services.worker.ranks import overlapped_build
 from tests.services.worker.ranks.test_sharding import QUANTIZED_SIZES, RankedRig, mixed_steps, ranked
 from tests.services.worker.rig import Rig
 
@@ -27,14 +27,14 @@ SLOTS = (0, 2, 5)
 @pytest.fixture
 def added(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Rows of each piece of rank 0."""
-    monkeypatch.setattr(together, "BESIDE", in_pieces.BESIDE)
-    in_pieces.added.clear()
-    return in_pieces.added
+    monkeypatch.setattr(group_collectives, "OVERLAPPED_SUMS", overlapped_build.OVERLAPPED_SUMS)
+    overlapped_build.added.clear()
+    return overlapped_build.added
 
 
 @contextmanager
 def overlapped(folder: Path, *, overlaps: bool = True, **settings: Any) -> Iterator[RankedRig]:
-    with ranked(folder, build=in_pieces.build, overlap_all_reduce=overlaps, **settings) as rig:
+    with ranked(folder, build=overlapped_build.build, overlap_all_reduce=overlaps, **settings) as rig:
         yield rig
 
 
@@ -87,6 +87,6 @@ def test_only_if_asked_for(checkpoint: Make, added: list[int]) -> None:
     [(0, []), (1, [1]), (199, [199]), (200, [100, 100]), (301, [101, 101, 99]), (1001, [334, 334, 333])],
 )
 def test_rows_are_cut_into_pieces_that_are_not_short(num_rows: int, lengths: list[int]) -> None:
-    cuts = RowPieces(least_rows=100, most=3).of(num_rows)
+    cuts = RowPieces(min_rows=100, max_pieces=3).of(num_rows)
     assert list(map(len, cuts)) == lengths
     assert [row for cut in cuts for row in cut] == list(range(num_rows))

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from quire.services.worker.ranks.collectives import together
+from quire.services.worker.ranks.collectives import group_collectives
 from tests.services.worker.checkpoints import Checkpoint
 from tests.services.worker.models.test_logits import error
-from tests.services.worker.ranks import in_pieces
+from tests.services.worker.ranks import overlapped_build
 from tests.services.worker.ranks.test_sharding import mixed_steps, ranked
 from tests.services.worker.test_cuda import MAX_ERROR, WAYS
 
@@ -26,10 +26,10 @@ def test_pieces_say_what_transformers_says(
 ) -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("one GPU")
-    monkeypatch.setattr(together, "BESIDE", in_pieces.BESIDE)
-    in_pieces.added.clear()
+    monkeypatch.setattr(group_collectives, "OVERLAPPED_SUMS", overlapped_build.OVERLAPPED_SUMS)
+    overlapped_build.added.clear()
     made, settings = checkpoint(family), {"device": "cuda", "overlap_all_reduce": True, **WAYS[way]}
-    with ranked(made.folder, build=in_pieces.build, **settings) as rig:
+    with ranked(made.folder, build=overlapped_build.build, **settings) as rig:
         mixed_steps(rig)
         assert max(error(rig, made, slot) for slot in (0, 2, 5)) < MAX_ERROR
-        assert in_pieces.added or way != "eager"
+        assert overlapped_build.added or way != "eager"

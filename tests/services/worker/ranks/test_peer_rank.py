@@ -14,15 +14,15 @@ from quire.services.worker.ranks.wire import RankReply
 
 
 class ScriptedRank(PeerRank):
-    """Gives the replies and pulses that it was made with."""
+    """Gives the replies and heartbeats that it was made with."""
 
     max_silent_checks = 2
 
-    def __init__(self, replies: Sequence[RankReply] = (), pulses: Sequence[int] = ()) -> None:
+    def __init__(self, replies: Sequence[RankReply] = (), heartbeats: Sequence[int] = ()) -> None:
         super().__init__(3)
-        self._replies, self._pulses, self.gone = [*replies], [*pulses], False
+        self._replies, self._heartbeats, self.gone = [*replies], [*heartbeats], False
 
-    def end(self, deadline: float) -> None: ...
+    def terminate(self, deadline: float) -> None: ...
 
     def failure(self, what: str) -> RankFailure:
         return RankFailure(f"rank {self.number} {what}")
@@ -34,8 +34,8 @@ class ScriptedRank(PeerRank):
         if self.gone:
             raise self.failure("is gone")
 
-    def _pulse(self) -> int:
-        return self._pulses.pop(0)
+    def _heartbeat(self) -> int:
+        return self._heartbeats.pop(0)
 
 
 def reply(number: int, text: bytes = b"", *, done: bool = True) -> RankReply:
@@ -44,18 +44,18 @@ def reply(number: int, text: bytes = b"", *, done: bool = True) -> RankReply:
 
 def test_answers_to_commands_that_were_given_up_are_passed_over() -> None:
     rank = ScriptedRank([reply(4), reply(5), reply(6, b"mine")])
-    assert rank.reply_to(6, 1.0).text == b"mine"
+    assert rank.await_reply(6, 1.0).text == b"mine"
 
 
 def test_a_rank_that_failed_or_does_not_answer_is_named_with_the_reason() -> None:
     with pytest.raises(RankFailure, match="rank 3 failed: out of memory"):
-        ScriptedRank([reply(5, b"out of memory", done=False)]).reply_to(6, 1.0)
+        ScriptedRank([reply(5, b"out of memory", done=False)]).await_reply(6, 1.0)
     with pytest.raises(RankFailure, match="rank 3 has not answered within 20 s"):
-        ScriptedRank([reply(5)]).reply_to(6, 20.0)
+        ScriptedRank([reply(5)]).await_reply(6, 20.0)
 
 
 def test_a_rank_may_be_silent_for_some_checks_once_it_is_ready() -> None:
-    rank = ScriptedRank(pulses=[7] * 9 + [8] + [8] * 3)
+    rank = ScriptedRank(heartbeats=[7] * 9 + [8] + [8] * 3)
     for _ in range(5):
         rank.check()  # it still loads
     rank.ready = True
@@ -63,7 +63,7 @@ def test_a_rank_may_be_silent_for_some_checks_once_it_is_ready() -> None:
     rank.check()
     with pytest.raises(RankFailure, match="rank 3 gives no sign of life"):
         rank.check()
-    rank = ScriptedRank(pulses=[7, 7, 8, 8, 8, 8])
+    rank = ScriptedRank(heartbeats=[7, 7, 8, 8, 8, 8])
     rank.ready = True
     for _ in range(5):
         rank.check()

@@ -12,7 +12,7 @@ import pytest
 
 from quire.services.worker.layers.stages import Stage
 from quire.services.worker.limits.kv_layout import KVLayout
-from quire.services.worker.ranks.seat import Seat
+from quire.services.worker.ranks.placement import RankPlacement
 from quire.shared.columns import f32
 from quire.shared.errors import InvalidArgument
 from quire.shared.kv.kv_specs import FULL, Window
@@ -89,7 +89,7 @@ def test_three_stages_have_steps_of_their_own_under_way(tmp_path: Path) -> None:
             new = [New(step, prompts[step])] if step in prompts else []
             plan = rig.scheduler.plan(new, {one.slot: len(one.tokens) for one in new}, micro_batch=number)
             flights.append(rig.launch(plan))
-            assert [flight.launch.settled for _, flight in flights][-3:] == [False] * min(3, len(flights))
+            assert [flight.launch.heads_launched for _, flight in flights][-3:] == [False] * min(3, len(flights))
             if len(flights) == 4:
                 rig.scheduler.take(rig.finish(flights.popleft()))
         while flights:
@@ -114,7 +114,7 @@ def test_a_slot_that_changes_hands_under_way_keeps_nothing_of_the_one_before(che
         late = rig.launch(rig.scheduler.plan())
         plan = rig.scheduler.plan([New(0, prompt(8, 4), sampling=penalized)], {0: 8}, released=[0])
         following = rig.launch(plan)
-        assert late[1].launch.settled
+        assert late[1].launch.heads_launched
         rig.finish(late)
         rig.scheduler.sampling.pop(0)
         rig.scheduler.take(rig.finish(following))
@@ -169,11 +169,11 @@ def test_stages_have_layers_that_follow_one_another_and_the_first_one_fewer_for_
 
 def test_a_stage_keeps_pages_for_its_own_layers_in_all_groups() -> None:
     layout = KVLayout.of([Window(8), Window(8), Window(8), FULL] * 2, max_model_len=100, num_stages=2)
-    first, last = layout.of_layers(range(3)), layout.of_layers(range(3, 8))
+    first, last = layout.for_layers(range(3)), layout.for_layers(range(3, 8))
     assert [group.spec for group in first.groups] == [group.spec for group in layout.groups]
     assert [len(first.places), len(last.places)] == [3, 5]
     assert [first.layers_per_page, last.layers_per_page, layout.layers_per_page] == [2, 2, 3]
-    assert layout.of_layers(range(8)) == layout
+    assert layout.for_layers(range(8)) == layout
 
 
 @pytest.mark.parametrize(
@@ -187,4 +187,4 @@ def test_a_stage_keeps_pages_for_its_own_layers_in_all_groups() -> None:
 )
 def test_what_stages_cannot_have_is_refused_by_name(checkpoint: Make, settings: dict[str, Any], text: str) -> None:
     with pytest.raises(InvalidArgument, match=text):
-        Rig(checkpoint("llama").folder, seat=Seat(0, 2, stages=2), pipeline_parallel_size=2, **settings)
+        Rig(checkpoint("llama").folder, placement=RankPlacement(0, 2, stages=2), pipeline_parallel_size=2, **settings)

@@ -19,8 +19,8 @@ from quire.services.worker.codec.step_codec import decode_plan, encode_result
 from quire.services.worker.engine.engine import Engine
 from quire.services.worker.ranks.follower import EXIT_ORPHANED
 from quire.services.worker.ranks.group import OneRank, RankFailure
-from quire.services.worker.ranks.local import LocalRanks
-from quire.services.worker.ranks.seat import ALONE
+from quire.services.worker.ranks.placement import SINGLE_RANK
+from quire.services.worker.ranks.replica_ranks import ReplicaRanks
 from quire.services.worker.ranks.wire import fingerprint
 from quire.services.worker.step.result import StepResult
 from quire.services.worker.step.step_inputs import StepInputs
@@ -30,16 +30,16 @@ from tests.services.worker.engine.test_engine import Inbox, NoObserver, no_gramm
 from tests.services.worker.heads.test_pooling import ALL
 from tests.services.worker.models.test_logits import prompt
 from tests.services.worker.plans import GREEDY, New
-from tests.services.worker.ranks.whole_model import build
+from tests.services.worker.ranks.whole_model_build import build
 from tests.services.worker.rig import Rig
 
 Make = Callable[[str], Checkpoint]
 
 
 @pytest.fixture
-def ranks(checkpoint: Make) -> Iterator[LocalRanks]:
+def ranks(checkpoint: Make) -> Iterator[ReplicaRanks]:
     """Rank 0 is the test."""
-    group = LocalRanks(2, functools.partial(build, checkpoint("llama").folder))
+    group = ReplicaRanks(2, functools.partial(build, checkpoint("llama").folder))
     try:
         group.start()
         yield group
@@ -48,7 +48,7 @@ def ranks(checkpoint: Make) -> Iterator[LocalRanks]:
 
 
 @torch.inference_mode()
-def step(rig: Rig, group: LocalRanks, plan: pb.StepPlan) -> StepInputs:
+def step(rig: Rig, group: ReplicaRanks, plan: pb.StepPlan) -> StepInputs:
     """As the engine does it."""
     ticket = group.broadcast(decode_plan(plan))
     flight = rig.replica.launch(decode_plan(plan))
@@ -79,19 +79,19 @@ def random_plans(rig: Rig, choose: random.Random, num_steps: int) -> Iterator[pb
         yield rig.scheduler.plan(new, counts, released)
 
 
-def test_two_ranks_derive_the_same_steps_from_the_bytes_of_plans(checkpoint: Make, ranks: LocalRanks) -> None:
+def test_two_ranks_derive_the_same_steps_from_the_bytes_of_plans(checkpoint: Make, ranks: ReplicaRanks) -> None:
     rig = Rig(checkpoint("llama").folder)
     num_tokens = sum(step(rig, ranks, plan).num_tokens for plan in random_plans(rig, random.Random(3), 40))
     assert num_tokens > 100
-    rig.rest()
-    ranks.rest()
-    ranks.forget_cache()
+    rig.end_epoch()
+    ranks.end_epoch()
+    ranks.reset_cache()
     plan = rig.scheduler.plan([New(5, prompt(7))], {5: 7})  # a new epoch begins with empty slots everywhere
     assert step(rig, ranks, plan).num_tokens == 7
 
 
 @torch.inference_mode()
-def test_a_rank_that_is_at_another_step_is_found(checkpoint: Make, ranks: LocalRanks) -> None:
+def test_a_rank_that_is_at_another_step_is_found(checkpoint: Make, ranks: ReplicaRanks) -> None:
     rig = Rig(checkpoint("llama").folder)
     step(rig, ranks, rig.scheduler.plan([New(0, prompt(7))], {0: 5}))
     plan = rig.scheduler.plan(counts={0: 2})
@@ -103,7 +103,7 @@ def test_a_rank_that_is_at_another_step_is_found(checkpoint: Make, ranks: LocalR
 
 
 @torch.inference_mode()
-def test_a_plan_that_a_rank_cannot_follow_is_told_with_its_reason(checkpoint: Make, ranks: LocalRanks) -> None:
+def test_a_plan_that_a_rank_cannot_follow_is_told_with_its_reason(checkpoint: Make, ranks: ReplicaRanks) -> None:
     rig = Rig(checkpoint("llama").folder)
     step(rig, ranks, rig.scheduler.plan([New(0, prompt(7))], {0: 7}))
     plan = rig.scheduler.plan(released=[0])
@@ -128,7 +128,7 @@ def test_fingerprints_tell_steps_apart(checkpoint: Make) -> None:
     assert len(seen) == 6
 
 
-def await_failure(group: LocalRanks) -> RankFailure:
+def await_failure(group: ReplicaRanks) -> RankFailure:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         try:
@@ -139,7 +139,7 @@ def await_failure(group: LocalRanks) -> RankFailure:
     raise AssertionError("nobody noticed")
 
 
-def test_a_rank_that_dies_is_noticed_by_itself_and_by_the_next_step(checkpoint: Make, ranks: LocalRanks) -> None:
+def test_a_rank_that_dies_is_noticed_by_itself_and_by_the_next_step(checkpoint: Make, ranks: ReplicaRanks) -> None:
     rig = Rig(checkpoint("llama").folder)
     ranks.check()
     process = ranks.local.ranks[0].process
@@ -151,7 +151,7 @@ def test_a_rank_that_dies_is_noticed_by_itself_and_by_the_next_step(checkpoint: 
 
 
 def test_ranks_end_when_they_are_told_and_when_rank_0_is_gone(checkpoint: Make) -> None:
-    group = LocalRanks(3, functools.partial(build, checkpoint("llama").folder))
+    group = ReplicaRanks(3, functools.partial(build, checkpoint("llama").folder))
     try:
         group.start()
         first, second = (rank.process for rank in group.local.ranks)
@@ -166,7 +166,7 @@ def test_ranks_end_when_they_are_told_and_when_rank_0_is_gone(checkpoint: Make) 
 
 
 def test_a_rank_that_cannot_be_built_says_why(tmp_path: Path) -> None:
-    group = LocalRanks(2, functools.partial(build, tmp_path))
+    group = ReplicaRanks(2, functools.partial(build, tmp_path))
     try:
         with pytest.raises(RankFailure, match=r"rank 1 failed: .*config.json"):
             group.start()
@@ -177,9 +177,9 @@ def test_a_rank_that_cannot_be_built_says_why(tmp_path: Path) -> None:
 @pytest.fixture
 async def engine(checkpoint: Make) -> AsyncIterator[Engine]:
     folder = checkpoint("llama").folder
-    group = LocalRanks(2, functools.partial(build, folder))
+    group = ReplicaRanks(2, functools.partial(build, folder))
     engine = Engine(
-        lambda: build(folder, ALONE).replica, NoObserver(), grammars=no_grammars(), synchronous=True, ranks=group
+        lambda: build(folder, SINGLE_RANK).replica, NoObserver(), grammars=no_grammars(), synchronous=True, ranks=group
     )
     yield engine
     assert await engine.stop(60.0)
@@ -200,7 +200,7 @@ class Results(Inbox):
 async def test_an_engine_of_two_ranks_answers_once_and_as_one_of_one(checkpoint: Make, engine: Engine) -> None:
     await engine.started
     inbox = Results()
-    await engine.rest(inbox)
+    await engine.start_epoch(inbox)
     rig = Rig(checkpoint("llama").folder)
     for i in range(5):
         plan = rig.scheduler.plan([New(0, prompt(7))] if i == 0 else [], {0: 7} if i == 0 else {})
@@ -214,7 +214,7 @@ async def test_an_engine_of_two_ranks_answers_once_and_as_one_of_one(checkpoint:
 async def test_an_engine_ends_when_a_rank_dies(engine: Engine) -> None:
     await engine.started
     group = engine.ranks
-    assert isinstance(group, LocalRanks)
+    assert isinstance(group, ReplicaRanks)
     process = group.local.ranks[0].process
     assert process.pid
     os.kill(process.pid, signal.SIGKILL)
@@ -228,7 +228,7 @@ def test_a_group_of_one_starts_no_process_and_no_thread() -> None:
     before = threading.active_count()
     group = OneRank()
     group.start()
-    group.rest()
+    group.end_epoch()
     group.check()
     group.stop(1.0)
     assert group.size == 1

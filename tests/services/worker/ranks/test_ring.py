@@ -53,8 +53,8 @@ def test_a_reader_that_never_reads_is_named_when_there_is_no_room_left() -> None
 def test_a_reader_tells_that_it_lives() -> None:
     ring = Ring(2)
     reader = ring.reader(1)
-    before = ring.pulse(1)
-    reader.beat()
-    assert ring.pulse(1) > before
-    assert ring.pulse(0) == 0
+    before = ring.heartbeat(1)
+    reader.send_heartbeat()
+    assert ring.heartbeat(1) > before
+    assert ring.heartbeat(0) == 0
     ring.close()

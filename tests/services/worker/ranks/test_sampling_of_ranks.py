@@ -11,7 +11,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from quire.services.worker.ranks.collectives.together import Together
+from quire.services.worker.ranks.collectives.group_collectives import GroupCollectives
 from quire.shared import columns
 from quire.shared.pb.common.v1 import sampling_pb2
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
@@ -20,7 +20,7 @@ from tests.services.worker.models.test_logits import prompt
 from tests.services.worker.plans import New
 from tests.services.worker.ranks.test_sharding import ranked
 from tests.services.worker.rig import Rig
-from tests.services.worker.structured.constrained import PERSON, TINY, admit, prepare, run
+from tests.services.worker.structured.grammar_rig import PERSON, TINY, admit, prepare, run
 
 Make = Callable[[str], Checkpoint]
 
@@ -40,13 +40,13 @@ SAMPLINGS = [
 def gathered() -> Iterator[list[torch.Tensor]]:
     """What rank 0 gives to be gathered."""
     found: list[torch.Tensor] = []
-    gather = Together.gather
+    gather = GroupCollectives.all_gather
 
-    def watched(self: Together, x: torch.Tensor) -> torch.Tensor:
+    def watched(self: GroupCollectives, x: torch.Tensor) -> torch.Tensor:
         found.append(x)
         return gather(self, x)
 
-    with mock.patch.object(Together, "gather", watched):
+    with mock.patch.object(GroupCollectives, "all_gather", watched):
         yield found
 
 

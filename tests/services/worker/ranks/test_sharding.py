@@ -15,9 +15,9 @@ import torch
 from quire.services.worker.building.rank_processes.start import build_part
 from quire.services.worker.codec.step_codec import decode_plan, encode_result
 from quire.services.worker.layers.sharding import Shard
-from quire.services.worker.ranks import seat
+from quire.services.worker.ranks import placement
 from quire.services.worker.ranks.follower import RankReplica
-from quire.services.worker.ranks.local import LocalRanks
+from quire.services.worker.ranks.replica_ranks import ReplicaRanks
 from quire.services.worker.replica.flight import StepInFlight
 from quire.shared.errors import InvalidArgument
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
@@ -52,7 +52,7 @@ def ranked(
     }
     worker = Rig.settings(folder, **settings)
     make = functools.partial(recorded_logits.build, build) if record_logits else build
-    group = LocalRanks(worker.num_ranks, functools.partial(make, worker), stages, contexts=contexts)
+    group = ReplicaRanks(worker.num_ranks, functools.partial(make, worker), stages, contexts=contexts)
     rig = None
     try:
         rig = RankedRig(folder, group, record_logits=record_logits, **settings)
@@ -62,15 +62,15 @@ def ranked(
         group.stop(10.0)
         if rig is not None:
             rig.forget()
-        seat.leave()
+        placement.leave()
 
 
 class RankedRig(Rig):
     """Rank 0 is here."""
 
-    def __init__(self, folder: Path, group: LocalRanks, *, record_logits: bool = True, **settings: Any) -> None:
+    def __init__(self, folder: Path, group: ReplicaRanks, *, record_logits: bool = True, **settings: Any) -> None:
         self.group = group
-        super().__init__(folder, seat=group.seats[0], record_logits=record_logits, **settings)
+        super().__init__(folder, placement=group.placements[0], record_logits=record_logits, **settings)
 
     def forget(self) -> None:
         """CUDA graphs that hold collectives."""
@@ -81,11 +81,11 @@ class RankedRig(Rig):
         return self.finish(self.launch(plan))
 
     @torch.inference_mode()
-    def obey(self, order: pb.DeviceOrder) -> None:
+    def execute_order(self, order: pb.DeviceOrder) -> None:
         """Every rank; no step is under way."""
-        ticket = self.group.order(order)
-        self.replica.obey(order)
-        assert not self.group.settle(ticket)
+        ticket = self.group.broadcast_order(order)
+        self.replica.execute_order(order)
+        assert not self.group.collect_order(ticket)
 
     @torch.inference_mode()
     def launch(self, plan: Any) -> Flight:
@@ -95,9 +95,9 @@ class RankedRig(Rig):
     def finish(self, flight: Flight) -> Any:
         """Of launched steps, the oldest."""
         ticket, step = flight
-        if not step.launch.settled:
+        if not step.launch.heads_launched:
             self.group.settle_step()
-            self.replica.settle()
+            self.replica.launch_pending_heads()
         outcome = step.launch.wait()
         self.group.collect(ticket, step.inputs)
         self.replica.record(step, outcome)

@@ -16,10 +16,10 @@ from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from tests.services.worker.checkpoints import VOCAB_SIZE, Checkpoint
 from tests.services.worker.graphs.test_decode_graphs import SAMPLINGS, plain_rig
 from tests.services.worker.models.test_logits import prompt
-from tests.services.worker.parts import chunk_graphs_of, decode_graphs_of, runner_of
 from tests.services.worker.plans import GREEDY, New
 from tests.services.worker.ranks.recorded_stages import Pipeline, build_recorded, makers, record
 from tests.services.worker.ranks.test_sharding import Flight, RankedRig, ranked
+from tests.services.worker.replica_internals import chunk_graphs_of, decode_graphs_of, runner_of
 from tests.services.worker.rig import Rig
 
 Make = Callable[[str], Checkpoint]

@@ -11,11 +11,11 @@ import torch
 from tests.services.worker import checkpoints
 from tests.services.worker.checkpoints import Checkpoint
 from tests.services.worker.models.test_logits import error, prompt
-from tests.services.worker.parts import chunk_graphs_of, decode_graphs_of, sample_graphs_of
 from tests.services.worker.plans import New
 from tests.services.worker.ranks.test_pipeline import SLOTS, by_turns, prefill
 from tests.services.worker.ranks.test_sharding import ranked
 from tests.services.worker.ranks.test_stage_graphs import said_by_one, said_by_stages
+from tests.services.worker.replica_internals import chunk_graphs_of, decode_graphs_of, sample_graphs_of
 from tests.services.worker.rig import Rig
 from tests.services.worker.test_cuda import MAX_ERROR, SINGLE_ROW_SIZES, WAYS
 

@@ -20,11 +20,11 @@ from quire.services.worker.models.config.decoder_config import DecoderConfig
 from quire.services.worker.models.registry import read_model_config
 from quire.shared.errors import InvalidArgument
 from quire.shared.settings import WorkerSettings
-from tests.kv_groups.test_drafts_of_states import THREE, check_drafts
+from tests.kv_groups.test_recurrent_drafts import THREE, check_drafts
 from tests.kv_groups.test_windows import prompt
 from tests.services.worker import checkpoints
 from tests.services.worker.checkpoints import Checkpoint
-from tests.services.worker.ranks import knowing_part
+from tests.services.worker.ranks import oracle_drafts_build
 from tests.services.worker.ranks.ranked_pair import ranked_pair
 from tests.services.worker.step.test_beam_moves import MAX_ERROR_OF_STATES
 from tests.spec_decode.pair import Answer, Pair, build
@@ -169,9 +169,9 @@ def test_experts_that_move_leave_states_alone(made: Make) -> None:
 def test_drafts_change_no_state_on_any_rank(made: Make, name: str) -> None:
     checkpoint = made(name)
     expected = by_one(checkpoint)
-    build_part = functools.partial(knowing_part.build, expected.texts)
+    build_part = functools.partial(oracle_drafts_build.build, expected.texts)
     with ranked_pair(checkpoint.folder, speculation=THREE, build_part=build_part, **SIZES) as run:
-        knowing_part.know(run.replica, expected.texts)
+        oracle_drafts_build.know(run.replica, expected.texts)
         check(converse(run), expected)
         check_drafts(run)
 

@@ -46,8 +46,8 @@ def test_prompts_that_the_device_has_lost_come_back_on_both_ranks(family: str, t
         run.run()
         assert run.core.counts.preemptions > 3
         check(checkpoint, [*answers, *waiting])
-        run.replica.rest()
-        run.group.rest()
+        run.replica.end_epoch()
+        run.group.end_epoch()
 
 
 @pytest.mark.slow
@@ -55,7 +55,7 @@ def test_a_rank_that_cannot_move_its_part_ends_the_group_before_a_result_leaves_
     checkpoint = checkpoints.make("llama", tmp_path)
     with two_ranks(checkpoint, 40) as run, torch.inference_mode():
         say(run, [prompt(50, 0)])
-        run.group.move(pb.Transfer(transfer_id=9, to_host=True))  # of nothing: rank 1 refuses it
+        run.group.move_blocks(pb.Transfer(transfer_id=9, to_host=True))  # of nothing: rank 1 refuses it
         with pytest.raises(RankFailure, match="rank 1 failed: PlanViolation"):
             say(run, [prompt(20, 1)])
 

@@ -44,7 +44,7 @@ def failures(rig: Rig) -> dict[int, int]:
 
 
 def held(rig: Rig) -> dict[int, bytes]:
-    report = rig.replica.rest()
+    report = rig.replica.end_epoch()
     return dict(zip(report.block_ids, split(report.hashes), strict=True))
 
 
@@ -174,7 +174,7 @@ def test_the_record_outlives_an_epoch_and_slots_do_not(rig: Rig) -> None:
 
 def test_a_cache_reset_clears_the_record(rig: Rig) -> None:
     rig.step([New(0, list(range(10, 18)))], {0: 8})
-    rig.replica.forget_cache()
+    rig.replica.reset_cache()
     assert held(rig) == {}
 
 

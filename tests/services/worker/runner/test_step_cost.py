@@ -14,8 +14,8 @@ from quire.services.worker.step.result import StepResult
 from quire.services.worker.step.step_inputs import StepInputs
 from quire.shared.metrics.worker import Peak, StepCost, WorkerMetrics
 from tests.services.worker import checkpoints
-from tests.services.worker.parts import runner_of
 from tests.services.worker.plans import New
+from tests.services.worker.replica_internals import runner_of
 from tests.services.worker.rig import Rig
 
 PROMPT = list(range(5, 25))
@@ -102,10 +102,10 @@ def test_a_token_takes_some_of_the_experts_and_a_prompt_reads_nearly_all(tmp_pat
 
 def test_utilisation_is_what_was_done_over_what_could_have_been() -> None:
     metrics = WorkerMetrics(CollectorRegistry())
-    metrics.on_device(Peak(flops=1000.0, bytes=500.0))
+    metrics.set_peak(Peak(flops=1000.0, bytes=500.0))
     timings = Timings(0, 400_000, 100_000)
     result = StepResult(1, 1, np.zeros(1, np.int32), None, None, [], wait_us=0, timings=timings)
-    metrics.step_done(result, 1, StepCost(250.0, 60.0, 30.0, 10.0))
+    metrics.observe_step(result, 1, StepCost(250.0, 60.0, 30.0, 10.0))
     values = {sample.name: sample.value for family in metrics.registry.collect() for sample in family.samples}
     assert values["quire_worker_model_flops_utilisation"] == 0.5
     assert values["quire_worker_model_bandwidth_utilisation"] == 0.4

@@ -11,7 +11,7 @@ import torch
 
 from quire import kernels
 from quire.services.worker.sampling.features.component import Positions
-from quire.services.worker.sampling.sampler import Sampled, Sampler
+from quire.services.worker.sampling.sampler import SampledTokens, Sampler
 from quire.services.worker.step.admission import SlotAdmission
 from quire.services.worker.step.result import LogprobEntries
 from quire.shared import columns
@@ -60,7 +60,7 @@ class Bench:
         del self.lengths[slot]
         self.sampler.release(slot)
 
-    def run(self, *slots: int, logits: torch.Tensor = LOGITS) -> tuple[Sampled, torch.Tensor]:
+    def run(self, *slots: int, logits: torch.Tensor = LOGITS) -> tuple[SampledTokens, torch.Tensor]:
         """The choice, and the logits it was made from."""
         slots = slots or tuple(sorted(self.lengths))
         rows = logits.expand(len(slots), -1).clone()
@@ -233,7 +233,7 @@ def test_a_row_without_any_token_left_is_lost_alone() -> None:
     assert bench.tokens() == [-1, 1]
 
 
-def entries(sampled: Sampled) -> LogprobEntries:
+def entries(sampled: SampledTokens) -> LogprobEntries:
     found = sampled.logprobs
     assert found is not None
     return found.columns(found.token_ids.numpy(), found.logprobs.numpy(), found.ranks.numpy())

@@ -54,7 +54,7 @@ def one_at_a_time(bench: Bench, slot: int, tokens: list[int]) -> list[torch.Tens
             LOGITS.clone().unsqueeze(0), np.array([slot]), Positions(position, torch.from_numpy(position))
         )
         seen.append(ready.logits[0].clone())
-        ready.settle(torch.tensor([token], dtype=torch.int32))
+        ready.finish(torch.tensor([token], dtype=torch.int32))
         bench.lengths[slot] += token >= 0
     return seen
 
@@ -72,7 +72,7 @@ def with_drafts(bench: Bench, accepted: dict[int, int]) -> dict[int, list[torch.
     for slot, row in zip(slots.tolist(), ready.logits, strict=True):
         seen[slot].append(row.clone())
     taken = [drafts[i] if i < accepted[slot] else -1 for slot, drafts in DRAFTS.items() for i in range(len(drafts) + 1)]
-    ready.settle(torch.tensor(taken, dtype=torch.int32))
+    ready.finish(torch.tensor(taken, dtype=torch.int32))
     for slot, count in accepted.items():
         bench.lengths[slot] += count
     return seen
@@ -104,7 +104,7 @@ def test_the_rejection_rule_reads_logits_before_they_are_overwritten(sampling: d
     rows = DraftRows.of(slots, one_each, Drafts(slots, one_each, np.full(count, 3, dtype=np.int32)))
     positions = np.tile(np.array([1, 2], dtype=np.int32), count)
     logits = LOGITS.expand(2 * count, VOCAB_SIZE).clone()
-    at = Positions(positions, torch.from_numpy(positions), torch.from_numpy(rows.ahead))
+    at = Positions(positions, torch.from_numpy(positions), torch.from_numpy(rows.preceding_drafts))
     chosen = choose_by_rejection(bench.sampler.process(logits, np.repeat(slots, 2), at), rows)[::2]
     columns = {name: torch.tensor([value]) for name, value in sampling.items()}
     wanted = filtered(

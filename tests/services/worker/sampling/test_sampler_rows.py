@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from quire import kernels
-from quire.services.worker.sampling.sampler import Plain, Sampler
+from quire.services.worker.sampling.sampler import PlainRows, Sampler
 from quire.services.worker.step.admission import SlotAdmission
 from quire.services.worker.step.slots import Rows
 from quire.shared import columns
@@ -27,7 +27,7 @@ def admit(sampler: Sampler, slot: int, seed: int) -> None:
     sampler.admit(slot, SlotAdmission(token_ids=columns.i32_bytes([0]), num_prompt_tokens=1, sampling=sampling))
 
 
-def plain(sampler: Sampler, slots: Rows) -> Plain:
+def plain(sampler: Sampler, slots: Rows) -> PlainRows:
     found = sampler.plain(slots)
     assert found is not None
     return found

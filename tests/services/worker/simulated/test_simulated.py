@@ -35,7 +35,7 @@ class Receiver:
     def deliver(self, result: StepResult) -> None:
         self.results.put_nowait(result)
 
-    def break_off(self, reason: str) -> None:
+    def abort_session(self, reason: str) -> None:
         self.reasons.append(reason)
 
 
@@ -59,7 +59,7 @@ def admit(step_id: int, prompt: int, seed: int, blocks: list[int]) -> pb.StepPla
 
 async def tokens_of(engine: SimulatedEngine, prompt: int, seed: int, steps: int) -> list[int]:
     receiver = Receiver()
-    await engine.rest(receiver)  # type: ignore[arg-type]
+    await engine.start_epoch(receiver)  # type: ignore[arg-type]
     engine.submit(receiver, decode_plan(admit(1, prompt, seed, list(range(1, -(-prompt // 4) + 1)))))  # type: ignore[arg-type]
     tokens = []
     for step_id in range(2, steps + 2):
@@ -97,7 +97,7 @@ async def test_a_plan_that_breaks_the_rules_breaks_the_session() -> None:
     engine = SimulatedEngine(LIMITS, 100, Timing(0.001, 0, 0))
     running = asyncio.ensure_future(engine.run())
     receiver = Receiver()
-    await engine.rest(receiver)  # type: ignore[arg-type]
+    await engine.start_epoch(receiver)  # type: ignore[arg-type]
     engine.submit(receiver, decode_plan(admit(1, 8, 1, [1, 2, 3])))  # type: ignore[arg-type]
     await eventually(lambda: receiver.reasons)
     running.cancel()
@@ -120,7 +120,7 @@ async def test_what_samples_nothing_fails_alone() -> None:
     engine = SimulatedEngine(LIMITS, 100, Timing(0.001, 0, 0))
     running = asyncio.ensure_future(engine.run())
     receiver = Receiver()
-    await engine.rest(receiver)  # type: ignore[arg-type]
+    await engine.start_epoch(receiver)  # type: ignore[arg-type]
     plan = admit(1, 4, 7, [1])
     plan.admitted[0].samples_nothing = True
     plan.admitted[0].params = pb.SequenceParams(pooling=PoolingParams()).SerializeToString()

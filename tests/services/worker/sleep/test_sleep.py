@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from quire.services.worker.models.loading.weights import Weights
-from quire.services.worker.sleep import moved_tensors
+from quire.services.worker.sleep import tensor_relocation
 from quire.services.worker.sleep.cuda_region import OUT_OF_MEMORY, CudaRegion, VirtualMemory
 from quire.services.worker.sleep.regions import CpuRegion
 from quire.services.worker.step.plan_violation import PlanViolation
@@ -46,10 +46,10 @@ def swap(update: int = 7) -> pb.DeviceOrder:
     return pb.DeviceOrder(swap_weights=pb.SwapWeights(update=update))
 
 
-def obey(rig: Rig, *orders: pb.DeviceOrder) -> None:
+def execute_order(rig: Rig, *orders: pb.DeviceOrder) -> None:
     with torch.inference_mode():
         for order in orders:
-            rig.replica.obey(order)
+            rig.replica.execute_order(order)
 
 
 @pytest.mark.parametrize("level", [1, 2])
@@ -57,24 +57,24 @@ def obey(rig: Rig, *orders: pb.DeviceOrder) -> None:
 def test_logits_are_the_same_to_the_bit(checkpoint: Make, family: str, level: int) -> None:
     rig = Rig(checkpoint(family).folder, attention_backend="auto")
     before = rows(rig)
-    obey(rig, sleep(level), wake())
+    execute_order(rig, sleep(level), wake())
     assert torch.equal(rows(rig), before)
 
 
 def test_no_steps_are_run_meanwhile_and_nothing_is_cached_afterwards(checkpoint: Make) -> None:
     rig = Rig(checkpoint("qwen3-tied").folder)
     rows(rig)
-    obey(rig, sleep(2))
-    report = rig.replica.rest()
+    execute_order(rig, sleep(2))
+    report = rig.replica.end_epoch()
     assert (report.block_ids, report.asleep, report.sleep_level) == ([], ("weights", "kv_cache"), 2)
     with pytest.raises(PlanViolation, match="asleep"):
         rows(rig)
-    obey(rig, wake("weights"))
-    assert rig.replica.rest().asleep == ("kv_cache",)
+    execute_order(rig, wake("weights"))
+    assert rig.replica.end_epoch().asleep == ("kv_cache",)
     with pytest.raises(PlanViolation, match="asleep"):
         rows(rig)
-    obey(rig, wake("kv_cache"), wake(), sleep(1), sleep(1))
-    assert (rig.replica.rest().asleep, rig.replica.rest().sleep_level) == (("weights", "kv_cache"), 1)
+    execute_order(rig, wake("kv_cache"), wake(), sleep(1), sleep(1))
+    assert (rig.replica.end_epoch().asleep, rig.replica.end_epoch().sleep_level) == (("weights", "kv_cache"), 1)
 
 
 def test_weights_that_slept_at_level_2_are_those_of_the_last_update(checkpoint: Make, tmp_path: Path) -> None:
@@ -82,12 +82,12 @@ def test_weights_that_slept_at_level_2_are_those_of_the_last_update(checkpoint: 
     first, second = (shaken(folder, tmp_path / name) for name in ("first", "second"))
     wanted = rows(Rig(first))
     rig = Rig(folder, weights_folders=(str(tmp_path),))
-    obey(rig, stage(first), swap(), sleep(2), wake())
+    execute_order(rig, stage(first), swap(), sleep(2), wake())
     assert torch.equal(rows(rig), wanted)
-    obey(rig, sleep(2))
+    execute_order(rig, sleep(2))
     with pytest.raises(FailedPrecondition, match="the weights are asleep"):
-        obey(rig, stage(second, 8))
-    obey(rig, wake("weights"), stage(second, 8), swap(8), wake("kv_cache"))
+        execute_order(rig, stage(second, 8))
+    execute_order(rig, wake("weights"), stage(second, 8), swap(8), wake("kv_cache"))
     assert rig.replica.orders.version == "step-8"
     assert torch.equal(rows(rig), rows(Rig(second)))
 
@@ -98,12 +98,12 @@ def test_a_worker_does_not_wake_with_other_weights_than_it_had(checkpoint: Make,
     shutil.copytree(whole, folder)
     rig = Rig(folder, attention_backend="auto")
     before = rows(rig)
-    obey(rig, sleep(2))
+    execute_order(rig, sleep(2))
     shutil.copytree(shaken(whole, tmp_path / "other"), folder, dirs_exist_ok=True)
     with pytest.raises(FailedPrecondition, match="are not those that were loaded from there"):
-        obey(rig, wake())
+        execute_order(rig, wake())
     shutil.copytree(whole, folder, dirs_exist_ok=True)
-    obey(rig, wake())
+    execute_order(rig, wake())
     assert torch.equal(rows(rig), before)
 
 
@@ -114,17 +114,17 @@ def test_a_worker_does_not_wake_with_other_weights_than_it_had(checkpoint: Make,
 def test_what_makes_no_sense_is_refused(checkpoint: Make, orders: list[pb.DeviceOrder], text: str) -> None:
     rig = Rig(checkpoint("qwen3-tied").folder)
     *before, last = orders
-    obey(rig, *before)
+    execute_order(rig, *before)
     with pytest.raises((InvalidArgument, FailedPrecondition), match=text):
-        obey(rig, last)
+        execute_order(rig, last)
 
 
 def test_the_code_of_transformers_keeps_its_weights(checkpoint: Make) -> None:
     rig = Rig(checkpoint("stablelm").folder)
     before = rows(rig)
     with pytest.raises(FailedPrecondition, match="transformers"):
-        obey(rig, sleep(2))
-    obey(rig, sleep(1), wake())
+        execute_order(rig, sleep(2))
+    execute_order(rig, sleep(1), wake())
     assert torch.equal(rows(rig), before)
 
 
@@ -138,9 +138,9 @@ def test_pages_of_the_host_go_to_others() -> None:
     region = CpuRegion([*tensors, tensors[0][5:]])
     assert 256 * MIB - 8 * mmap.PAGESIZE <= region.num_bytes <= 256 * MIB
     before = resident_bytes()
-    region.give_back()
+    region.release()
     assert before - resident_bytes() > 200 * MIB
-    region.take()
+    region.acquire()
     assert [tensor.data_ptr() for tensor in tensors] == addresses
     assert float(tensors[1].sum()) < 2048, "but for what shares a page with others"
 
@@ -149,16 +149,16 @@ def test_a_host_without_room_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     region = CpuRegion([torch.ones(MIB)])
     monkeypatch.setattr("quire.services.worker.sleep.regions.free_host_bytes", lambda: MIB)
     with pytest.raises(ResourceExhausted, match=r"0\.00 GiB free"):
-        region.take()
+        region.acquire()
 
 
 def test_tensors_move_and_stay_themselves() -> None:
     whole = torch.randn(10, 7).to(torch.bfloat16)
     tensors = [whole, whole.t(), whole[3:5], torch.randn(5), torch.arange(9, dtype=torch.int8)]
     copies = [tensor.clone() for tensor in tensors]
-    target = torch.zeros(moved_tensors.room_for(tensors), dtype=torch.uint8)
+    target = torch.zeros(tensor_relocation.total_bytes(tensors), dtype=torch.uint8)
     taken: list[int] = []
-    moved_tensors.move(tensors, target, taken.append, lambda: None)
+    tensor_relocation.relocate(tensors, target, taken.append, lambda: None)
     assert all(torch.equal(tensor, copy) for tensor, copy in zip(tensors, copies, strict=True))
     assert {tensor.untyped_storage().data_ptr() for tensor in tensors} == {target.data_ptr()}
     whole.zero_()
@@ -226,19 +226,19 @@ def test_pages_of_a_gpu_come_and_go_at_one_address(monkeypatch: pytest.MonkeyPat
     driver = PaperDriver(room=700 * MIB)
     region = CudaRegion(600 * MIB + 1, VirtualMemory(0, driver))
     assert region.num_bytes == 602 * MIB
-    region.take(1)
+    region.acquire(1)
     assert sum(driver.mapped.values()) == 256 * MIB
-    region.take()
+    region.acquire()
     assert sum(driver.mapped.values()) == 602 * MIB
     placed = dict(driver.mapped)
-    region.give_back()
+    region.release()
     assert (driver.mapped, driver.handles) == ({}, {})
     driver.room = 600 * MIB
     with pytest.raises(ResourceExhausted, match=r"0\.59 GiB free"):
-        region.take()
+        region.acquire()
     assert (driver.mapped, driver.handles) == ({}, {}), "nothing is half taken"
     driver.room = 700 * MIB
-    region.take()
+    region.acquire()
     assert driver.mapped == placed
 
 
@@ -255,9 +255,9 @@ def test_a_gpu_has_its_memory_back_and_graphs_go_on(checkpoint: Make, level: int
     sizes = {"attention_backend": "auto", "block_size": 16, "num_blocks": 15_000}  # 88 MiB
     rig = Rig(checkpoint("qwen3-tied").folder, **settings, **sizes)
     before, (free, _) = rows(rig), torch.cuda.mem_get_info()
-    obey(rig, sleep(level))
+    execute_order(rig, sleep(level))
     assert torch.cuda.mem_get_info()[0] > free + 64 * MIB
-    obey(rig, wake())
+    execute_order(rig, wake())
     assert torch.equal(rows(rig), before)
 
 
@@ -269,7 +269,7 @@ def test_a_gpu_changes_its_weights_in_the_memory_of_its_kv(checkpoint: Make, tmp
     wanted = rows(Rig(other, **settings))
     rig = Rig(folder, weights_folders=(str(tmp_path),), **settings)
     rows(rig)
-    obey(rig, stage(other), swap())
+    execute_order(rig, stage(other), swap())
     assert torch.equal(rows(rig), wanted)
-    obey(rig, sleep(2), wake())
+    execute_order(rig, sleep(2), wake())
     assert torch.equal(rows(rig), wanted)

@@ -16,7 +16,7 @@ from quire.services.worker.spec_decode.config import SpeculativeConfig, parse
 from quire.services.worker.spec_decode.draft_models.eagle3_head import read_eagle3
 from quire.services.worker.spec_decode.methods.eagle3 import Eagle3
 from quire.shared.errors import InvalidArgument
-from tests.services.worker.parts import runner_of, whole_model_of
+from tests.services.worker.replica_internals import runner_of, whole_model_of
 from tests.services.worker.rig import Rig
 from tests.services.worker.spec_decode.test_published_heads import (
     HEAD_DIM,
@@ -93,7 +93,7 @@ def test_a_head_computes_what_its_authors_say(normed_residual: bool, tmp_path: P
     memory = torch.zeros(8, 16, KV_HEADS, HEAD_DIM)
     cache, model, found = LayerCache(memory.clone(), memory.clone()), given.model, []
     with torch.inference_mode():
-        features = eagle.head.taken(states)
+        features = eagle.head.project_states(states)
         for start, stop in ((0, 13), (13, 18)):
             part = batch(tokens[start:stop], start)
             found.append(eagle.head(model, features[start:stop].clone(), part, cache))

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from quire.services.worker.spec_decode.draft_models.features import FeatureProposer
-from quire.services.worker.spec_decode.proposer import Wanted
+from quire.services.worker.spec_decode.draft_models.feature_proposer import FeatureProposer
+from quire.services.worker.spec_decode.proposer import DraftRequest
 from quire.services.worker.step.drafts.drafts import Drafts
 from tests.kv_groups.models import greedy
 from tests.services.worker.checkpoints import Checkpoint
@@ -88,12 +88,12 @@ def proposed(monkeypatch: pytest.MonkeyPatch) -> Proposed:
     found: Proposed = []
     propose = FeatureProposer.propose
 
-    def recording(self: FeatureProposer, wanted: Wanted) -> Drafts | None:
+    def recording(self: FeatureProposer, wanted: DraftRequest) -> Drafts | None:
         drafts = propose(self, wanted)
         if drafts is not None:
             tokens = iter(drafts.token_ids.tolist())
             for slot, count in zip(drafts.slots.tolist(), drafts.counts.tolist(), strict=True):
-                found.append((wanted.history.of(slot).tolist(), [next(tokens) for _ in range(count)]))
+                found.append((wanted.history.tokens_of(slot).tolist(), [next(tokens) for _ in range(count)]))
         return drafts
 
     monkeypatch.setattr(FeatureProposer, "propose", recording)

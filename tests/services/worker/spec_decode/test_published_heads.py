@@ -146,7 +146,7 @@ def batch(tokens: Tensor, first: int) -> ForwardBatch:
     count, positions = len(tokens), torch.arange(first, first + len(tokens), dtype=torch.int32)
     lens = torch.tensor([first + count], dtype=torch.int32)
     tables, starts = torch.tensor([[1, 2]], dtype=torch.int32), torch.tensor([0, count], dtype=torch.int32)
-    attention = AttentionMetadata(tables, starts, lens, longest_query=count, longest_seq=first + count)
+    attention = AttentionMetadata(tables, starts, lens, max_query_len=count, max_seq_len=first + count)
     return ForwardBatch(tokens.int(), positions, positions + 16, attention, None)
 
 

@@ -14,17 +14,17 @@ import torch
 from quire.kernels import cpu
 from quire.services.worker.codec.step_codec import decode_plan
 from quire.services.worker.limits.worker_limits import WorkerLimits
-from quire.services.worker.sampling.accept import accept
-from quire.services.worker.spec_decode.agreement import Agreement
+from quire.services.worker.sampling.accept import accept_drafts
+from quire.services.worker.spec_decode.acceptance_rates import MethodAcceptanceRates
 from quire.services.worker.spec_decode.config import parse
 from quire.services.worker.spec_decode.history import TokenHistory
 from quire.services.worker.spec_decode.methods import ngram, past_outputs
 from quire.services.worker.spec_decode.methods.ngram import NgramProposer
 from quire.services.worker.spec_decode.methods.past_outputs import PastOutputs
 from quire.services.worker.spec_decode.methods.suffix import SuffixProposer, SuffixRule
-from quire.services.worker.spec_decode.proposer import HostProposer, Wanted
+from quire.services.worker.spec_decode.proposer import DraftRequest, HostProposer
 from quire.services.worker.spec_decode.slot_table import DraftingSlotTable
-from quire.services.worker.step.drafts.drafts import NOTHING, REFUSED, DraftRows, Drafts
+from quire.services.worker.step.drafts.drafts import NO_DRAFT, REJECTED, DraftRows, Drafts
 from quire.services.worker.step.plan_violation import PlanViolation
 from quire.services.worker.step.slots import Rows
 from quire.services.worker.step.step_inputs import assemble
@@ -61,8 +61,8 @@ def test_ngram_continues_the_earliest_match(
     tokens: list[int], shortest: int, longest: int, count: int, drafts: list[int], plain: None
 ) -> None:
     history = TokenHistory(LIMITS)
-    history.begin(3, array(*tokens))
-    found = NgramProposer(shortest, longest).propose(Wanted(np.array([3]), array(count), history))
+    history.start_sequence(3, array(*tokens))
+    found = NgramProposer(shortest, longest).propose(DraftRequest(np.array([3]), array(count), history))
     assert ([] if found is None else found.token_ids.tolist()) == drafts
 
 
@@ -80,12 +80,12 @@ def test_a_search_ends_by_what_was_read(length: int, found: int) -> None:
     asked: list[int] = []
     history = TokenHistory(WorkerLimits(4, 16, 64, 512, 61))
     for slot in range(16):
-        history.begin(slot, array(*[slot] * length))
+        history.start_sequence(slot, array(*[slot] * length))
     host = HostProposer()
-    host.search_work, host.most_work = 10, 16 * 40
+    host.search_work, host.max_work = 10, 16 * 40
     for _ in range(4):
         drafts = host.search(
-            Wanted(np.arange(16), np.ones(16, np.int32), history),
+            DraftRequest(np.arange(16), np.ones(16, np.int32), history),
             lambda tokens, most: asked.append(tokens[0]) or tokens,
         )
         assert drafts is not None
@@ -96,29 +96,29 @@ def test_a_search_ends_by_what_was_read(length: int, found: int) -> None:
 def test_a_slow_machine_finds_the_same_drafts() -> None:
     history = TokenHistory(WorkerLimits(4, 16, 64, 40, 61))
     for slot in range(16):
-        history.begin(slot, array(slot))
+        history.start_sequence(slot, array(slot))
 
     def find(tokens: np.ndarray, _most: int) -> np.ndarray:
         time.sleep(0.004)
         return tokens
 
-    drafts = HostProposer().search(Wanted(np.arange(16), np.ones(16, np.int32), history), find)
+    drafts = HostProposer().search(DraftRequest(np.arange(16), np.ones(16, np.int32), history), find)
     assert drafts_by_slot(drafts) == {slot: [slot] for slot in range(16)}
 
 
 def test_ngram_finds_what_a_plain_search_finds(monkeypatch: pytest.MonkeyPatch, plain: None) -> None:
     rng = random.Random(0)
     for _ in range(800):
-        monkeypatch.setattr(ngram, "MOST_TOKENS", rng.choice([1, 20, 1000]))  # of a search
+        monkeypatch.setattr(ngram, "MAX_SEARCHED_TOKENS", rng.choice([1, 20, 1000]))  # of a search
         texts = [[rng.randrange(3) for _ in range(rng.randrange(1, 14))] for _ in range(6)]
         shortest = rng.randrange(1, 4)
         longest = rng.randrange(shortest, 6)
         history = TokenHistory(LIMITS)
         for slot, text in enumerate(texts):
-            history.begin(slot, array(*text))
+            history.start_sequence(slot, array(*text))
         slots = np.array(sorted(rng.sample(range(6), rng.randrange(1, 7))))
         counts = array(*[rng.randrange(1, 5) for _ in slots])
-        found = NgramProposer(shortest, longest).propose(Wanted(slots, counts, history))
+        found = NgramProposer(shortest, longest).propose(DraftRequest(slots, counts, history))
         wanted = {}
         for slot, count in zip(slots.tolist(), counts.tolist(), strict=True):
             end = slow_match(texts[slot], shortest, longest)
@@ -128,15 +128,15 @@ def test_ngram_finds_what_a_plain_search_finds(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_ngrams_that_there_is_no_work_left_for_are_looked_for_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ngram, "MOST_TOKENS", 8)
+    monkeypatch.setattr(ngram, "MAX_SEARCHED_TOKENS", 8)
     monkeypatch.setattr(ngram.cpu, "unavailable", lambda: None)
     monkeypatch.setattr(ngram.cpu, "ends_of_matches", lambda tokens, slots, *_: np.ones(len(slots), np.int32))
     history = TokenHistory(LIMITS)
     for slot in range(6):
-        history.begin(slot, array(1, 1, 1, 1))
+        history.start_sequence(slot, array(1, 1, 1, 1))
     finder = NgramProposer(1, 1)
-    finder.most_work = 8
-    turns = [drafts_by_slot(finder.propose(Wanted(np.arange(6), array(*[1] * 6), history))) for _ in range(4)]
+    finder.max_work = 8
+    turns = [drafts_by_slot(finder.propose(DraftRequest(np.arange(6), array(*[1] * 6), history))) for _ in range(4)]
     assert sorted(slot for turn in turns[:-1] for slot in turn) == list(range(6))
     assert turns[-1] == turns[0]
 
@@ -153,7 +153,7 @@ def array(*tokens: int) -> np.ndarray:
 
 
 def proposed(proposer: SuffixProposer, history: TokenHistory, slot: int, most: int) -> list[int]:
-    drafts = proposer.propose(Wanted(np.array([slot]), array(most), history))
+    drafts = proposer.propose(DraftRequest(np.array([slot]), array(most), history))
     return [] if drafts is None else drafts.token_ids.tolist()
 
 
@@ -165,48 +165,48 @@ def suffix(past: int = 4, **rule: float) -> tuple[SuffixProposer, TokenHistory]:
 
 def test_suffix_drafts_as_much_as_matches() -> None:
     proposer, history = suffix()
-    history.begin(0, array(1, 2, 3, 4, 5, 6, 9, 1, 2, 3))
+    history.start_sequence(0, array(1, 2, 3, 4, 5, 6, 9, 1, 2, 3))
     assert proposed(proposer, history, 0, 9) == [4, 5, 6]  # three tokens match
-    history.begin(0, array(1, 2, 3, 4, 5, 6, 9, 8, 2, 3))
+    history.start_sequence(0, array(1, 2, 3, 4, 5, 6, 9, 8, 2, 3))
     assert proposed(proposer, history, 0, 9) == [4, 5]
     wide, history = suffix(max_spec_factor=2.5)
-    history.begin(0, array(1, 2, 3, 4, 5, 6, 9, 8, 2, 3))
+    history.start_sequence(0, array(1, 2, 3, 4, 5, 6, 9, 8, 2, 3))
     assert proposed(wide, history, 0, 9) == [4, 5, 6, 9, 8]
     assert proposed(wide, history, 0, 2) == [4, 5]
 
 
 def test_suffix_goes_the_way_most_matches_went_while_it_is_likely() -> None:
     proposer, history = suffix(max_spec_factor=9, min_token_prob=0.5)
-    history.begin(0, array(7, 1, 2, 3, 8, 1, 2, 4, 9, 1, 2, 3, 6, 1))
+    history.start_sequence(0, array(7, 1, 2, 3, 8, 1, 2, 4, 9, 1, 2, 3, 6, 1))
     assert proposed(proposer, history, 0, 9) == [2, 3]  # 2 is certain, 3 follows twice out of three times
     strict, history = suffix(max_spec_factor=9, min_token_prob=0.7)
-    history.begin(0, array(7, 1, 2, 3, 8, 1, 2, 4, 9, 1, 2, 3, 6, 1))
+    history.start_sequence(0, array(7, 1, 2, 3, 8, 1, 2, 4, 9, 1, 2, 3, 6, 1))
     assert proposed(strict, history, 0, 9) == [2]
 
 
 def test_suffix_forgets_past_outputs_when_it_is_told_to() -> None:
     proposer, history = suffix()
     for forgets in (False, True):
-        history.begin(0, array(30))
-        proposer.begin(0)
+        history.start_sequence(0, array(30))
+        proposer.start_sequence(0)
         history.extend(np.array([0]), array(3), array(20, 21, 22))
-        proposer.end(0)
-        history.begin(1, array(20, 21))
+        proposer.end_sequence(0)
+        history.start_sequence(1, array(20, 21))
         if forgets:
-            proposer.forget()
+            proposer.clear_history()
         assert proposed(proposer, history, 1, 4) == ([] if forgets else [22])
 
 
 def test_suffix_remembers_outputs_of_ended_sequences_and_only_those() -> None:
     proposer, history = suffix(past=2)
     for number in range(3):
-        history.begin(0, array(30, 31, 32))
-        proposer.begin(0)
+        history.start_sequence(0, array(30, 31, 32))
+        proposer.start_sequence(0)
         history.extend(np.array([0]), array(4), array(10 + number, 20, 21, 22))
-        proposer.end(0)
-    history.begin(1, array(5, 12, 20))
+        proposer.end_sequence(0)
+    history.start_sequence(1, array(5, 12, 20))
     assert proposed(proposer, history, 1, 4) == [21, 22]
-    history.begin(1, array(30, 31))
+    history.start_sequence(1, array(30, 31))
     assert proposed(proposer, history, 1, 4) == []  # a prompt
     kept = sum(generation.count for generation in proposer._past._generations)
     assert kept == 2
@@ -232,41 +232,41 @@ def test_past_outputs_are_indexed_some_at_a_time_and_found_where_they_are(monkey
 def test_suffix_never_crosses_from_one_output_to_the_next() -> None:
     proposer, history = suffix()
     for output in ([1, 2, 3], [4, 5, 6]):
-        history.begin(0, array(9))
-        proposer.begin(0)
+        history.start_sequence(0, array(9))
+        proposer.start_sequence(0)
         history.extend(np.array([0]), array(3), array(*output))
-        proposer.end(0)
-    history.begin(1, array(7, 2, 3))
+        proposer.end_sequence(0)
+    history.start_sequence(1, array(7, 2, 3))
     assert proposed(proposer, history, 1, 4) == []
-    history.begin(1, array(7, 1, 2))
+    history.start_sequence(1, array(7, 1, 2))
     assert proposed(proposer, history, 1, 4) == [3]
 
 
 def test_sequences_whose_drafts_are_wrong_get_shorter_ones_and_another_chance() -> None:
-    agreement = Agreement(4)
+    acceptance = MethodAcceptanceRates(4)
     slots = np.array([0, 1])
     for slot in (0, 1):
-        agreement.begin(slot)
-    at_first = agreement.worthwhile(slots).tolist()
+        acceptance.reset(slot)
+    at_first = acceptance.draft_lengths(slots).tolist()
     for _ in range(20):
-        agreement.learn(slots, array(4, 4), array(4, 0))
-    lengths = [agreement.worthwhile(slots).tolist() for _ in range(24)]
+        acceptance.update(slots, array(4, 4), array(4, 0))
+    lengths = [acceptance.draft_lengths(slots).tolist() for _ in range(24)]
     assert at_first == [4, 4]
     assert all(longer > 20 for longer, _ in lengths)
     assert [shorter for _, shorter in lengths].count(0) == 22
     assert max(shorter for _, shorter in lengths) == 1
-    agreement.begin(1)
-    assert agreement.worthwhile(slots)[1] >= 1
+    acceptance.reset(1)
+    assert acceptance.draft_lengths(slots)[1] >= 1
 
 
 def test_rows_say_what_is_ahead_of_them_and_what_they_confirm() -> None:
     drafts = Drafts.of({4: np.array([7, 8, 9]), 1: np.array([5]), 3: np.array([], dtype=np.int32)})
     assert drafts is not None
     rows = DraftRows.of(np.array([0, 1, 4]), np.array([0, 1, 3], dtype=np.int32), drafts)
-    assert rows.firsts.tolist() == [0, 1, 3]
-    assert rows.following.tolist() == [NOTHING, 5, NOTHING, 7, 8, 9, NOTHING]
+    assert rows.first_rows.tolist() == [0, 1, 3]
+    assert rows.expected_ids.tolist() == [NO_DRAFT, 5, NO_DRAFT, 7, 8, 9, NO_DRAFT]
     ahead = [[-1] * 3, [-1] * 3, [5, -1, -1], [-1] * 3, [7, -1, -1], [7, 8, -1], [7, 8, 9]]
-    assert rows.ahead.tolist() == ahead
+    assert rows.preceding_drafts.tolist() == ahead
 
 
 @pytest.mark.parametrize(
@@ -288,9 +288,9 @@ def test_drafts_are_kept_up_to_the_first_wrong_one(
     rows = DraftRows.of(slots, np.array([len(tokens) for tokens in drafts], dtype=np.int32), proposed)
     last = torch.full((8,), -9, dtype=torch.int32)
     flat = torch.tensor([token for tokens in chosen for token in tokens], dtype=torch.int32)
-    ids = accept(flat, rows, last, scratch_slot=7).numpy()
-    parts = np.split(ids, rows.firsts[1:])
-    assert [part[part != REFUSED].tolist() for part in parts] == kept
+    ids = accept_drafts(flat, rows, last, scratch_slot=7).numpy()
+    parts = np.split(ids, rows.first_rows[1:])
+    assert [part[part != REJECTED].tolist() for part in parts] == kept
     assert rows.counted(ids).tolist() == [len(tokens) for tokens in kept]
     assert last[slots].tolist() == [tokens[-1] for tokens in kept]
 
@@ -306,11 +306,11 @@ class Table:
     def step(self, new_blocks: list[tuple[int, int]], drafts: Drafts | None = None, **fields: object) -> list[int]:
         """Most drafts by slot."""
         slots, ids = u32(*(slot for slot, _ in new_blocks)), u32(*(block for _, block in new_blocks))
-        order = self.table.order(decode_plan(pb.StepPlan(new_block_slots=slots, new_block_ids=ids, **fields)))  # type: ignore[arg-type]
+        order = self.table.resolve(decode_plan(pb.StepPlan(new_block_slots=slots, new_block_ids=ids, **fields)))  # type: ignore[arg-type]
         self.last = self.table.advance(order, drafts)
         self.inputs = assemble(self.last, self.table, drafts)
-        self.idle = order.idle.tolist()
-        return [] if order.most_drafts is None else order.most_drafts.tolist()
+        self.stalled = order.stalled.tolist()
+        return [] if order.max_drafts is None else order.max_drafts.tolist()
 
 
 def u32(*values: int) -> bytes:
@@ -321,7 +321,7 @@ def test_a_slot_drafts_what_is_ordered_and_what_has_room() -> None:
     table = Table()
     assert table.step([]) == []
     assert table.step([], num_draft_tokens=9) == [0, 0, 0, 0, 0, 0]  # position 7 is the last of two blocks
-    assert table.idle == []
+    assert table.stalled == []
     assert table.step([(1, 7)]) == [0, 3, 0, 0, 0, 0]
     assert table.step([], counted_slots=u32(1), token_counts=u32(1)) == [0] * 6
     assert table.step([], num_draft_tokens=0) == []
@@ -332,10 +332,10 @@ def test_a_slot_without_room_sits_out_and_keeps_its_place() -> None:
     table.step([])
     table.step([])
     table.step([])
-    assert table.idle == [1]
+    assert table.stalled == [1]
     assert table.last.slots.tolist() == []
     table.step([(1, 9)])
-    assert (table.idle, table.last.starts.tolist()) == ([], [8])
+    assert (table.stalled, table.last.starts.tolist()) == ([], [8])
 
 
 def test_drafts_go_behind_the_last_token_and_count_once_they_are_right() -> None:
@@ -349,7 +349,7 @@ def test_drafts_go_behind_the_last_token_and_count_once_they_are_right() -> None
     assert inputs.sampling_tokens.tolist() == [0, 1, 2]
     assert inputs.sample_positions.tolist() == [7, 8, 9]
     assert inputs.slot_mapping.tolist() == [6 * 4 + 2, 6 * 4 + 3, 7 * 4]
-    table.table.settle(np.array([1]), np.array([2], dtype=np.int32))
+    table.table.commit_accepted(np.array([1]), np.array([2], dtype=np.int32))
     table.step([])
     assert table.inputs.positions.tolist() == [8]
 
@@ -367,7 +367,7 @@ def test_drafts_go_behind_the_last_token_and_count_once_they_are_right() -> None
 def test_a_plan_that_breaks_the_rules_is_refused(fields: dict[str, bytes], text: str) -> None:
     table = Table().table
     with pytest.raises(PlanViolation, match=text):
-        table.order(decode_plan(pb.StepPlan(**fields)))  # type: ignore[arg-type]
+        table.resolve(decode_plan(pb.StepPlan(**fields)))  # type: ignore[arg-type]
 
 
 def test_what_is_ordered_by_name_must_have_room() -> None:
@@ -375,18 +375,18 @@ def test_what_is_ordered_by_name_must_have_room() -> None:
     table.step([])
     table.step([])
     with pytest.raises(PlanViolation, match="no blocks for what slots"):
-        table.table.order(decode_plan(pb.StepPlan(counted_slots=u32(1), token_counts=u32(1))))
+        table.table.resolve(decode_plan(pb.StepPlan(counted_slots=u32(1), token_counts=u32(1))))
 
 
 def test_history_takes_several_tokens_of_each_slot() -> None:
     history = TokenHistory(LIMITS)
-    history.begin(2, np.array([1, 2], dtype=np.int32))
-    history.begin(4, np.array([3], dtype=np.int32))
+    history.start_sequence(2, np.array([1, 2], dtype=np.int32))
+    history.start_sequence(4, np.array([3], dtype=np.int32))
     history.extend(np.array([2, 4]), np.array([3, 1], dtype=np.int32), np.array([5, 6, 7, 8], dtype=np.int32))
-    assert history.of(2).tolist() == [1, 2, 5, 6, 7]
-    assert history.of(4).tolist() == [3, 8]
-    history.begin(2, np.array([9], dtype=np.int32))
-    assert history.of(2).tolist() == [9]
+    assert history.tokens_of(2).tolist() == [1, 2, 5, 6, 7]
+    assert history.tokens_of(4).tolist() == [3, 8]
+    history.start_sequence(2, np.array([9], dtype=np.int32))
+    assert history.tokens_of(2).tolist() == [9]
 
 
 @pytest.mark.parametrize(
@@ -435,7 +435,7 @@ def test_the_history_is_what_came_however_it_is_read() -> None:
             case 0:
                 slot = rng.randrange(LIMITS.max_num_seqs)
                 expected[slot] = [rng.randrange(99) for _ in range(rng.randrange(1, 9))]
-                history.begin(slot, array(*expected[slot]))
+                history.start_sequence(slot, array(*expected[slot]))
             case 1:
                 slots = np.array(sorted(rng.sample(range(LIMITS.max_num_seqs), rng.randrange(0, 5))), dtype=np.intp)
             case 2 if not launched:
@@ -444,13 +444,13 @@ def test_the_history_is_what_came_however_it_is_read() -> None:
                 add([expected[slot] for slot in slots], parts)
             case 3:
                 slot = rng.randrange(LIMITS.max_num_seqs)
-                assert history.of(slot).tolist() == expected[slot]
+                assert history.tokens_of(slot).tolist() == expected[slot]
                 assert history.lengths.tolist() == [len(tokens) for tokens in expected]
             case _:
                 launched.append((slots, [expected[slot] for slot in slots], history.num_begun))
                 while len(launched) > rng.randrange(3):
                     of, sequences, num_begun = launched.popleft()
                     tokens = [rng.randrange(-1, 99) for _ in of]
-                    history.extend_each(of, array(*tokens), num_begun)
+                    history.append_each(of, array(*tokens), num_begun)
                     add(sequences, [[token] for token in tokens])
-    assert [history.of(slot).tolist() for slot in range(LIMITS.max_num_seqs)] == expected
+    assert [history.tokens_of(slot).tolist() for slot in range(LIMITS.max_num_seqs)] == expected

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from quire.services.worker.sampling.accept import accept
+from quire.services.worker.sampling.accept import accept_drafts
 from quire.services.worker.sampling.features.output_tails import BoundTails, OutputTails
 from quire.services.worker.spec_decode.config import parse
 from quire.services.worker.spec_decode.methods.grammar import _with_trees
-from quire.services.worker.spec_decode.trees.token_tree import TokenTree, most_likely
-from quire.services.worker.step.drafts.drafts import REFUSED, DraftRows, Drafts
-from quire.services.worker.step.drafts.tree_rows import NO_TOKEN, ROOT, Moved, TreeRows
+from quire.services.worker.spec_decode.trees.token_tree import TokenTree, select_best_nodes
+from quire.services.worker.step.drafts.drafts import REJECTED, DraftRows, Drafts
+from quire.services.worker.step.drafts.tree_rows import NO_TOKEN, ROOT, TokenMoves, TreeRows
 from quire.shared.errors import InvalidArgument
 from tests.spec_decode.methods import METHODS, TREES
 from tests.spec_decode.pair import Pair, build
@@ -33,8 +33,8 @@ def test_a_tree_is_read_in_the_order_of_depth() -> None:
     assert [level.parents.tolist() for level in WORKED.levels] == [[0, 0], [0, 1], [1 - 1]]
     assert [level.inner.tolist() for level in WORKED.levels] == [[True, True], [False, True], [False]]
     assert [level.width for level in WORKED.levels] == [2, 1, 3]
-    assert WORKED.within(1).paths == ((0,), (1,), (0, 0))
-    assert WORKED.within(3) is WORKED
+    assert WORKED.truncate(1).paths == ((0,), (1,), (0, 0))
+    assert WORKED.truncate(3) is WORKED
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_the_likeliest_nodes_hang_together() -> None:
             chance = draw.choice([0.0, -0.5, -2.0, -np.inf], 3)
             scores[:, node] = chance + (0 if parent == ROOT else scores[:, parent])
         counts = np.array([1, 5, 12], dtype=np.int32)
-        taken = most_likely(scores, counts)
+        taken = select_best_nodes(scores, counts)
         for slot in range(3):
             assert taken[slot].sum() == min(counts[slot], np.isfinite(scores[slot]).sum())
             assert all(
@@ -139,27 +139,27 @@ def test_the_path_that_is_said_is_kept_and_moves_into_its_place() -> None:
         rows = DraftRows.of(slots, counts, drafts)
         chosen = torch.from_numpy(draw.integers(0, 3, int((counts + 1).sum())).astype(np.int32))
         last = torch.full((11,), -7, dtype=torch.int32)
-        found = accept(chosen, rows, last, scratch_slot=10).numpy()
-        of_slots = np.split(found, rows.firsts[1:])
-        said = np.split(chosen.numpy(), rows.firsts[1:])
+        found = accept_drafts(chosen, rows, last, scratch_slot=10).numpy()
+        of_slots = np.split(found, rows.first_rows[1:])
+        said = np.split(chosen.numpy(), rows.first_rows[1:])
         paths = [said_of(*given) for given in zip(tokens, trees, [c.tolist() for c in said], strict=True)]
         for slot, path, got, of_slot in zip(slots, paths, of_slots, said, strict=True):
-            assert np.flatnonzero(got != REFUSED).tolist() == path
+            assert np.flatnonzero(got != REJECTED).tolist() == path
             assert got[path].tolist() == of_slot[path].tolist()
             assert last[slot] == of_slot[path[-1]]
         assert rows.counted(found).tolist() == [len(path) for path in paths]
-        moved = Moved.of(np.flatnonzero(found != REFUSED), rows.firsts, rows.counted(found))
+        moved = TokenMoves.of(np.flatnonzero(found != REJECTED), rows.first_rows, rows.counted(found))
         places = np.arange(len(found))
         if moved is not None:
             places[moved.targets] = moved.sources
-        for first, path in zip(rows.firsts, paths, strict=True):
+        for first, path in zip(rows.first_rows, paths, strict=True):
             assert (places[first : first + len(path)] - first).tolist() == path
 
 
 def test_rows_know_their_path_and_see_it_alone() -> None:
     rows = TreeRows.of(np.array([4, 0, 2], dtype=np.int32), np.arange(10, 16), np.array([ROOT, ROOT, 0, 2, ROOT, 0]))
     assert rows.depths.tolist() == [0, 1, 1, 2, 3, 0, 0, 1, 2]
-    assert rows.ahead.tolist() == [
+    assert rows.preceding_drafts.tolist() == [
         [NO_TOKEN] * 3,
         [10, NO_TOKEN, NO_TOKEN],
         [11, NO_TOKEN, NO_TOKEN],
@@ -177,8 +177,8 @@ def test_rows_know_their_path_and_see_it_alone() -> None:
 
 def test_tails_hold_the_tokens_of_a_path_that_is_scattered_over_rows() -> None:
     tails = OutputTails(2, torch.device("cpu"))
-    tails.begin(0, np.array([1, 2, 3], dtype=np.int32), 3)
-    tails.begin(1, np.array([7], dtype=np.int32), 3)
+    tails.start_slot(0, np.array([1, 2, 3], dtype=np.int32), 3)
+    tails.start_slot(1, np.array([7], dtype=np.int32), 3)
     bound = BoundTails(tails, np.arange(6), np.array([0, 0, 0, 0, 1, 1]), torch.device("cpu"))
     bound.sampled(torch.tensor([4, -1, -1, 5, 8, -1], dtype=torch.int32))
     assert tails.tokens.tolist() == [[3, 4, 5], [-2, 7, 8]]

@@ -19,7 +19,7 @@ import torch
 
 from quire.services.worker.building.build import build_replica, open_grammars
 from quire.services.worker.codec.step_codec import decode_plan, encode_result
-from quire.services.worker.structured.compile_pool import CompilePool, Prepared
+from quire.services.worker.structured.compile_pool import CompilePool, CompileResult
 from quire.shared.pb.common.v1 import sampling_pb2
 from quire.shared.settings import WorkerSettings
 from tests.services.worker.plans import New, PaperScheduler
@@ -49,7 +49,7 @@ class Bench:
         """A grammar for each row."""
         names, done, slowest = [], threading.Semaphore(0), [0]
 
-        def note(prepared: Prepared) -> None:
+        def note(prepared: CompileResult) -> None:
             assert prepared.error is None, prepared.error
             slowest[0] = max(slowest[0], prepared.compile_us)
             done.release()
@@ -67,7 +67,7 @@ class Bench:
 
     def run(self, grammars: list[bytes]) -> list[float]:
         """Seconds of each decoding step."""
-        self.replica.rest()
+        self.replica.end_epoch()
         paper = PaperScheduler(16, self.num_blocks)
         new = [
             New(

@@ -16,7 +16,7 @@ SYMBOLS = {"a": 0, "b": 1, "c": 2}
 
 def test_tokens_that_a_state_allows() -> None:
     tokens = CharacterColumns(TEXTS)
-    automaton = Automaton.of(PAIRS, [SYMBOLS.get(character) for character in tokens.characters])
+    automaton = Automaton.from_transitions(PAIRS, [SYMBOLS.get(character) for character in tokens.characters])
     assert sorted(automaton.allowed(0, tokens).tolist()) == [3, 5, 8, 11]
     assert sorted(automaton.allowed(1, tokens).tolist()) == [7, 20]
     assert automaton.allowed(2, tokens).tolist() == []
@@ -29,7 +29,7 @@ def test_random_automata_allow_what_walking_each_token_allows(seed: int) -> None
     texts = {i: "".join(chance.choices("abcd", k=chance.randrange(1, 7))) for i in range(0, 400, 2)}
     map_ = {s: {symbol: chance.randrange(6) for symbol in range(4) if chance.random() < 0.6} for s in range(6)}
     tokens = CharacterColumns(texts)
-    automaton = Automaton.of(map_, ["abcd".index(character) for character in tokens.characters])
+    automaton = Automaton.from_transitions(map_, ["abcd".index(character) for character in tokens.characters])
 
     def leads_on(state: int | None, text: str) -> bool:
         for character in text:
@@ -43,4 +43,4 @@ def test_random_automata_allow_what_walking_each_token_allows(seed: int) -> None
 
 def test_a_vocabulary_without_texts_allows_nothing() -> None:
     tokens = CharacterColumns({})
-    assert Automaton.of(PAIRS, []).allowed(0, tokens).tolist() == []
+    assert Automaton.from_transitions(PAIRS, []).allowed(0, tokens).tolist() == []

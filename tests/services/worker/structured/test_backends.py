@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from quire.services.worker.structured.backends import chosen, compile_child
-from quire.services.worker.structured.backends.chosen import open_backend
+from quire.services.worker.structured.backends import backend_selection, compile_child
+from quire.services.worker.structured.backends.backend_selection import open_backend
 from quire.services.worker.structured.backends.llguidance_backend import LLGuidanceBackend
 from quire.services.worker.structured.bench.features import FEATURES
 from quire.services.worker.structured.port import GrammarBackend, Matcher
@@ -25,7 +25,7 @@ from quire.shared.pb.common.v1 import sampling_pb2 as pb
 from quire.shared.structured_output import backends
 from quire.shared.structured_output.backends import LLGUIDANCE, LM_FORMAT_ENFORCER, OUTLINES_CORE, XGRAMMAR
 from tests.services.worker.rig import Rig
-from tests.services.worker.structured.constrained import PERSON, TINY, admit, hot, prepare, run, text
+from tests.services.worker.structured.grammar_rig import PERSON, TINY, admit, hot, prepare, run, text
 
 LIBRARIES = (LLGUIDANCE, XGRAMMAR, OUTLINES_CORE, LM_FORMAT_ENFORCER)
 OTHERS = LIBRARIES[1:]
@@ -216,8 +216,8 @@ def test_what_a_library_would_leave_out_of_account_is_refused_by_name(reason: st
 
 
 def test_auto_takes_llguidance_and_for_what_that_cannot_the_first_that_can() -> None:
-    assert chosen.names("auto") == LIBRARIES
-    assert chosen.names("outlines") == (OUTLINES_CORE,)
+    assert backend_selection.library_names("auto") == LIBRARIES
+    assert backend_selection.library_names("outlines") == (OUTLINES_CORE,)
     either = open_backend("auto", TINY, 4096, [0])
     usual = either.compile(pb.StructuredOutput(regex="[ab]{2}")).start()
     looking = either.compile(pb.StructuredOutput(regex="(?:(?!ab)[ab]{2}){1}")).start()
@@ -232,8 +232,8 @@ def test_auto_takes_llguidance_and_for_what_that_cannot_the_first_that_can() -> 
 
 
 def test_one_that_is_not_installed_is_refused_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chosen.libraries, "is_installed", lambda name: name == XGRAMMAR)
-    assert chosen.names("auto") == (LLGUIDANCE, XGRAMMAR)
+    monkeypatch.setattr(backend_selection.libraries, "is_installed", lambda name: name == XGRAMMAR)
+    assert backend_selection.library_names("auto") == (LLGUIDANCE, XGRAMMAR)
     with pytest.raises(InvalidArgument, match="structured_output_backend: lm-format-enforcer is not installed here"):
         Rig(TINY, structured_output_backend=LM_FORMAT_ENFORCER)
 
@@ -243,7 +243,7 @@ def test_drafts_that_a_form_forces_need_a_library_that_finds_them(tokenizer: Tok
     with pytest.raises(InvalidArgument, match="structured_output_backend: outlines-core finds no tokens that a form"):
         Rig(TINY, structured_output_backend="outlines-core", speculative_config=drafting)
     matcher = backend(XGRAMMAR).compile(pb.StructuredOutput(regex="one of a long text [ab]")).start()
-    forced = matcher.forced()
+    forced = matcher.forced_tokens()
     assert len(forced) > 3
     assert "one of a long text ".startswith(tokenizer.decode(forced))
 

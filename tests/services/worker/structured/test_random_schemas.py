@@ -88,7 +88,9 @@ def sample(library: str, asked: Json, seed: int, tokenizer: Tokenizer) -> str | 
         assert choices, f"nothing may follow {tokenizer.decode(ids)!r} under {asked}"
         closing = [token for token in choices if tokenizer.decode([token]) in CLOSING]
         ids.append(chance.choice(closing if closing and chance.random() < CLOSES else choices))
-        assert matcher.take(ids[-1]), f"{tokenizer.decode(ids)!r} ends with what the mask allows and the matcher not"
+        assert matcher.accept_sampled(ids[-1]), (
+            f"{tokenizer.decode(ids)!r} ends with what the mask allows and the matcher not"
+        )
     return None
 
 

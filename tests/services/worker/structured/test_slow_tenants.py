@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from quire.services.worker.structured.slow_tenants import MASKS_A_STRIKE, MAX_TENANTS, MIN_SHARE_S, SlowTenants
+from quire.services.worker.structured.slow_tenants import MASKS_PER_STRIKE, MAX_TENANTS, MIN_SHARE_S, SlowTenants
 
 
 def test_one_tenant_alone_has_the_whole_budget() -> None:
@@ -35,7 +35,7 @@ def test_each_strike_leaves_less_and_never_less_than_usual_grammars_take() -> No
     tenants, shares = SlowTenants(0.01), []
     for _ in range(8):
         shares.append(tenants.shares({"a": 1.0, "b": 0.0})["a"])
-        tenants.add("a")
+        tenants.add_strike("a")
     assert shares[:3] == pytest.approx([0.01, 0.005, 0.01 / 3])
     assert shares[-1] == MIN_SHARE_S
     assert tenants.shares({"b": 1.0}) == {"b": 0.01}
@@ -43,19 +43,19 @@ def test_each_strike_leaves_less_and_never_less_than_usual_grammars_take() -> No
 
 def test_strikes_are_forgotten_after_many_masks_without_another() -> None:
     tenants = SlowTenants(0.01)
-    tenants.add("a")
-    for _ in range(MASKS_A_STRIKE - 1):
-        tenants.forgive(["a", "b"])
+    tenants.add_strike("a")
+    for _ in range(MASKS_PER_STRIKE - 1):
+        tenants.count_masks(["a", "b"])
     assert tenants.shares({"a": 1.0}) == {"a": 0.005}
-    tenants.forgive(["a"])
+    tenants.count_masks(["a"])
     assert tenants.shares({"a": 1.0}) == {"a": 0.01}
 
 
 def test_only_so_many_tenants_are_remembered() -> None:
     tenants = SlowTenants(0.01, max_tenants=2)
     for name in ("a", "b", "a", "c"):
-        tenants.add(name)
-    tenants.forgive(["a", "b", "c"])
+        tenants.add_strike(name)
+    tenants.count_masks(["a", "b", "c"])
     assert tenants.shares({"b": 1.0}) == {"b": 0.01}
     assert tenants.shares({"a": 1.0})["a"] == pytest.approx(0.01 / 3)
     assert MAX_TENANTS > 2

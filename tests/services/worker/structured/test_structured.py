@@ -12,14 +12,14 @@ import torch
 from tokenizers import Tokenizer
 
 from quire.services.worker.structured.backends.llguidance_backend import LLGuidanceBackend
-from quire.services.worker.structured.compile_pool import Prepared
+from quire.services.worker.structured.compile_pool import CompileResult
 from quire.shared.errors import InvalidArgument
 from quire.shared.pb.common.v1 import finish_pb2
 from quire.shared.pb.common.v1 import sampling_pb2 as pb
-from tests.services.worker.parts import runner_of
 from tests.services.worker.plans import New
+from tests.services.worker.replica_internals import runner_of
 from tests.services.worker.rig import Rig
-from tests.services.worker.structured.constrained import EOS, PERSON, TINY, admit, hot, prepare, run, step, text
+from tests.services.worker.structured.grammar_rig import EOS, PERSON, TINY, admit, hot, prepare, run, step, text
 
 
 def test_different_grammars_and_none_side_by_side(tiny: Rig, tokenizer: Tokenizer) -> None:
@@ -96,7 +96,7 @@ def test_a_token_that_a_grammar_refuses_is_no_fault_of_the_library(tokenizer: To
     backend = LLGuidanceBackend(TINY, 4096, [0])
     letter, digit = tokenizer.encode("a").ids[0], tokenizer.encode("1").ids[0]
     alone, one, other = (backend.compile(pb.StructuredOutput(regex="[0-9]{3}")).start() for _ in range(3))
-    assert not alone.take(letter)
+    assert not alone.accept_sampled(letter)
     assert backend.filler().accept([one, other], [letter, digit]) == [False, True]
     assert [matcher.fault for matcher in (alone, one, other)] == ["", "", ""]
 
@@ -117,15 +117,15 @@ def test_of_tokens_taken_together_the_wrong_one_ends_its_sequence_alone(tiny: Ri
     step(tiny, [admit(tokenizer, 0, letters), admit(tokenizer, 1, digits), admit(tokenizer, 2, letters)])
     masks = runner_of(tiny.replica).sampler.grammar_masks
     sequences = [masks.slots[slot] for slot in range(3)]
-    masks.maker.wait()
-    before = masks.maker.step_of(sequences)
-    masks.follow(sequences, torch.tensor([tokenizer.token_to_id(letter) for letter in "aba"]))
-    step_with_it = masks.maker.step_of(sequences)
+    masks.builder.wait()
+    before = masks.builder.step_masks(sequences)
+    masks.advance(sequences, torch.tensor([tokenizer.token_to_id(letter) for letter in "aba"]))
+    step_with_it = masks.builder.step_masks(sequences)
     assert before
     assert step_with_it
     assert list(step_with_it.faults()) == [1]
     assert not before.faults()  # which was over by then
-    assert [sequence.live for sequence in sequences] == [True, False, True]
+    assert [sequence.is_live for sequence in sequences] == [True, False, True]
 
 
 def test_sequences_admitted_together_take_what_each_has_said(tiny: Rig, tokenizer: Tokenizer) -> None:
@@ -143,12 +143,12 @@ def test_who_was_taken_for_slow_and_is_not_goes_on_with_the_others(tiny: Rig, to
     step(tiny, [admit(tokenizer, slot, letters) for slot in range(3)])
     masks = runner_of(tiny.replica).sampler.grammar_masks
     sequences = [masks.slots[slot] for slot in range(3)]
-    masks.maker.wait()
+    masks.builder.wait()
     for sequence in sequences:
-        sequence.takes_long = True
+        sequence.advance_alone = True
     step(tiny)
-    masks.maker.wait()
-    assert all(sequence.live and not sequence.takes_long for sequence in sequences)
+    masks.builder.wait()
+    assert all(sequence.is_live and not sequence.advance_alone for sequence in sequences)
 
 
 def test_the_grammar_ends_the_sequence_though_eos_is_ignored(tiny: Rig, tokenizer: Tokenizer) -> None:
@@ -208,7 +208,7 @@ def test_bad_words_that_ban_all_that_the_grammar_allows_are_the_client_s_error(t
 
 
 def test_equal_grammars_are_compiled_once(tiny: Rig) -> None:
-    outcomes: queue.SimpleQueue[Prepared] = queue.SimpleQueue()
+    outcomes: queue.SimpleQueue[CompileResult] = queue.SimpleQueue()
     message = pb.StructuredOutput(regex="only once+")
     for _ in range(8):
         tiny.grammars.prepare(b"once", message, outcomes.put)

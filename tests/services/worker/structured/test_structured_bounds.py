@@ -17,16 +17,16 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from quire.services.worker.structured import mask_maker, slow_grammars, stream_gate
+from quire.services.worker.structured import mask_builder, slow_grammars, stream_gate
 from quire.services.worker.structured.backends.llguidance_backend import LLGuidanceBackend
-from quire.services.worker.structured.compile_pool import CompileBounds, CompilePool, Prepared
+from quire.services.worker.structured.compile_pool import CompileLimits, CompilePool, CompileResult
 from quire.services.worker.structured.fair_filler import FairFiller
 from quire.services.worker.structured.stream_gate import StreamGate
 from quire.shared.errors import Internal, InvalidArgument
 from quire.shared.pb.common.v1 import sampling_pb2 as pb
-from tests.services.worker.parts import filler_of, runner_of
+from tests.services.worker.replica_internals import filler_of, runner_of
 from tests.services.worker.rig import Rig
-from tests.services.worker.structured.constrained import TINY, admit, hot, prepare, run, step
+from tests.services.worker.structured.grammar_rig import TINY, admit, hot, prepare, run, step
 from tests.waiting import until
 
 
@@ -36,13 +36,13 @@ class Sequence_:
     def __init__(self, seconds: float, tenant: str = "") -> None:
         self.matcher = seconds
         self.tenant = tenant
-        self.takes_long = False
-        self.watched = False
+        self.advance_alone = False
+        self.fill_alone = False
         self.token_s = 0.0
         self.cost_s = 0.0
         self.failed = ""
 
-    def end_slow(self, text: str) -> None:
+    def fail_as_too_slow(self, text: str) -> None:
         self.failed = text
 
 
@@ -67,7 +67,7 @@ def test_only_the_slow_one_of_many_ends() -> None:
         filler.fill(sequences, [0, 1, 2], np.zeros((3, 1), dtype=np.int32))  # type: ignore[arg-type]
     assert [bool(s.failed) for s in sequences] == [False, True, False]
     assert sequences[1].failed.startswith("a token takes 6")
-    assert not sequences[0].watched
+    assert not sequences[0].fill_alone
 
 
 def rounds(sequences: list[Sequence_], count: int) -> None:
@@ -140,12 +140,12 @@ def test_who_takes_long_over_a_token_takes_the_next_alone() -> None:
     def is_quick() -> bool:
         alone = Sequence_(0)
         filler.accept([alone], [7])  # type: ignore[arg-type]
-        return not alone.takes_long
+        return not alone.advance_alone
 
     assert any(is_quick() for _ in range(20))  # something else may have the processor
     assert filler.accept(sequences, [7, 7]) == [True, True]  # type: ignore[arg-type]
-    assert all(sequence.takes_long for sequence in sequences)
-    assert not any(sequence.watched for sequence in sequences)
+    assert all(sequence.advance_alone for sequence in sequences)
+    assert not any(sequence.fill_alone for sequence in sequences)
 
 
 @pytest.mark.parametrize("num_tokens", [500, 700])
@@ -199,7 +199,9 @@ def test_a_limit_met_by_a_token_is_named(alone: bool) -> None:
         matchers = [matchers[row] for row in rows]
         pairs = zip(matchers, tokens, strict=True)
         together = not alone and matchers
-        taken = filler.accept(matchers, tokens) if together else [matcher.take(token) for matcher, token in pairs]
+        taken = (
+            filler.accept(matchers, tokens) if together else [matcher.accept_sampled(token) for matcher, token in pairs]
+        )
         refused = [matcher.fault for matcher, is_right in zip(matchers, taken, strict=True) if not is_right]
         faults += refused
         assert all(refused), "refused without a reason"
@@ -214,7 +216,7 @@ def test_a_grammar_that_was_too_slow_too_often_is_refused(tiny: Rig, tokenizer: 
     for _ in range(slow_grammars.MAX_ENDED):
         step(tiny, [admit(tokenizer, 0, slow), admit(tokenizer, 1, digits, sampling=hot(ignore_eos=True))])
         assert not tiny.last_result.failures
-        masks.slots[0].end_slow("7 tokens took 1.0 s")
+        masks.slots[0].fail_as_too_slow("7 tokens took 1.0 s")
         tiny.step(released=[0, 1])
     step(tiny, [admit(tokenizer, 0, slow), admit(tokenizer, 1, digits)])
     (failure,) = tiny.last_result.failures
@@ -226,11 +228,11 @@ def test_a_grammar_that_was_too_slow_too_often_is_refused(tiny: Rig, tokenizer: 
 def test_slow_grammars_are_forgotten_one_by_one() -> None:
     slow = slow_grammars.SlowGrammars(remembered=2)
     for name in (b"a", b"b", b"a", b"a", b"c"):
-        slow.add(name)
+        slow.record_ended(name)
     slow.check(b"b")
     with pytest.raises(InvalidArgument, match="too slow: 3 sequences"):
         slow.check(b"a")
-    slow.add(b"d")
+    slow.record_ended(b"d")
     slow.check(b"a")
 
 
@@ -238,7 +240,7 @@ def test_a_slow_grammar_is_refused_for_a_while_and_then_tried_again() -> None:
     slow, refused = slow_grammars.SlowGrammars(), []
     for _ in range(slow_grammars.MAX_ENDED):
         slow.check(b"a")
-        slow.add(b"a")
+        slow.record_ended(b"a")
     for _ in range(2 * (slow_grammars.MAX_REFUSED + 1)):
         try:
             slow.check(b"a")
@@ -260,10 +262,10 @@ def test_masks_that_never_come_end_the_step_and_not_the_worker(
     filler = filler_of(tiny.replica)
     monkeypatch.setattr(filler, "fill", lambda *_: hanging.wait(60))
     with monkeypatch.context() as impatient:
-        impatient.setattr(mask_maker, "PATIENCE_S", 0.2)
+        impatient.setattr(mask_builder, "MAX_WAIT_S", 0.2)
         with pytest.raises(Internal, match="masks were not made within"):
             step(tiny, [admit(tokenizer, 0, digits)])
-    tiny.rest()
+    tiny.end_epoch()
     said = run(tiny, [admit(tokenizer, 1, digits)])
     assert tokenizer.decode(said[1][:-1]).isdigit()
     hanging.set()
@@ -288,15 +290,15 @@ class Late(Future[None]):
 
 
 def test_a_process_that_stands_still_for_long_loses_a_turn_of_waiting_and_no_step(tiny: Rig) -> None:
-    maker = runner_of(tiny.replica).sampler.grammar_masks.maker
-    mask_maker.wait(late := Late(mask_maker.NUM_TURNS - 1), maker)
+    builder = runner_of(tiny.replica).sampler.grammar_masks.builder
+    mask_builder.wait(late := Late(mask_builder.MAX_WAIT_SLICES - 1), builder)
     assert late.done()
-    never = Late(mask_maker.NUM_TURNS)
+    never = Late(mask_builder.MAX_WAIT_SLICES)
     with pytest.raises(Internal, match="masks were not made within 5 s"):
-        mask_maker.wait(never, maker)
-    assert never.waited_s == pytest.approx(mask_maker.PATIENCE_S)
-    assert maker.hangs
-    tiny.rest()
+        mask_builder.wait(never, builder)
+    assert never.waited_s == pytest.approx(mask_builder.MAX_WAIT_S)
+    assert builder.is_hung
+    tiny.end_epoch()
 
 
 class Written:
@@ -307,7 +309,7 @@ class Written:
 
     def __setitem__(self, _: int, value: np.int32) -> None:
         if not self.gate._is_open:
-            self.gate.open_for_good()
+            self.gate.open_permanently()
         self.value = int(value)
 
 
@@ -318,8 +320,8 @@ def test_a_gate_that_is_opened_while_a_number_is_reached_stays_open(monkeypatch:
     monkeypatch.setattr(stream_gate, "torch", SimpleNamespace(zeros=zeros, int32=torch.int32, cuda=here))
     gate = StreamGate()
     gate._number = number = Written(gate)  # type: ignore[assignment]
-    gate.reach(1)
-    assert number.value > stream_gate.FAR
+    gate.advance_to(1)
+    assert number.value > stream_gate.FAR_AHEAD
 
 
 class Named(str):
@@ -349,17 +351,17 @@ def test_the_vocabulary_is_read_before_the_first_grammar() -> None:
         return backend
 
     pool = CompilePool(open_backend)  # type: ignore[arg-type]
-    pool.look_ahead()
+    pool.open_backend_early()
     assert opened.wait(60)
     assert pool.backend is backend
 
 
 def test_a_grammar_that_never_gets_compiled_is_given_up_and_others_are_compiled() -> None:
     backend = Hanging()
-    bounds = CompileBounds(num_threads=1, longest_s=3)  # also for the one that is compiled
+    bounds = CompileLimits(num_threads=1, max_wall_s=3)  # also for the one that is compiled
     pool = CompilePool(lambda: backend, bounds=bounds)  # type: ignore[arg-type, return-value]
     assert pool.backend is backend
-    outcomes: queue.SimpleQueue[tuple[str, Prepared]] = queue.SimpleQueue()
+    outcomes: queue.SimpleQueue[tuple[str, CompileResult]] = queue.SimpleQueue()
     for name in ("hang", "next"):
         pool.prepare(
             name.encode(), pb.StructuredOutput(regex=name), lambda prepared, name=name: outcomes.put((name, prepared))
@@ -377,10 +379,10 @@ def test_a_grammar_that_never_gets_compiled_is_given_up_and_others_are_compiled(
 def test_a_thread_that_comes_back_after_it_was_given_up_is_none_too_many() -> None:
     """Else each slow grammar would leave one more, and one more process that compiles."""
     before, backend = {*threading.enumerate()}, Hanging()
-    bounds = CompileBounds(num_threads=1, longest_s=0.05)
+    bounds = CompileLimits(num_threads=1, max_wall_s=0.05)
     pool = CompilePool(lambda: backend, bounds=bounds)  # type: ignore[arg-type, return-value]
     assert pool.backend is backend
-    outcomes: queue.SimpleQueue[Prepared] = queue.SimpleQueue()
+    outcomes: queue.SimpleQueue[CompileResult] = queue.SimpleQueue()
     for name in (b"first", b"second"):
         backend.let_go.clear()
         pool.prepare(name, pb.StructuredOutput(regex="hang"), outcomes.put)
@@ -407,9 +409,9 @@ def test_time_to_compile_is_that_of_the_processor(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(threading.Timer, "start", start)
     backend = Hanging()
-    pool = CompilePool(lambda: backend, bounds=CompileBounds(patience_s=0.05))  # type: ignore[arg-type, return-value]
+    pool = CompilePool(lambda: backend, bounds=CompileLimits(max_cpu_s=0.05))  # type: ignore[arg-type, return-value]
     assert pool.backend is backend
-    outcomes: queue.SimpleQueue[Prepared] = queue.SimpleQueue()
+    outcomes: queue.SimpleQueue[CompileResult] = queue.SimpleQueue()
     pool.prepare(b"hang", pb.StructuredOutput(regex="hang"), outcomes.put)
     assert outcomes.get(timeout=60).error is None
     assert len(looks) >= 4
@@ -427,7 +429,7 @@ def test_a_library_that_panics_has_answered() -> None:
             raise Panic("index out of bounds")
 
     pool = CompilePool(Panicking)  # type: ignore[arg-type]
-    outcomes: queue.SimpleQueue[Prepared] = queue.SimpleQueue()
+    outcomes: queue.SimpleQueue[CompileResult] = queue.SimpleQueue()
     pool.prepare(b"x", pb.StructuredOutput(regex="x"), outcomes.put)
     error = outcomes.get(timeout=60).error
     assert isinstance(error, Internal)
@@ -435,8 +437,8 @@ def test_a_library_that_panics_has_answered() -> None:
 
 
 def test_grammars_stay_while_they_are_needed_and_then_as_long_as_there_is_room() -> None:
-    pool = CompilePool(Hanging, bounds=CompileBounds(most_unneeded=2))  # type: ignore[arg-type]
-    outcomes: queue.SimpleQueue[Prepared] = queue.SimpleQueue()
+    pool = CompilePool(Hanging, bounds=CompileLimits(max_unused=2))  # type: ignore[arg-type]
+    outcomes: queue.SimpleQueue[CompileResult] = queue.SimpleQueue()
     names = [str(i).encode() for i in range(5)]
     for name in names:
         pool.prepare(name, pb.StructuredOutput(regex=name.decode()), outcomes.put)

@@ -14,12 +14,12 @@ from tokenizers import Tokenizer
 
 from quire.services.worker.codec.step_codec import decode_plan, encode_result
 from quire.services.worker.replica.flight import StepInFlight
-from quire.services.worker.structured import mask_maker
+from quire.services.worker.structured import mask_builder
 from quire.services.worker.structured.stream_gate import StreamGate
 from quire.shared.errors import Internal
-from tests.services.worker.parts import filler_of
+from tests.services.worker.replica_internals import filler_of
 from tests.services.worker.rig import Rig
-from tests.services.worker.structured.constrained import EOS, PERSON, TINY, admit, hot, prepare, run, text
+from tests.services.worker.structured.grammar_rig import EOS, PERSON, TINY, admit, hot, prepare, run, text
 
 pytestmark = pytest.mark.gpu
 
@@ -71,7 +71,7 @@ def test_on_a_gpu_with_two_steps_under_way(
 def test_on_a_gpu_nobody_waits_long_for_masks_that_never_come(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mask_maker, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(mask_builder, "MAX_WAIT_S", 0.5)
     rig = on_gpu(graphs=True)
     digits = prepare(rig, regex=r"\d{3}")
     hanging = threading.Event()
@@ -82,7 +82,7 @@ def test_on_a_gpu_nobody_waits_long_for_masks_that_never_come(
         with pytest.raises(Internal, match="masks were not made within"):
             flight.launch.wait()
         torch.cuda.synchronize()
-    rig.rest()
+    rig.end_epoch()
     said = run(rig, [admit(tokenizer, 1, digits)])
     assert tokenizer.decode(said[1][:-1]).isdigit()
     hanging.set()
@@ -92,11 +92,11 @@ def test_a_gate_that_several_threads_open_stays_open() -> None:
     gate = StreamGate()
     target, source = torch.zeros(3, device="cuda"), torch.ones(3).pin_memory()
     torch.cuda.synchronize()  # the gate copies beside the stream that fills it with zeros
-    gate.reach(1)
-    gate.open_for_good()
-    gate.open_for_good()
-    gate.reach(2)
-    gate.copy_at(7, target, source)
+    gate.advance_to(1)
+    gate.open_permanently()
+    gate.open_permanently()
+    gate.advance_to(2)
+    gate.copy_after(7, target, source)
     assert target.tolist() == [1, 1, 1]
 
 

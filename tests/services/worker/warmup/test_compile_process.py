@@ -12,8 +12,8 @@ import pytest
 from quire import bundled
 from quire.kernels.triton.precompile import precompile
 from quire.services.worker.warmup import compile_process
-from quire.services.worker.warmup.build_kernels import Kernels, missing
-from quire.services.worker.warmup.compile_process import begin, cache_folder
+from quire.services.worker.warmup.build_kernels import KernelCompilation, missing
+from quire.services.worker.warmup.compile_process import cache_folder, start
 from quire.shared.settings import WorkerSettings
 from tests.waiting import has_ended, until
 
@@ -44,21 +44,21 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_it_is_told_the_settings(settings: WorkerSettings, told: Path) -> None:
-    process = begin(settings)
+    process = start(settings)
     assert process is not None
     assert process.wait()
     assert WorkerSettings.model_validate_json(told.read_text()) == settings
 
 
 def test_a_worker_waits_for_the_one_that_was_begun(settings: WorkerSettings, told: Path) -> None:
-    Kernels(settings, begin(settings)).wait()
+    KernelCompilation(settings, start(settings)).wait()
     assert told.exists()
 
 
 def test_a_worker_begins_one_where_another_model_s_kernels_are(settings: WorkerSettings, told: Path) -> None:
     (cache_folder() / "quire-0.compiled").touch()
-    assert begin(settings) is None
-    Kernels(settings).wait()
+    assert start(settings) is None
+    KernelCompilation(settings).wait()
     assert told.exists()
 
 
@@ -66,8 +66,8 @@ def test_it_is_not_begun_where_kernels_are_on_disk(settings: WorkerSettings, tol
     lacking = missing(settings)
     assert lacking is not None
     lacking.leave_marker()
-    assert begin(settings) is None
-    Kernels(settings).wait()
+    assert start(settings) is None
+    KernelCompilation(settings).wait()
     assert not told.exists()
 
 
@@ -75,7 +75,7 @@ def test_one_that_dies_is_no_reason_to_fail(
     settings: WorkerSettings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(compile_process, "MODULE", "quire.services.worker.nothing_of_that_name")
-    Kernels(settings).wait()
+    KernelCompilation(settings).wait()
     assert "not all kernels are compiled" in caplog.text
 
 
@@ -88,10 +88,10 @@ def test_one_that_hangs_is_ended_with_its_children(
         f"    pathlib.Path({str(told)!r}).write_text(str(os.getpid()))\n"
         "time.sleep(100)\n"
     )
-    process = begin(settings)
+    process = start(settings)
     assert process is not None
     until(lambda: told.exists() and told.read_text())
-    monkeypatch.setattr(compile_process, "LONGEST_WAIT_S", 0.1)
+    monkeypatch.setattr(compile_process, "MAX_WAIT_S", 0.1)
     assert not process.wait()
     until(lambda: has_ended(int(told.read_text())))
 
@@ -109,7 +109,7 @@ def test_it_is_not_begun_where_nothing_is_compiled_beforehand(
     change: dict[str, object], settings: WorkerSettings
 ) -> None:
     changed = settings.model_copy(update=change)
-    assert begin(changed) is None
+    assert start(changed) is None
     assert missing(changed) is None
 
 
@@ -126,8 +126,8 @@ def test_the_folder_is_triton_s(variables: dict[str, str], monkeypatch: pytest.M
 def test_what_is_done_ahead_is_done_once_torch_is_there() -> None:
     code = """
 import sys
-from quire.services.worker.warmup import ahead
-ahead.begin()
+from quire.services.worker.warmup import early_init
+early_init.start()
 import threading, torch
 from triton.runtime import cache
 (thread,) = threading.enumerate()[1:] or [None]

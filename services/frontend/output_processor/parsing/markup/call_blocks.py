@@ -23,7 +23,7 @@ class CallMarkup:
     inner_starts: tuple[str, ...] = ()  # what further calls begin with before an end
     inner_ends: tuple[str, ...] = ()  # end markers within, which a broken call may leave behind
     openers: tuple[str, ...] = ()  # what tags within begin with, which a broken call may leave behind as well
-    scraps: re.Pattern[str] = NOTHING  # other markup within
+    stray_markup: re.Pattern[str] = NOTHING  # other markup within
     start_markers: Markers = field(init=False)
     all_markers: Markers = field(init=False)  # while ends of a broken call may still come
     inner_markers: Markers = field(init=False)  # after what seems to be a mention of a start
@@ -38,9 +38,9 @@ class CallMarkup:
         """What stands in calls only."""
         return (*self.ends, *self.inner_ends, *self.openers)
 
-    def without_scraps(self, text: str) -> str:
+    def without_stray_markup(self, text: str) -> str:
         """The text of a broken call without its markup."""
-        return self.all_markers.find.sub("", self.scraps.sub("", text))
+        return self.all_markers.find.sub("", self.stray_markup.sub("", text))
 
 
 def call_blocks(
@@ -50,20 +50,22 @@ def call_blocks(
 
     The end markers that belong to a broken call are left out of the content."""
     markers = markup.start_markers
-    while found := (yield from scan.until(markers, writer.content)):
+    while found := (yield from scan.read_until(markers, writer.content)):
         if found not in markup.starts:
             yield from _rest_of_tag(scan, found, markup)
-            scan.settle()
+            scan.commit()
             continue
         markers, before = markup.start_markers, writer.num_calls
         try:
             yield from calls(found)
         except Malformed:
-            is_inside = bool(markup.inside) and (yield from scan.comes(*markup.inside))
-            is_mention = no_call(scan, writer, markup, found, called=is_inside or writer.num_calls > before)
+            is_inside = bool(markup.inside) and (yield from scan.next_is(*markup.inside))
+            is_mention = reject_call(scan, writer, markup, found, called=is_inside or writer.num_calls > before)
             markers = markup.inner_markers if is_mention else markup.all_markers
         called = writer.num_calls > before
-        if not (yield from close(scan, writer, markup.ends, (*markup.starts, *markup.inner_starts), called=called)):
+        if not (
+            yield from read_call_end(scan, writer, markup.ends, (*markup.starts, *markup.inner_starts), called=called)
+        ):
             markers = markup.all_markers
 
 
@@ -71,13 +73,13 @@ def _rest_of_tag(scan: Scanner, marker: str, markup: CallMarkup) -> Steps[None]:
     if marker not in markup.openers:
         return
     try:
-        yield from scan.whole(REST_OF_TAG, LONGEST_TAG)
+        yield from scan.read_run(REST_OF_TAG, LONGEST_TAG)
         yield from scan.try_text(">")
     except Malformed:
         return
 
 
-def no_call(
+def reject_call(
     scan: Scanner, writer: EventWriter, markup: CallMarkup | None = None, start: str = "", *, called: bool = False
 ) -> bool:
     """Ends a reading that has met what it cannot read. Of a call that was announced, and of one that the text's end
@@ -87,26 +89,26 @@ def no_call(
     `called`: a call was announced since `start`, or markup follows that only calls have. Returns whether it was a mere
     mention."""
     if writer.in_call:
-        writer.break_call()
-        scan.settle()
+        writer.abort_call()
+        scan.commit()
         return False
-    broken = writer.break_call() or called
-    text = scan.unsettled
+    broken = writer.abort_call() or called
+    text = scan.uncommitted
     broken = broken or bool(start and text.partition(start)[2].strip())
-    if scan.is_over and (broken or (start and writer.num_calls)):
-        scan.settle()
+    if scan.at_end and (broken or (start and writer.num_calls)):
+        scan.commit()
         return True
     if broken and markup is not None:
-        text = markup.without_scraps(text)
+        text = markup.without_stray_markup(text)
     if text:
         writer.content(text)
     else:
-        writer.no_text()
-    scan.settle()
+        writer.drop_markup()
+    scan.commit()
     return not broken
 
 
-def close(
+def read_call_end(
     scan: Scanner, writer: EventWriter, ends: tuple[str, ...], starts: tuple[str, ...] = (), *, called: bool
 ) -> Steps[bool]:
     """Behind calls: the white space around their end marker belongs to it. The text may also end in front of that, or
@@ -116,10 +118,10 @@ def close(
     yield from scan.skip_space()
     if not ends:
         if starts:
-            yield from scan.breaks_off(*starts)
-    elif not (yield from scan.try_text(*ends)) and not (yield from scan.breaks_off(*ends, *starts)):
-        writer.no_markup()
+            yield from scan.ends_within(*starts)
+    elif not (yield from scan.try_text(*ends)) and not (yield from scan.ends_within(*ends, *starts)):
+        writer.flush_as_content()
         return False
     yield from scan.skip_space()
-    scan.settle()
+    scan.commit()
     return True

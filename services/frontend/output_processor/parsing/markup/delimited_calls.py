@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from quire.services.frontend.output_processor.parsing.scanner import LONGEST_PADDING, Malformed, Markers, Scanner, Steps
-from quire.services.frontend.output_processor.parsing.values.arguments_json import ArgumentsJson
-from quire.services.frontend.output_processor.parsing.values.json_repair import PushedJson
+from quire.services.frontend.output_processor.parsing.values.arguments_writer import ArgumentsWriter
+from quire.services.frontend.output_processor.parsing.values.json_repair import IncrementalJson
 from quire.services.frontend.output_processor.parsing.writer import EventWriter
 
 FENCE = "```"
@@ -18,12 +18,12 @@ def fence(text: str, start: int, end: int) -> int:
     return begin + (len(body[:-ticks].rstrip()) if 0 < ticks <= len(FENCE) else len(body))
 
 
-def arguments(scan: Scanner, writer: EventWriter, out: ArgumentsJson, ends: Markers) -> Steps[str]:
+def arguments(scan: Scanner, writer: EventWriter, out: ArgumentsWriter, ends: Markers) -> Steps[str]:
     """Those of the call that was started last, up to one of `ends`, which is returned, or the end of the text. What
     follows them in front of that is content. Malformed if they are not even begun."""
-    pushed = PushedJson(out)
+    pushed = IncrementalJson(out)
     yield from scan.skip_space()
-    found = yield from scan.until(ends, pushed.push)
+    found = yield from scan.read_until(ends, pushed.push)
     if found:
         pushed.end()
     rest = pushed.rest

@@ -25,11 +25,11 @@ class ReasoningFrame:
         object.__setattr__(self, "end_marker", Markers(self.end))
 
 
-def framed(start: str, end: str) -> ReasoningFrame:
+def simple_frame(start: str, end: str) -> ReasoningFrame:
     return ReasoningFrame((start,), end)
 
 
-def delimited(
+def delimited_format(
     starts: str | tuple[str, ...],
     ends: str | tuple[str, ...],
     *,
@@ -45,16 +45,16 @@ def delimited(
     def read(scan: Scanner, writer: EventWriter, is_open: bool, calls: CallProbe) -> Steps[None]:
         yield from scan.skip_space()
         if (yield from scan.try_text(*starts)) or is_open:
-            yield from _skip_and_settle(scan)
+            yield from _skip_space_and_commit(scan)
             yield from _reasoning(scan, writer, _markers(ends, calls.starts), calls)
-            yield from _skip_and_settle(scan)
+            yield from _skip_space_and_commit(scan)
         elif end_alone and (yield from scan.try_text(*ends)):
-            yield from _skip_and_settle(scan)
+            yield from _skip_space_and_commit(scan)
         if frame is not None:
             yield from _framed(scan, writer, frame)
-        writer.no_markup()
+        writer.flush_as_content()
         while (yield from scan.peek()):
-            writer.content(scan.rest())
+            writer.content(scan.take_rest())
 
     tokens = (*starts, *ends) if frame is None else (*starts, *ends, *frame.starts, frame.end)
     return ReasoningFormat(read, tokens, starts, ends)
@@ -62,14 +62,14 @@ def delimited(
 
 def _framed(scan: Scanner, writer: EventWriter, frame: ReasoningFrame) -> Steps[None]:
     if frame.starts and (yield from scan.try_text(*frame.starts)):
-        yield from _skip_and_settle(scan)
+        yield from _skip_space_and_commit(scan)
     elif not frame.may_be_open:
         return
-    writer.no_markup()
-    yield from scan.until(frame.end_marker, writer.content)
-    yield from _skip_and_settle(scan)
+    writer.flush_as_content()
+    yield from scan.read_until(frame.end_marker, writer.content)
+    yield from _skip_space_and_commit(scan)
     if frame.after and (yield from scan.try_text(frame.after)):
-        scan.settle()
+        scan.commit()
 
 
 @lru_cache(64)
@@ -84,16 +84,16 @@ def _reasoning(scan: Scanner, writer: EventWriter, markers: Markers, calls: Call
     character is read twice at most.
     """
     probed = 0
-    while (found := (yield from scan.until(markers, writer.reasoning))) in calls.starts:
+    while (found := (yield from scan.read_until(markers, writer.reasoning))) in calls.starts:
         after = scan.at
         if (begin := after - len(found)) >= probed:
             if (yield from calls.begins_call(scan, begin)):
                 scan.at = begin
                 return
             probed, scan.at = scan.at, after
-        writer.reasoning(scan.unsettled)
+        writer.reasoning(scan.uncommitted)
 
 
-def _skip_and_settle(scan: Scanner) -> Steps[None]:
+def _skip_space_and_commit(scan: Scanner) -> Steps[None]:
     yield from scan.skip_space()
-    scan.settle()
+    scan.commit()

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from quire.services.frontend.output_processor.parsing.markup.json_calls import LONGEST_NAME, IsName
 from quire.services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Sink, Steps
-from quire.services.frontend.output_processor.parsing.values.json_repair import PushedJson
+from quire.services.frontend.output_processor.parsing.values.json_repair import IncrementalJson
 from quire.services.frontend.output_processor.parsing.writer import EventWriter
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
@@ -84,10 +84,10 @@ def _is_message(text: str, header: MessageHeader) -> bool:
 
 def read_messages(scan: Scanner, writer: EventWriter, is_open: bool, is_tool: IsName) -> Steps[None]:
     """`is_open`: the prompt ends inside of an analysis; `is_tool`: whether a call of that name may be announced."""
-    yield from _Reading(scan, writer, is_tool).run(is_open)
+    yield from _HarmonyReader(scan, writer, is_tool).run(is_open)
 
 
-class _Reading:
+class _HarmonyReader:
     """One answer on its way."""
 
     def __init__(self, scan: Scanner, writer: EventWriter, is_tool: IsName) -> None:
@@ -115,8 +115,8 @@ class _Reading:
         found = False
         for _ in range(MOST_HEADER_WORDS + 1):
             yield from self._scan.skip_space()
-            found = yield from self._scan.comes(START, CHANNEL)
-            found = found or (self._scan.at > begin and (yield from self._scan.comes(MESSAGE, CONSTRAIN)))
+            found = yield from self._scan.next_is(START, CHANNEL)
+            found = found or (self._scan.at > begin and (yield from self._scan.next_is(MESSAGE, CONSTRAIN)))
             if found or not (word := (yield from self._scan.try_text(*HEADER_WORDS))):
                 break
             if word == "to=" and (found := (yield from self._recipient_is_known())):
@@ -128,7 +128,7 @@ class _Reading:
         """Behind "to=": a function's name, or the text breaks off. Others may be text that looks like one."""
         yield from self._scan.skip_space()
         try:
-            name = yield from self._scan.whole(NAME, LONGEST_NAME)
+            name = yield from self._scan.read_run(NAME, LONGEST_NAME)
         except Malformed:
             return False
         return name.startswith(FUNCTIONS) or not (yield from self._scan.peek())
@@ -140,7 +140,7 @@ class _Reading:
         begin = self._scan.at
         parts: list[str] = []
         try:
-            end = yield from self._scan.until(HEADER_ENDS, self._scan.keeping(parts, LONGEST_HEADER))
+            end = yield from self._scan.read_until(HEADER_ENDS, self._scan.bounded_sink(parts, LONGEST_HEADER))
             is_too_long = False
         except Malformed:
             end, is_too_long = "", True
@@ -154,18 +154,18 @@ class _Reading:
                 self._scan.at = begin + size
             else:
                 self._scan.at -= len(START) if end == START else 0
-                self._scan.settle()
+                self._scan.commit()
                 return None
-        self._scan.settle()
+        self._scan.commit()
         return header
 
     def _text(self, *, reasons: bool) -> Steps[None]:
         yield from self._body(self._separated(reasons))
-        self._scan.settle()
+        self._scan.commit()
 
     def _body(self, sink: Sink) -> Steps[None]:
         """A message's text, without markers that do not belong there."""
-        while (found := (yield from self._scan.until(ALL, sink))) in (MESSAGE, CONSTRAIN):
+        while (found := (yield from self._scan.read_until(ALL, sink))) in (MESSAGE, CONSTRAIN):
             pass
         if found in (START, CHANNEL):
             self._scan.at -= len(found)
@@ -184,8 +184,8 @@ class _Reading:
 
     def _call(self, header: MessageHeader) -> Steps[None]:
         """A call from its first argument on; text if its body is none of JSON."""
-        out = self._writer.start(header.tool)
-        arguments, early = PushedJson(out), list[str]()
+        out = self._writer.start_call(header.tool)
+        arguments, early = IncrementalJson(out), list[str]()
 
         def push(text: str) -> None:
             if not out.has_begun:
@@ -197,13 +197,13 @@ class _Reading:
         yield from self._body(push)
         if text := self._end_call(arguments, "" if out.has_begun else "".join(early).strip(), has_begun=out.has_begun):
             self._separated(False)(text)
-        self._scan.settle()
+        self._scan.commit()
 
-    def _end_call(self, arguments: PushedJson, text: str, *, has_begun: bool) -> str:
+    def _end_call(self, arguments: IncrementalJson, text: str, *, has_begun: bool) -> str:
         """Closes the arguments. Returns what belongs to no call: text behind it, or instead of it. Arguments that broke
         off before the first of them was known are neither."""
         if has_begun or not text:  # a tool without parameters
             self._writer.end_call()
             return arguments.rest.strip(LEFT_BRACKETS) if arguments.is_complete else ""
-        self._writer.break_call()
-        return text if arguments.is_over else ""
+        self._writer.abort_call()
+        return text if arguments.is_finished else ""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from quire.services.frontend.output_processor.parsing.scanner import Malformed, Scanner, Steps
 from quire.services.frontend.output_processor.parsing.values import json_repair, json_text
-from quire.services.frontend.output_processor.parsing.values.arguments_json import ArgumentsJson
+from quire.services.frontend.output_processor.parsing.values.arguments_writer import ArgumentsWriter
 from quire.services.frontend.output_processor.parsing.writer import EventWriter
 
 LONGEST_NAME = 256  # characters
@@ -78,10 +78,10 @@ class _Call:
                 raise Malformed
         elif key in self._keys.arguments and not self._started and not self._early:
             yield from self._arguments()
-        elif key == self._keys.id and (yield from self._scan.comes(*json_text.PLAIN)):
+        elif key == self._keys.id and (yield from self._scan.next_is(*json_text.PLAIN)):
             self._id = yield from json_text.short_string(self._scan, LONGEST_NAME)
         else:
-            yield from json_repair.value(self._scan, ArgumentsJson(_nowhere))
+            yield from json_repair.value(self._scan, ArgumentsWriter(_nowhere))
 
     def _arguments(self) -> Steps[None]:
         """An object; also one that was written into a string, and null for none."""
@@ -89,7 +89,7 @@ class _Call:
         if first == "{":
             yield from json_repair.value(self._scan, self._out())
         elif first in json_text.PLAIN:
-            pushed = json_repair.PushedJson(self._out())
+            pushed = json_repair.IncrementalJson(self._out())
             yield from json_text.string(self._scan, pushed.push)
             pushed.end()
             if pushed.rest:
@@ -97,14 +97,14 @@ class _Call:
         else:
             yield from self._scan.expect("null")
 
-    def _out(self) -> ArgumentsJson:
-        return self._start() if self._name else ArgumentsJson(self._early.append)
+    def _out(self) -> ArgumentsWriter:
+        return self._start() if self._name else ArgumentsWriter(self._early.append)
 
-    def _start(self) -> ArgumentsJson:
+    def _start(self) -> ArgumentsWriter:
         if not self._name:
             raise Malformed
         self._started = True
-        return self._writer.start(self._name, self._id)
+        return self._writer.start_call(self._name, self._id)
 
 
 def _nowhere(_part: str) -> None:
@@ -128,4 +128,4 @@ def calls(
         yield from scan.skip_space()
     if in_array:
         yield from scan.expect("]")
-        scan.settle()
+        scan.commit()

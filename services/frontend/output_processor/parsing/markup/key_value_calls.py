@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field
 from functools import partial
 
+from quire.services.frontend.output_processor.parsing.call_grammar import CallGrammar, ParameterTexts, text_parameters
 from quire.services.frontend.output_processor.parsing.formats import ToolFormat
 from quire.services.frontend.output_processor.parsing.markup.call_blocks import CallMarkup, call_blocks
 from quire.services.frontend.output_processor.parsing.markup.json_calls import LONGEST_NAME
@@ -13,7 +14,6 @@ from quire.services.frontend.output_processor.parsing.markup.tagged_calls import
 from quire.services.frontend.output_processor.parsing.scanner import Malformed, Markers, Padding, Scanner, Steps
 from quire.services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
 from quire.services.frontend.output_processor.parsing.values.typed_arguments import TypedArguments
-from quire.services.frontend.output_processor.parsing.wording import ParameterTexts, Wording, text_parameters
 from quire.services.frontend.output_processor.parsing.writer import EventWriter
 
 NAME = re.compile(r"[^<>{}\n]+")
@@ -21,7 +21,7 @@ PLAIN = ("",)
 
 
 @dataclass(frozen=True, slots=True)
-class PairTags:
+class KeyValueTags:
     """The tags of a format."""
 
     suffixes: tuple[str, ...] = PLAIN  # of the tags' names: checkpoints of a family may differ in them
@@ -37,8 +37,8 @@ class PairTags:
         starts, ends, value_ends = self.tags("tool_call"), self.tags("/tool_call"), self.tags("/arg_value")
         after_value = Markers(*value_ends, *ends, *self.keys, padding=_padding(value_ends))
         blocks, block_ends = self.tags(self.block) if self.block else (), self.block_ends
-        scraps = re.compile("|".join((*self.keys, *self.key_ends, *self.values, *self.separators)))
-        markup = CallMarkup((*blocks, *starts), (*block_ends, *ends), inner_ends=value_ends, scraps=scraps)
+        stray_markup = re.compile("|".join((*self.keys, *self.key_ends, *self.values, *self.separators)))
+        markup = CallMarkup((*blocks, *starts), (*block_ends, *ends), inner_ends=value_ends, stray_markup=stray_markup)
         for name, value in (("starts", starts), ("ends", ends), ("value_ends", value_ends)):
             object.__setattr__(self, name, value)
         object.__setattr__(self, "after_value", after_value)
@@ -73,18 +73,18 @@ def _padding(value_ends: tuple[str, ...]) -> Padding:
     return lambda text, start, end: max(padding(text, start, end) for padding in paddings)
 
 
-def paired(tags: PairTags) -> ToolFormat:
+def key_value_format(tags: KeyValueTags) -> ToolFormat:
     def read(scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> Steps[None]:
-        yield from _Reading(tags, scan, writer, schemas).run()
+        yield from _CallReader(tags, scan, writer, schemas).run()
 
     inner = (*tags.separators, *tags.keys, *tags.key_ends, *tags.values, *tags.value_ends)
-    wordings = tuple(_wording(tags, suffix) for suffix in reversed(tags.suffixes))
+    grammars = tuple(_grammar(tags, suffix) for suffix in reversed(tags.suffixes))
     return ToolFormat(
-        read, (*tags.markup.starts, *tags.markup.ends, *inner), wordings=wordings, starts=tags.markup.starts
+        read, (*tags.markup.starts, *tags.markup.ends, *inner), grammars=grammars, starts=tags.markup.starts
     )
 
 
-def _wording(tags: PairTags, suffix: str) -> Wording:
+def _grammar(tags: KeyValueTags, suffix: str) -> CallGrammar:
     def tag(name: str) -> str:
         return f"<{name}{suffix}>" if name else ""
 
@@ -96,16 +96,16 @@ def _wording(tags: PairTags, suffix: str) -> Wording:
     )
     needs = tag("tool_call") if suffix else ""
     if not tags.block:
-        return Wording(text_parameters(texts), needs=needs, trigger=tag("tool_call"), plain_texts=True)
+        return CallGrammar(text_parameters(texts), needs=needs, trigger=tag("tool_call"), plain_texts=True)
     before, after = f"{tag(tags.block)}\n", "\n" + tag(f"/{tags.block}")
     call, trigger = text_parameters(texts), tag(tags.block)
-    return Wording(call, before=before, after=after, needs=needs, trigger=trigger, plain_texts=True)
+    return CallGrammar(call, before=before, after=after, needs=needs, trigger=trigger, plain_texts=True)
 
 
-class _Reading:
+class _CallReader:
     """One text on its way."""
 
-    def __init__(self, tags: PairTags, scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> None:
+    def __init__(self, tags: KeyValueTags, scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> None:
         self._tags = tags
         self._scan = scan
         self._writer = writer
@@ -125,7 +125,7 @@ class _Reading:
         while more:
             yield from self._call()
             yield from self._scan.try_text(*self._tags.ends)
-            self._scan.settle()
+            self._scan.commit()
             yield from self._scan.skip_space()
             more = bool((yield from self._scan.try_text(*self._tags.starts)))
 
@@ -133,26 +133,26 @@ class _Reading:
         """A call from where its first parameter, an object of JSON or its end follows the name."""
         tags, scan = self._tags, self._scan
         yield from scan.skip_space()
-        name = (yield from scan.whole(NAME, LONGEST_NAME)).strip()
+        name = (yield from scan.read_run(NAME, LONGEST_NAME)).strip()
         if tags.separators:
             yield from scan.try_text(*tags.separators)
         yield from scan.skip_space()
-        if not name or not (yield from scan.comes(*tags.keys, *tags.markup.ends, "{")):
+        if not name or not (yield from scan.next_is(*tags.keys, *tags.markup.ends, "{")):
             raise Malformed
         arguments = TypedArguments(scan, self._writer, self._schemas, name)
-        if (yield from scan.comes("{")):
+        if (yield from scan.next_is("{")):
             yield from arguments.body()
             yield from scan.skip_space()
         while (yield from scan.try_text(*tags.keys)):
             yield from self._pair(arguments)
-        if not (yield from scan.comes(*tags.markup.ends)):
+        if not (yield from scan.next_is(*tags.markup.ends)):
             raise Malformed
         arguments.end()
         self._writer.end_call()
 
     def _pair(self, arguments: TypedArguments) -> Steps[None]:
         tags, scan = self._tags, self._scan
-        key = (yield from scan.whole(NAME, LONGEST_NAME)).strip()
+        key = (yield from scan.read_run(NAME, LONGEST_NAME)).strip()
         yield from scan.expect(*tags.key_ends)
         yield from scan.skip_space()
         yield from scan.try_text(*tags.values)
@@ -166,11 +166,11 @@ class _Reading:
         tags, scan = self._tags, self._scan
         if marker in tags.keys:
             try:
-                name = (yield from scan.whole(NAME, LONGEST_NAME)).strip()
+                name = (yield from scan.read_run(NAME, LONGEST_NAME)).strip()
             except Malformed:
                 return False
-            return arguments.may_begin(name) and (yield from scan.comes(*tags.key_ends))
+            return arguments.may_begin(name) and (yield from scan.next_is(*tags.key_ends))
         yield from scan.skip_space()
         inside = (*tags.keys, *tags.ends) if marker in tags.value_ends else ()
-        followed = yield from scan.comes(*inside, *tags.starts, *tags.block_ends)
+        followed = yield from scan.next_is(*inside, *tags.starts, *tags.block_ends)
         return followed or not (yield from scan.peek())

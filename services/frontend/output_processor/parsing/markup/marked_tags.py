@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from quire.services.frontend.output_processor.parsing.markup.call_blocks import CallMarkup, no_call
+from quire.services.frontend.output_processor.parsing.markup.call_blocks import CallMarkup, reject_call
 from quire.services.frontend.output_processor.parsing.markup.tagged_calls import no_padding
 from quire.services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Steps
 from quire.services.frontend.output_processor.parsing.writer import EventWriter
@@ -26,7 +26,7 @@ class Tag(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class TagMarks:
+class MarkedTagSyntax:
     """The texts around a tag's name."""
 
     marks: Mapping[str, bool]  # in front of a tag; whether it is one that ends an element
@@ -44,8 +44,8 @@ class TagMarks:
         name = rf"(?:{'|'.join(self.names)})\b(?:{ATTRIBUTE.pattern})*" if self.names else TEXT.pattern
         opening = f"(?:{re.escape(self.opening)})?" if self.names else re.escape(self.opening)
         tag = f"(?:{opening}{name}(?:{re.escape(self.closing)})?)?"
-        scraps = re.compile("|".join(re.escape(mark) + tag for mark in self.marks))
-        object.__setattr__(self, "markup", CallMarkup(tuple(self.marks), scraps=scraps))
+        stray_markup = re.compile("|".join(re.escape(mark) + tag for mark in self.marks))
+        object.__setattr__(self, "markup", CallMarkup(tuple(self.marks), stray_markup=stray_markup))
 
     def knows(self, name: str) -> bool:
         return not self.names or name in self.names
@@ -59,7 +59,7 @@ class TagMarks:
         """Reads a tag from behind its mark on."""
         if self.opening:
             yield from scan.try_text(self.opening)
-        text = yield from scan.whole(TEXT, LONGEST_TAG)
+        text = yield from scan.read_run(TEXT, LONGEST_TAG)
         yield from scan.expect(self.closing)
         is_end = self.marks[mark] or (self.ends_with_slash and text.startswith("/"))
         name, _, rest = text.removeprefix("/" if self.ends_with_slash else "").partition(" ")
@@ -76,10 +76,10 @@ ReadCall = Callable[[Tag], Steps[bool]]
 """Reads a call, or markup around calls, from behind a tag on; False, and nothing read, if the tag is neither."""
 
 
-def marked_calls(scan: Scanner, writer: EventWriter, tags: TagMarks, call: ReadCall) -> Steps[None]:
+def marked_calls(scan: Scanner, writer: EventWriter, tags: MarkedTagSyntax, call: ReadCall) -> Steps[None]:
     """Content, and calls. Tags that a broken call leaves behind are no content."""
     is_within = False
-    while mark := (yield from scan.until(tags.before_text, writer.content)):
+    while mark := (yield from scan.read_until(tags.before_text, writer.content)):
         before = writer.num_calls
         try:
             tag = yield from tags.tag(scan, mark)
@@ -87,9 +87,9 @@ def marked_calls(scan: Scanner, writer: EventWriter, tags: TagMarks, call: ReadC
                 raise Malformed
             is_within = True
         except Malformed:
-            is_mention = no_call(scan, writer, tags.markup, mark, called=is_within or writer.num_calls > before)
+            is_mention = reject_call(scan, writer, tags.markup, mark, called=is_within or writer.num_calls > before)
             is_within = is_within or not is_mention
             continue
         yield from scan.skip_space()
         if writer.num_calls > before:
-            scan.settle()
+            scan.commit()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from quire.services.frontend.output_processor.parsing.markup.call_blocks import close, no_call
+from quire.services.frontend.output_processor.parsing.markup.call_blocks import read_call_end, reject_call
 from quire.services.frontend.output_processor.parsing.markup.json_calls import LONGEST_NAME
 from quire.services.frontend.output_processor.parsing.scanner import Malformed, Scanner, Steps
 from quire.services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
@@ -20,7 +20,7 @@ IsName = Callable[[str], bool]
 
 def call(scan: Scanner, writer: EventWriter, schemas: ToolSchemas, is_name: IsName) -> Steps[None]:
     """It is a call from its bracket on."""
-    name = yield from scan.whole(NAME, LONGEST_NAME)
+    name = yield from scan.read_run(NAME, LONGEST_NAME)
     yield from scan.expect("(")
     if not is_name(name):
         raise Malformed
@@ -30,7 +30,7 @@ def call(scan: Scanner, writer: EventWriter, schemas: ToolSchemas, is_name: IsNa
 def arguments(scan: Scanner, writer: EventWriter, schemas: ToolSchemas, name: str) -> Steps[None]:
     """Those of a call of `name`, from behind the bracket on. The ones without a name have those of the tool's
     parameters, in order."""
-    out = writer.start(name)
+    out = writer.start_call(name)
     out.begin("{")
     unnamed = iter(schemas.parameters(name))
     yield from scan.skip_space()
@@ -41,7 +41,7 @@ def arguments(scan: Scanner, writer: EventWriter, schemas: ToolSchemas, name: st
         out.key(quoted(key))
         yield from python_text.value(scan, out)
         yield from scan.skip_space()
-        if not (yield from scan.comes(")")):
+        if not (yield from scan.next_is(")")):
             yield from scan.expect(",")
             yield from scan.skip_space()
     out.end()
@@ -51,7 +51,7 @@ def arguments(scan: Scanner, writer: EventWriter, schemas: ToolSchemas, name: st
 def _key(scan: Scanner) -> Steps[str]:
     """Empty, and nothing read, in front of a value without one."""
     begin = scan.at
-    key = yield from scan.whole(NAME, LONGEST_NAME)
+    key = yield from scan.read_run(NAME, LONGEST_NAME)
     yield from scan.skip_space()
     if key and (yield from scan.try_text("=")):
         yield from scan.skip_space()
@@ -76,7 +76,7 @@ def listed(scan: Scanner, writer: EventWriter, schemas: ToolSchemas, is_name: Is
     yield from scan.expect("[")
     yield from calls(scan, writer, schemas, is_name)
     yield from scan.expect("]")
-    scan.settle()
+    scan.commit()
 
 
 def listed_first(scan: Scanner, writer: EventWriter, schemas: ToolSchemas, is_name: IsName, end: str) -> Steps[None]:
@@ -85,5 +85,5 @@ def listed_first(scan: Scanner, writer: EventWriter, schemas: ToolSchemas, is_na
     try:
         yield from listed(scan, writer, schemas, is_name)
     except Malformed:
-        no_call(scan, writer, called=writer.num_calls > before)
-    yield from close(scan, writer, (end,), called=writer.num_calls > before)
+        reject_call(scan, writer, called=writer.num_calls > before)
+    yield from read_call_end(scan, writer, (end,), called=writer.num_calls > before)

@@ -7,6 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
+from quire.services.frontend.output_processor.parsing.call_grammar import (
+    CallGrammar,
+    ParameterTexts,
+    sequence,
+    text_parameters,
+)
 from quire.services.frontend.output_processor.parsing.formats import ToolFormat
 from quire.services.frontend.output_processor.parsing.markup.call_blocks import CallMarkup, call_blocks
 from quire.services.frontend.output_processor.parsing.markup.json_calls import LONGEST_NAME
@@ -20,7 +26,6 @@ from quire.services.frontend.output_processor.parsing.scanner import (
 )
 from quire.services.frontend.output_processor.parsing.tool_schemas import ANYTHING, ToolSchemas
 from quire.services.frontend.output_processor.parsing.values.typed_arguments import STRING, TypedArguments
-from quire.services.frontend.output_processor.parsing.wording import ParameterTexts, Wording, sequence, text_parameters
 from quire.services.frontend.output_processor.parsing.writer import EventWriter
 
 NAME = re.compile(r"[^<>\"\n]+")
@@ -43,7 +48,7 @@ def no_padding(_text: str, _start: int, end: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Tags:
+class CallTags:
     """The texts of a format. Names stand between `function` and `named`, `parameter` and one of `keyed`."""
 
     function: str
@@ -66,7 +71,7 @@ class Tags:
         object.__setattr__(self, "value_ends", ends)
         starts = (*self.block_starts, self.function)  # the block's tag is sometimes missing or misspelled
         inner_ends = (self.parameter_end, self.function_end)
-        markup = CallMarkup(starts, self.block_ends, self.fillers, inner_ends, (self.parameter,), self._scraps())
+        markup = CallMarkup(starts, self.block_ends, self.fillers, inner_ends, (self.parameter,), self._stray_markup())
         object.__setattr__(self, "markup", markup)
 
     @property
@@ -77,7 +82,7 @@ class Tags:
     def block_ends(self) -> tuple[str, ...]:
         return tuple(end for _, end in self.blocks)
 
-    def _scraps(self) -> re.Pattern[str]:
+    def _stray_markup(self) -> re.Pattern[str]:
         keyed = "|".join(map(re.escape, sorted(self.keyed, key=len, reverse=True)))
         opening = (
             rf"{re.escape(self.function)}{NAME.pattern}(?:{re.escape(self.named)})?",
@@ -96,14 +101,14 @@ class Tags:
         return (self.function, *self.block_ends, *self.block_starts, *self.fillers)
 
 
-def tagged(tags: Tags, *tokens: str) -> ToolFormat:
+def tagged_format(tags: CallTags, *tokens: str) -> ToolFormat:
     def read(scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> Steps[None]:
-        yield from _Reading(tags, scan, writer, schemas).run()
+        yield from _CallReader(tags, scan, writer, schemas).run()
 
-    return ToolFormat(read, tokens, wordings=(_wording(tags),), starts=tags.markup.starts)
+    return ToolFormat(read, tokens, grammars=(_grammar(tags),), starts=tags.markup.starts)
 
 
-def _wording(tags: Tags) -> Wording:
+def _grammar(tags: CallTags) -> CallGrammar:
     line = "\n" if tags.on_lines else ""
     before, after = tags.fillers or ("", "")
     closes = {types: close for close, types in tags.keyed.items()}
@@ -116,17 +121,17 @@ def _wording(tags: Tags) -> Wording:
     )
     call = text_parameters(texts)
     if not tags.blocks:
-        return Wording(call, plain_texts=True)
+        return CallGrammar(call, plain_texts=True)
     start, end = tags.blocks[0]
     if tags.bare_functions:  # a block for each
-        return Wording(lambda tool: sequence(f"{start}\n", call(tool), f"\n{end}"), plain_texts=True)
-    return Wording(call, before=f"{start}\n", after=f"\n{end}", plain_texts=True)
+        return CallGrammar(lambda tool: sequence(f"{start}\n", call(tool), f"\n{end}"), plain_texts=True)
+    return CallGrammar(call, before=f"{start}\n", after=f"\n{end}", plain_texts=True)
 
 
-class _Reading:
+class _CallReader:
     """Of one text."""
 
-    def __init__(self, tags: Tags, scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> None:
+    def __init__(self, tags: CallTags, scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> None:
         self._tags = tags
         self._scan = scan
         self._writer = writer
@@ -154,7 +159,7 @@ class _Reading:
             yield from self._scan.skip_space()
 
     def _name(self) -> Steps[str]:
-        name = (yield from self._scan.whole(NAME, LONGEST_NAME)).strip()
+        name = (yield from self._scan.read_run(NAME, LONGEST_NAME)).strip()
         if not name:
             raise Malformed
         return name
@@ -163,7 +168,7 @@ class _Reading:
         """Its parameters, or an object of JSON in their place, up to its end; the block's end will do."""
         arguments = TypedArguments(self._scan, self._writer, self._schemas, name)
         yield from self._scan.skip_space()
-        if (yield from self._scan.comes("{")):
+        if (yield from self._scan.next_is("{")):
             yield from arguments.body()
             yield from self._scan.skip_space()
         while (yield from self._comes_parameter()):
@@ -178,9 +183,9 @@ class _Reading:
     def _comes_parameter(self) -> Steps[bool]:
         """False at the end, the function's of which is read."""
         found = yield from self._scan.try_text(self._tags.function_end)
-        if found or (self._tags.blocks and (yield from self._scan.comes(*self._tags.block_ends))):
+        if found or (self._tags.blocks and (yield from self._scan.next_is(*self._tags.block_ends))):
             return False
-        if not (yield from self._scan.comes("<")):
+        if not (yield from self._scan.next_is("<")):
             raise Malformed
         return True
 
@@ -205,7 +210,7 @@ class _Reading:
 
     def _ends_literal(self, _marker: str) -> Steps[bool]:
         yield from self._scan.skip_space()
-        followed = yield from self._scan.comes(self._tags.parameter_end, *self._tags.after_parameter)
+        followed = yield from self._scan.next_is(self._tags.parameter_end, *self._tags.after_parameter)
         return followed or not (yield from self._scan.peek())
 
     def _named_tag(self, arguments: TypedArguments) -> Steps[None]:
@@ -233,8 +238,8 @@ class _Reading:
                 name = yield from self._name()
             except Malformed:
                 return False
-            return arguments.may_begin(name) and (yield from self._scan.comes(*self._tags.keyed))
+            return arguments.may_begin(name) and (yield from self._scan.next_is(*self._tags.keyed))
         is_own = marker == self._tags.parameter_end
         yield from self._scan.skip_space()
-        followed = yield from self._scan.comes(*(self._tags.after_parameter if is_own else self._tags.after_function))
+        followed = yield from self._scan.next_is(*(self._tags.after_parameter if is_own else self._tags.after_function))
         return followed or not (yield from self._scan.peek())

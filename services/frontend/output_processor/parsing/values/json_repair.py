@@ -12,7 +12,7 @@ import re
 
 from quire.services.frontend.output_processor.parsing.scanner import Malformed, Scanner, Sink, Steps
 from quire.services.frontend.output_processor.parsing.values import json_text
-from quire.services.frontend.output_processor.parsing.values.arguments_json import ArgumentsJson
+from quire.services.frontend.output_processor.parsing.values.arguments_writer import ArgumentsWriter
 from quire.services.frontend.output_processor.parsing.values.json_text import CONTROL, PLAIN, quoted
 
 GAP = re.compile(r"[ \t\r\n,]+")
@@ -35,12 +35,12 @@ LONGEST_WORD = 400
 HEX = frozenset("0123456789abcdefABCDEF")
 
 
-def value(scan: Scanner, out: ArgumentsJson) -> Steps[None]:
+def value(scan: Scanner, out: ArgumentsWriter) -> Steps[None]:
     """One value, up to its end."""
     outside = out.depth
     yield from _item(scan, out)
     while out.depth > outside:
-        scan.ready(GAP)
+        scan.take_run(GAP)
         if not (character := scan.character):
             yield from _wait(scan)
         elif character in "}]":
@@ -50,7 +50,7 @@ def value(scan: Scanner, out: ArgumentsJson) -> Steps[None]:
             yield from _item(scan, out)
         elif found := scan.match(KEY):
             out.key(found[1])
-        elif scan.sees(BEGUN_KEY) and not scan.has_ended:
+        elif scan.matches(BEGUN_KEY) and not scan.has_ended:
             yield
         else:
             yield from _key(scan, out)
@@ -62,7 +62,7 @@ def _wait(scan: Scanner) -> Steps[None]:
     yield
 
 
-def _key(scan: Scanner, out: ArgumentsJson) -> Steps[None]:
+def _key(scan: Scanner, out: ArgumentsWriter) -> Steps[None]:
     """A key that may have to be repaired, up to its value; left out if it has none."""
     quote = yield from scan.peek()
     if quote in PLAIN:
@@ -70,7 +70,7 @@ def _key(scan: Scanner, out: ArgumentsJson) -> Steps[None]:
         yield from _string(scan, quote, parts.append, BEFORE_COLON)
         key = "".join(parts)
     else:
-        key = quoted((yield from scan.whole(WORD, LONGEST_WORD)))
+        key = quoted((yield from scan.read_run(WORD, LONGEST_WORD)))
     yield from scan.skip_space()
     yield from scan.expect(":")
     yield from scan.skip_space()
@@ -78,7 +78,7 @@ def _key(scan: Scanner, out: ArgumentsJson) -> Steps[None]:
         out.key(key)
 
 
-def _item(scan: Scanner, out: ArgumentsJson) -> Steps[None]:
+def _item(scan: Scanner, out: ArgumentsWriter) -> Steps[None]:
     """A string or a word; of an object or a list its bracket."""
     while not (first := scan.character):
         yield from _wait(scan)
@@ -91,7 +91,7 @@ def _item(scan: Scanner, out: ArgumentsJson) -> Steps[None]:
         yield from _string(scan, first, out.string_part, AFTER_VALUE)
         out.end_string()
     else:
-        word = yield from scan.whole(WORD, LONGEST_WORD)
+        word = yield from scan.read_run(WORD, LONGEST_WORD)
         if not word or not (yield from scan.peek()):  # a word that may go on is worth nothing
             raise Malformed
         out.scalar(scalar(word))
@@ -126,7 +126,7 @@ def _string(scan: Scanner, quote: str, sink: Sink, followers: re.Pattern[str]) -
     scan.at += 1
     plain = PLAIN[quote]
     while True:
-        if part := scan.ready(plain):
+        if part := scan.take_run(plain):
             part = CONTROL.sub(lambda found: quoted(found[0]), part)
             sink(part if quote == '"' else part.replace('"', '\\"'))
         elif not (character := scan.character):
@@ -135,7 +135,7 @@ def _string(scan: Scanner, quote: str, sink: Sink, followers: re.Pattern[str]) -
             sink((yield from _escape(scan)))
         else:
             scan.at += 1
-            if scan.sees(followers) or (yield from _ends(scan, followers)):
+            if scan.matches(followers) or (yield from _ends(scan, followers)):
                 return
             sink('\\"' if quote == '"' else quote)
 
@@ -146,7 +146,7 @@ def _ends(scan: Scanner, followers: re.Pattern[str]) -> Steps[bool]:
     yield from scan.skip_space()
     at_end = not (yield from scan.peek())
     scan.at = begin
-    return at_end or scan.sees(followers)
+    return at_end or scan.matches(followers)
 
 
 def _escape(scan: Scanner) -> Steps[str]:
@@ -181,28 +181,28 @@ def repaired(text: str) -> str:
     scan.feed(text)
     scan.end()
     try:
-        for _ in value(scan, ArgumentsJson(parts.append)):
+        for _ in value(scan, ArgumentsWriter(parts.append)):
             pass
     except Malformed:
         return ""
-    return "".join(parts) if scan.is_over else ""
+    return "".join(parts) if scan.at_end else ""
 
 
-class PushedJson:
+class IncrementalJson:
     """An object, bare or in a JSON string, whose text comes from elsewhere; what follows it is kept as `rest`."""
 
-    __slots__ = ("_out", "_scan", "_steps", "is_complete", "is_over")
+    __slots__ = ("_out", "_scan", "_steps", "is_complete", "is_finished")
 
-    def __init__(self, out: ArgumentsJson) -> None:
+    def __init__(self, out: ArgumentsWriter) -> None:
         self._scan = Scanner()
         self._out = out
         self._steps = self._read()
-        self.is_over = False  # it has ended, or is no JSON
+        self.is_finished = False  # it has ended, or is no JSON
         self.is_complete = False  # it has ended
 
     def push(self, text: str) -> None:
         self._scan.feed(text)
-        if not self.is_over:
+        if not self.is_finished:
             next(self._steps, None)
 
     def end(self) -> None:
@@ -215,23 +215,23 @@ class PushedJson:
     @property
     def rest(self) -> str:
         """What was not read, after the end."""
-        self._scan.settle()
-        return self._scan.rest().strip()
+        self._scan.commit()
+        return self._scan.take_rest().strip()
 
     def _read(self) -> Steps[None]:
         try:
             yield from self._scan.skip_space()
-            if (yield from self._scan.comes(*PLAIN)):
+            if (yield from self._scan.next_is(*PLAIN)):
                 yield from self._in_string()
-            elif (yield from self._scan.comes("{")):
+            elif (yield from self._scan.next_is("{")):
                 yield from value(self._scan, self._out)
                 self.is_complete = True
         except Malformed:
             pass
-        self.is_over = True
+        self.is_finished = True
 
     def _in_string(self) -> Steps[None]:
-        inner = PushedJson(self._out)
+        inner = IncrementalJson(self._out)
         yield from json_text.string(self._scan, inner.push)
         inner.end()
         self.is_complete = inner.is_complete

@@ -27,7 +27,7 @@ def string(scan: Scanner, sink: Sink) -> Steps[None]:
             return
         if character == "\\":
             sink((yield from _escape(scan)))
-        elif plain := scan.ready(PLAIN[quote]):
+        elif plain := scan.take_run(PLAIN[quote]):
             sink(plain)
         else:
             raise Malformed
@@ -36,7 +36,7 @@ def string(scan: Scanner, sink: Sink) -> Steps[None]:
 def short_string(scan: Scanner, at_most: int) -> Steps[str]:
     """A whole string, decoded; Malformed if it has more characters."""
     parts: list[str] = []
-    yield from string(scan, scan.keeping(parts, at_most))
+    yield from string(scan, scan.bounded_sink(parts, at_most))
     return "".join(parts)
 
 

@@ -6,7 +6,7 @@ import json
 import re
 
 from quire.services.frontend.output_processor.parsing.scanner import Malformed, Scanner, Sink, Steps
-from quire.services.frontend.output_processor.parsing.values.arguments_json import ArgumentsJson
+from quire.services.frontend.output_processor.parsing.values.arguments_writer import ArgumentsWriter
 from quire.services.frontend.output_processor.parsing.values.json_repair import number
 from quire.services.frontend.output_processor.parsing.values.json_text import quoted
 
@@ -24,7 +24,7 @@ ESCAPES = {
 ESCAPE_DIGITS = {"x": 2, "u": 4, "U": 8}
 
 
-def value(scan: Scanner, out: ArgumentsJson, depth: int = 0) -> Steps[None]:
+def value(scan: Scanner, out: ArgumentsWriter, depth: int = 0) -> Steps[None]:
     """A string, number, name, list, tuple or dictionary; Malformed for anything else."""
     first = yield from scan.peek()
     if depth > DEEPEST:
@@ -40,7 +40,7 @@ def value(scan: Scanner, out: ArgumentsJson, depth: int = 0) -> Steps[None]:
         out.scalar((yield from _scalar(scan)))
 
 
-def _list(scan: Scanner, out: ArgumentsJson, depth: int) -> Steps[None]:
+def _list(scan: Scanner, out: ArgumentsWriter, depth: int) -> Steps[None]:
     end = CLOSING[(yield from scan.next())]
     out.begin("[")
     yield from scan.skip_space()
@@ -51,7 +51,7 @@ def _list(scan: Scanner, out: ArgumentsJson, depth: int) -> Steps[None]:
     out.end()
 
 
-def _dictionary(scan: Scanner, out: ArgumentsJson, depth: int) -> Steps[None]:
+def _dictionary(scan: Scanner, out: ArgumentsWriter, depth: int) -> Steps[None]:
     yield from scan.expect("{")
     out.begin("{")
     yield from scan.skip_space()
@@ -87,7 +87,7 @@ def _next_item(scan: Scanner, end: str) -> Steps[bool]:
 def _scalar(scan: Scanner) -> Steps[str]:
     """Malformed at the end of the text, too: the scalar may have gone on."""
     begin = scan.at
-    text = yield from scan.whole(SCALAR, LONGEST_SCALAR)
+    text = yield from scan.read_run(SCALAR, LONGEST_SCALAR)
     if not (yield from scan.peek()):
         raise Malformed
     try:
@@ -107,7 +107,7 @@ def _string(scan: Scanner, sink: Sink) -> Steps[None]:
             return
         if character == "\\":
             sink(quoted((yield from _escape(scan))))
-        elif plain := scan.ready(PLAIN[quote]):
+        elif plain := scan.take_run(PLAIN[quote]):
             sink(quoted(plain))
         else:
             raise Malformed

@@ -25,7 +25,7 @@ class TypedArguments:
 
     def __init__(self, scan: Scanner, writer: EventWriter, schemas: ToolSchemas, function: str) -> None:
         self._scan = scan
-        self._out = writer.start(function)
+        self._out = writer.start_call(function)
         self._schemas = schemas
         self._function = function
         self.names: set[str] = set()
@@ -39,7 +39,7 @@ class TypedArguments:
     ) -> Steps[str]:
         """Reads a value up to one of `markers` and returns it; Malformed if the text ends before. Strings go out as
         they come. `types`: None for those of the schema; `ends_here`: None where every marker ends the value."""
-        if self._is_wrapper(name) and (yield from self._scan.comes("{")):
+        if self._is_wrapper(name) and (yield from self._scan.next_is("{")):
             return (yield from self._wrapped(markers, ends_here))
         self._begin(name)
         types = types or self._schemas.types(self._function, name)
@@ -76,7 +76,7 @@ class TypedArguments:
         return name in WRAPPERS and is_known and not self.names and not self._out.has_begun
 
     def _wrapped(self, markers: Markers, ends_here: EndsHere | None) -> Steps[str]:
-        pushed = json_repair.PushedJson(self._out)
+        pushed = json_repair.IncrementalJson(self._out)
         found = yield from self._text(markers, ends_here, pushed.push)
         pushed.end()
         if not pushed.is_complete:
@@ -84,7 +84,7 @@ class TypedArguments:
         return found
 
     def _text(self, markers: Markers, ends_here: EndsHere | None, sink: Sink) -> Steps[str]:
-        while found := (yield from self._scan.until(markers, sink)):
+        while found := (yield from self._scan.read_until(markers, sink)):
             begin = self._scan.at
             is_end = ends_here is None or (yield from ends_here(found))
             self._scan.at = begin

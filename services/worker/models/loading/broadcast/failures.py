@@ -11,7 +11,7 @@ from datetime import timedelta
 from google.protobuf.message import DecodeError
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from quire.services.worker.host.background import Background
+from quire.services.worker.host.background import BackgroundThreads
 from quire.services.worker.models.loading.broadcast.gloo_receiver import failed_key
 from quire.shared.errors import Internal, QuireError, Unavailable, from_proto, to_proto
 from quire.shared.pb.common.v1 import finish_pb2
@@ -21,14 +21,14 @@ PATIENCE_S = 1.0
 GONE = Unavailable("a rank of the group is gone")
 
 
-class FailedElsewhereError(Exception):
+class RemoteFailureError(Exception):
     """Another member has said so."""
 
     def __init__(self, said: bytes) -> None:
         super().__init__(said)
         self.said = said
 
-    def as_told(self, where: str) -> QuireError:
+    def as_quire_error(self, where: str) -> QuireError:
         """The same error."""
         try:
             told = from_proto(finish_pb2.Error.FromString(self.said))
@@ -37,7 +37,7 @@ class FailedElsewhereError(Exception):
         return type(told)(f"{where}: another rank of the group has failed: {told.message}", field=told.field)
 
 
-def store_of(order: pb.JoinWeightsGroup) -> TCPStore:
+def connect_store(order: pb.JoinWeightsGroup) -> TCPStore:
     """The trainer's, as one who looks into it. Raises RuntimeError."""
     timeout = timedelta(milliseconds=order.timeout_ms)
     host, port, size = order.master_address, order.master_port, order.world_size
@@ -49,7 +49,7 @@ def encoded(error: BaseException) -> bytes:
     return to_proto(known).SerializeToString()
 
 
-def tell(store: TCPStore, name: str, error: BaseException) -> None:
+def publish_failure(store: TCPStore, name: str, error: BaseException) -> None:
     """The first one counts. Returns when it stands there, so that others read it before connections to this member
     break; soon in any case: a trainer that hangs has a store that does."""
 
@@ -57,4 +57,4 @@ def tell(store: TCPStore, name: str, error: BaseException) -> None:
         store.compare_set(failed_key(name), "", encoded(error).hex())
 
     with contextlib.suppress(RuntimeError, TimeoutError):  # the trainer is gone
-        Background("failed group").submit(put).result(PATIENCE_S)
+        BackgroundThreads("failed group").submit(put).result(PATIENCE_S)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from quire.services.worker.models.loading.broadcast import failures, gloo_receiver
-from quire.services.worker.models.loading.broadcast.failures import FailedElsewhereError
+from quire.services.worker.models.loading.broadcast.failures import RemoteFailureError
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 # Of a process that may be slow on a busy machine, and imports torch: its own times are shorter, and end first.
@@ -52,12 +52,12 @@ class GlooMember:
                 timeout_s=timeout_s,
                 gone=failures.encoded(failures.GONE).hex(),
             )
-            self._name, self._store = order.group_name, failures.store_of(order)
+            self._name, self._store = order.group_name, failures.connect_store(order)
         except BaseException:
             self.close()
             raise
 
-    def say(self, key: str) -> None:
+    def announce(self, key: str) -> None:
         self._ask(PATIENCE_S, key=key)
 
     def receive(self, shape: Sequence[int], dtype: torch.dtype, timeout_s: float) -> Tensor:
@@ -71,8 +71,8 @@ class GlooMember:
     def interrupt(self) -> None:
         self._process.kill()
 
-    def fail(self, error: BaseException) -> None:
-        failures.tell(self._store, self._name, error)
+    def report_failure(self, error: BaseException) -> None:
+        failures.publish_failure(self._store, self._name, error)
 
     def close(self) -> None:
         self._process.kill()
@@ -80,7 +80,7 @@ class GlooMember:
         os.close(self._memory)
 
     def _ask(self, patience_s: float, **question: Any) -> None:
-        """Raises RuntimeError, ValueError, FailedElsewhereError with what it answers."""
+        """Raises RuntimeError, ValueError, RemoteFailureError with what it answers."""
         pipe, answers = self._process.stdin, self._process.stdout
         assert pipe is not None
         assert answers is not None
@@ -101,7 +101,7 @@ class GlooMember:
         if "wrong" in answer:
             raise ValueError(answer["wrong"])
         if "failed" in answer:
-            raise FailedElsewhereError(bytes.fromhex(answer["failed"]))
+            raise RemoteFailureError(bytes.fromhex(answer["failed"]))
         if "error" in answer:
             raise RuntimeError(answer["error"])
 

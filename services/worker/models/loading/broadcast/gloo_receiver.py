@@ -38,7 +38,7 @@ class Failures:
         self._store, self._key = store, failed_key(name)
         self._next_at = 0.0
 
-    def look(self, *, at_once: bool = False) -> str:
+    def poll(self, *, at_once: bool = False) -> str:
         """What one has said; empty: none has, or it is too soon to look again. Raises RuntimeError once the trainer is
         gone."""
         if (now := time.monotonic()) < self._next_at and not at_once:
@@ -46,10 +46,10 @@ class Failures:
         self._next_at = now + LISTEN_S
         return self._store.get(self._key).decode() if self._store.check([self._key]) else ""
 
-    def behind(self, error: RuntimeError) -> str:
+    def reason_for(self, error: RuntimeError) -> str:
         """What one has said before it left, which is what others hear first. Raises the error if none has."""
         with contextlib.suppress(RuntimeError):
-            if said := self.look(at_once=True):
+            if said := self.poll(at_once=True):
                 return said
         raise error
 
@@ -66,7 +66,7 @@ class GlooReceiver:
         host, port, name, size = place["host"], place["port"], place["name"], place["size"]
         timeout = timedelta(seconds=place["timeout_s"])
         self._store = TCPStore(host, port, size, is_master=False, timeout=timeout, wait_for_workers=False)
-        self.say(f"{name}/joining/{place['rank']}")  # to a trainer that waits for it
+        self.announce(f"{name}/joining/{place['rank']}")  # to a trainer that waits for it
         # The keys that torch.distributed gives a group of this name on a store that is prefixed with it.
         prefixed = PrefixStore("cpu/", PrefixStore(f"{name}/", PrefixStore(name, self._store)))
         gloo: Any = distributed.ProcessGroupGloo
@@ -77,7 +77,7 @@ class GlooReceiver:
         self._failures, self._name, self._gone = Failures(self._store, name), name, place["gone"]
         self._unfinished: Any = None
 
-    def say(self, key: str) -> None:
+    def announce(self, key: str) -> None:
         self._store.set(key, "1")
 
     def end(self) -> None:
@@ -98,14 +98,14 @@ class GlooReceiver:
         options.rootRank, options.timeout = 0, timedelta(seconds=timeout_s)
         work = self._group.broadcast([content], options)
         while not work.is_completed():
-            if failed := self._failures.look():
+            if failed := self._failures.poll():
                 self._unfinished = memory, work  # which still writes there
                 return {"failed": failed}
             time.sleep(LOOK_S)
         try:
             work.wait(options.timeout)
         except RuntimeError as error:
-            return {"failed": self._failures.behind(error)}
+            return {"failed": self._failures.reason_for(error)}
         is_short = num_bytes >= LEAST_MARKED and bool((end == mark).all())
         del content, end, work
         memory.close()
@@ -120,7 +120,7 @@ def _address_towards(host: str, port: int) -> str:
         return str(towards.getsockname()[0])
 
 
-class Questions:
+class RequestReader:
     """On stdin. Whoever asks may be gone while the group is waited for."""
 
     def __init__(self) -> None:
@@ -141,14 +141,14 @@ class Questions:
         os._exit(0)
 
 
-def _answers(memory: int, questions: Questions) -> Iterator[dict[str, str]]:
+def _responses(memory: int, questions: RequestReader) -> Iterator[dict[str, str]]:
     for question in questions:
         try:
             if questions.receiver is None:
                 questions.receiver = GlooReceiver(memory, question)
                 yield {}
             elif "key" in question:
-                questions.receiver.say(question["key"])
+                questions.receiver.announce(question["key"])
                 yield {}
             else:
                 yield questions.receiver.receive(question["num_bytes"], question["timeout_s"])
@@ -157,7 +157,7 @@ def _answers(memory: int, questions: Questions) -> Iterator[dict[str, str]]:
 
 
 def main() -> None:
-    for answer in _answers(int(sys.argv[1]), Questions()):
+    for answer in _responses(int(sys.argv[1]), RequestReader()):
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
 

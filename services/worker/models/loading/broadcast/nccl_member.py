@@ -14,7 +14,7 @@ from torch import Tensor, distributed
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from quire.services.worker.models.loading.broadcast import failures, gloo_receiver
-from quire.services.worker.models.loading.broadcast.failures import FailedElsewhereError
+from quire.services.worker.models.loading.broadcast.failures import RemoteFailureError
 from quire.services.worker.models.loading.broadcast.gloo_receiver import LEAST_MARKED, LOOK_S, MARK_BYTES
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
@@ -28,9 +28,9 @@ class NcclMember:
         """Members meet with the first broadcast. Raises RuntimeError."""
         self._device, timeout = device, timedelta(milliseconds=order.timeout_ms)
         name, size = order.group_name, order.world_size
-        self._name, self._store = name, failures.store_of(order)
+        self._name, self._store = name, failures.connect_store(order)
         self._others, self._is_interrupted = gloo_receiver.Failures(self._store, name), False
-        self.say(f"{name}/joining/{rank}")  # to a trainer that waits for it
+        self.announce(f"{name}/joining/{rank}")  # to a trainer that waits for it
         # The keys that torch.distributed gives a group of this name on a store that is prefixed with it.
         prefixed = PrefixStore("cuda/", PrefixStore(f"{name}/", PrefixStore(name, self._store)))
         options = distributed.ProcessGroupNCCL.Options()
@@ -45,7 +45,7 @@ class NcclMember:
             else:
                 os.environ[ERRORS] = before
 
-    def say(self, key: str) -> None:
+    def announce(self, key: str) -> None:
         self._store.set(key, "1")
 
     def receive(self, shape: Sequence[int], dtype: torch.dtype, timeout_s: float) -> Tensor:
@@ -63,13 +63,13 @@ class NcclMember:
                 raise RuntimeError("too late")
             if self._is_interrupted:
                 raise RuntimeError("the group is left")
-            if failed := self._others.look():
-                raise FailedElsewhereError(bytes.fromhex(failed))
+            if failed := self._others.poll():
+                raise RemoteFailureError(bytes.fromhex(failed))
             time.sleep(LOOK_S)
         try:
             work.wait()
         except RuntimeError as error:
-            raise FailedElsewhereError(bytes.fromhex(self._others.behind(error))) from None
+            raise RemoteFailureError(bytes.fromhex(self._others.reason_for(error))) from None
         if len(end) >= LEAST_MARKED and bool((end == mark).all()):
             raise ValueError("the trainer has sent fewer bytes than it has announced")
         return content.view(tuple(shape))
@@ -77,8 +77,8 @@ class NcclMember:
     def interrupt(self) -> None:
         self._is_interrupted = True
 
-    def fail(self, error: BaseException) -> None:
-        failures.tell(self._store, self._name, error)
+    def report_failure(self, error: BaseException) -> None:
+        failures.publish_failure(self._store, self._name, error)
 
     def close(self) -> None:
         self._group.abort()

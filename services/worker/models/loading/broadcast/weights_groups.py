@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from quire.services.worker.models.loading.broadcast.failures import FailedElsewhereError
+from quire.services.worker.models.loading.broadcast.failures import RemoteFailureError
 from quire.services.worker.models.loading.broadcast.gloo_member import GlooMember
 from quire.services.worker.models.loading.broadcast.nccl_member import NcclMember
 from quire.shared.errors import FailedPrecondition, InvalidArgument, Unavailable
@@ -34,9 +34,9 @@ TOLERANCE_S = 0.01  # torch counts in milliseconds
 
 class GroupMember(Protocol):
     """This rank, in one group. Raises RuntimeError for what does not come, ValueError for what is something else, and
-    FailedElsewhereError where another member has said that it has failed."""
+    RemoteFailureError where another member has said that it has failed."""
 
-    def say(self, key: str) -> None:
+    def announce(self, key: str) -> None:
         """To a trainer that looks for this key in the store."""
 
     def receive(self, shape: Sequence[int], dtype: torch.dtype, timeout_s: float) -> Tensor:
@@ -45,7 +45,7 @@ class GroupMember(Protocol):
     def interrupt(self) -> None:
         """Whoever receives now hears a RuntimeError. Any thread may call."""
 
-    def fail(self, error: BaseException) -> None:
+    def report_failure(self, error: BaseException) -> None:
         """The others are told why nothing comes of it, and wait for nothing more."""
 
     def close(self) -> None: ...
@@ -93,7 +93,7 @@ class WeightsGroups:
             timeout_ms = expected.content.timeout_ms or DEFAULT_TIMEOUT_MS
             yield group.tensors(expected.tensors, timeout_ms / 1000)
         except BaseException as error:
-            group.member.fail(error)
+            group.member.report_failure(error)
             self.leave(name)
             raise
 
@@ -126,8 +126,8 @@ class WeightsGroup:
                 if number == 1:
                     self._say_ready()
                 yield head.name, self._received(head, deadline)
-            except FailedElsewhereError as error:
-                raise error.as_told(where) from None
+            except RemoteFailureError as error:
+                raise error.as_quire_error(where) from None
             except ValueError as error:
                 raise InvalidArgument(f"{where}: {error}", field="shapes") from None
             except RuntimeError as error:
@@ -137,7 +137,7 @@ class WeightsGroup:
 
     def _say_ready(self) -> None:
         """To a trainer that waits for it, so that it sends nothing that is refused."""
-        self.member.say(f"{self._name}/receiving/{self._num_updates}")
+        self.member.announce(f"{self._name}/receiving/{self._num_updates}")
         self._num_updates += 1
 
     def _received(self, head: TensorHead, deadline: float) -> Tensor:

@@ -17,10 +17,10 @@ from google.protobuf.message import Message
 from quire.services.frontend.bounds import messages, wire_scan
 from quire.services.frontend.bounds.bodies import body_probe, json_body, json_scan
 from quire.services.frontend.bounds.bodies import spool as spool_module
-from quire.services.frontend.bounds.bodies.heavy import HEAVY_BYTES
+from quire.services.frontend.bounds.bodies.heavy_work import HEAVY_BYTES
 from quire.services.frontend.bounds.bodies.large_bodies import LargeBodies
 from quire.services.frontend.bounds.bodies.spool import Spool
-from quire.services.frontend.bounds.room import Room
+from quire.services.frontend.bounds.prompt_limit import PromptLimit
 from quire.shared.errors import InvalidArgument
 from quire.shared.pb.dialects import open_inference_pb2
 from quire.shared.pb.inference.v1 import inference_pb2 as pb
@@ -29,7 +29,7 @@ from tests.priorities import has_stepped_back
 from tests.waiting import eventually, is_reaped
 
 LIMITS = RequestLimits()
-ROOM = Room(4096, 16)
+ROOM = PromptLimit(4096, 16)
 FILLING = "x" * HEAVY_BYTES
 
 
@@ -51,7 +51,7 @@ def judge() -> Iterator[LargeBodies]:
 def spooled(body: bytes) -> Spool:
     spool = Spool()
     for start in range(0, len(body), 1000):
-        spool.add(body[start : start + 1000])
+        spool.append(body[start : start + 1000])
     return spool
 
 
@@ -106,7 +106,7 @@ async def test_it_says_what_would_be_said_here(judge: LargeBodies, name: str) ->
             found = None
         except (InvalidArgument, JSONDecodeError) as error:
             found = complaint(error)
-        assert spool.take() == body
+        assert spool.take_all() == body
     assert found == found_here(body)
     assert (found is None) == (name in ("fine", "a list", "too many tokens to cut"))
 
@@ -159,10 +159,10 @@ async def test_small_bodies_are_not_asked_about(large: LargeBodies) -> None:
 async def test_files_are_few_and_all_are_given_back(large: LargeBodies, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever sends hundreds of large bodies takes no descriptors from connections."""
     body, before = BODIES["fine"], Spool.num_files
-    many = [spooled(body) for _ in range(spool_module.MOST_FILES + 3)]
+    many = [spooled(body) for _ in range(spool_module.MAX_FILES + 3)]
     assert [spool.path is None for spool in many].count(True) == 3 + before
     assert not await large.check(many[-1]), "the frontend looks at it itself"
-    assert many[-1].take() == many[0].take() == body
+    assert many[-1].take_all() == many[0].take_all() == body
     for spool in many:
         spool.close()
     assert Spool.num_files == before
@@ -173,7 +173,7 @@ async def test_files_are_few_and_all_are_given_back(large: LargeBodies, monkeypa
     monkeypatch.setattr(os, "memfd_create", refuse)
     with spooled(body) as spool:
         assert spool.path is None
-        assert spool.take() == body
+        assert spool.take_all() == body
 
 
 async def test_of_a_client_that_has_left_nothing_is_said(large: LargeBodies) -> None:
@@ -181,7 +181,7 @@ async def test_of_a_client_that_has_left_nothing_is_said(large: LargeBodies) -> 
     path = spool.path
     spool.close()
     assert path is not None
-    question = body_probe.BodyQuestion(path, HEAVY_BYTES + 1, True, body_probe.JSON, 0, 0)
+    question = body_probe.BodyCheck(path, HEAVY_BYTES + 1, True, body_probe.JSON, 0, 0)
     answer = body_probe.begin(json.dumps({}).encode())(question.encode())
     assert json.loads(answer)["kind"] == body_probe.UNREAD
 
@@ -233,4 +233,4 @@ async def test_a_body_whose_client_has_left_is_not_taken_for_the_next_one(
     with spooled(other) as kept:
         os.kill(large.pid, signal.SIGCONT)
         await loop.run_in_executor(large.thread, int)  # behind the question
-        assert kept.take() == other
+        assert kept.take_all() == other

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from quire.services.frontend.bounds.bodies import long_ids
-from quire.services.frontend.bounds.bodies.heavy import HEAVY_BYTES
+from quire.services.frontend.bounds.bodies.heavy_work import HEAVY_BYTES
 from tests.services.frontend.running import running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, scheduler
 
@@ -25,9 +25,9 @@ def test_a_list_is_taken_out_with_all_its_numbers() -> None:
     for _ in range(30):
         ids = [chance.randrange(10 ** chance.randint(1, 9)) for _ in range(6000)]
         written = "".join(f"{chance.choice(['', ' ', chr(10)])}{i}," for i in ids)[:-1] + chance.choice(["", " "])
-        taken = long_ids.take_out(body(written))
+        taken = long_ids.extract_ids(body(written))
         assert taken is not None
-        assert list(long_ids.unpacked(taken.ids)) == ids
+        assert list(long_ids.unpack_ids(taken.ids)) == ids
         assert json.loads(taken.body) == {**json.loads(body(written)), "tokens": []}
 
 
@@ -36,11 +36,11 @@ def test_a_list_is_taken_out_with_all_its_numbers() -> None:
 )
 def test_what_is_not_plain_is_left_to_the_parser(change: str) -> None:
     many = "300," * 6000
-    assert long_ids.take_out(body(f"{many}300")) is not None
+    assert long_ids.extract_ids(body(f"{many}300")) is not None
     for written in (f"{change}{many}300", f"{many}{change}300", f"{many}{change}"):
-        assert long_ids.take_out(body(written)) is None
-    assert long_ids.take_out(body(many[:-1]) + b'{"tokens": []}') is None
-    assert long_ids.take_out(body("1,2,3")) is None
+        assert long_ids.extract_ids(body(written)) is None
+    assert long_ids.extract_ids(body(many[:-1]) + b'{"tokens": []}') is None
+    assert long_ids.extract_ids(body("1,2,3")) is None
 
 
 async def test_answers_are_those_of_lists(folder: Path) -> None:

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from quire.services.frontend.http.fields.nested_fields import Shape, check_objects
-from quire.services.frontend.http.fields.unknown_fields import MOST_NAMES, OTHER, UnknownFields
+from quire.services.frontend.http.fields.unknown_fields import MAX_NAMES, OTHER, UnknownFields
 from quire.shared.errors import InvalidArgument
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
-from tests.services.frontend.talking import talking_folder
+from tests.services.frontend.tool_model import tool_model_folder
 
 USER: dict[str, Any] = {"role": "user", "content": "hi"}
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {}}
@@ -130,7 +130,7 @@ MISSPELT: list[tuple[str, dict[str, Any], str, str]] = [
 @pytest.fixture
 async def frontend(tmp_path: Path) -> AsyncIterator[Running]:
     script = ScriptedScheduler(count_up)
-    async with scheduler(script), running(talking_folder(tmp_path / "talking"), script.address) as frontend:
+    async with scheduler(script), running(tool_model_folder(tmp_path / "talking"), script.address) as frontend:
         yield frontend
 
 
@@ -153,7 +153,7 @@ async def test_a_misspelt_field_inside_is_refused_by_its_place(frontend: Running
 
 async def test_a_strict_server_refuses_each_unknown_field_inside(tmp_path: Path) -> None:
     script = ScriptedScheduler(count_up)
-    folder = talking_folder(tmp_path / "talking")
+    folder = tool_model_folder(tmp_path / "talking")
     async with scheduler(script), running(folder, script.address, strict_request_fields=True) as frontend:
         for path, body, _ in HARMLESS:
             answer = await frontend.http.post(path, json={**FEW[path], **body})
@@ -181,17 +181,17 @@ def test_a_name_is_counted_once_for_all_objects_of_a_kind() -> None:
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        (CHAT, {"messages": [{**USER, f"acme_{number}": 1} for number in range(MOST_NAMES + 1)]}),
-        (CHAT, tool(**{f"acme_{number}": 1 for number in range(MOST_NAMES + 1)})),
-        (CHAT, {"messages": [USER], "stream_options": {f"acme_{number}": 1 for number in range(MOST_NAMES + 1)}}),
-        (RESPONSES, {"input": [{**USER, f"acme_{number}": 1} for number in range(MOST_NAMES + 1)]}),
-        (MESSAGES, {"messages": [{**USER, f"acme_{number}": 1} for number in range(MOST_NAMES + 1)]}),
+        (CHAT, {"messages": [{**USER, f"acme_{number}": 1} for number in range(MAX_NAMES + 1)]}),
+        (CHAT, tool(**{f"acme_{number}": 1 for number in range(MAX_NAMES + 1)})),
+        (CHAT, {"messages": [USER], "stream_options": {f"acme_{number}": 1 for number in range(MAX_NAMES + 1)}}),
+        (RESPONSES, {"input": [{**USER, f"acme_{number}": 1} for number in range(MAX_NAMES + 1)]}),
+        (MESSAGES, {"messages": [{**USER, f"acme_{number}": 1} for number in range(MAX_NAMES + 1)]}),
     ],
 )
 async def test_more_names_than_are_looked_at_are_refused(path: str, body: dict[str, Any], tmp_path: Path) -> None:
     """Each is compared with all that are known, on the loop: 5,000 of them took seconds."""
     script = ScriptedScheduler(count_up)
-    async with scheduler(script), running(talking_folder(tmp_path / "talking"), script.address) as frontend:
+    async with scheduler(script), running(tool_model_folder(tmp_path / "talking"), script.address) as frontend:
         answer = await frontend.http.post(path, json={**FEW[path], **body})
     assert answer.status_code == 400, answer.text
-    assert f"more than {MOST_NAMES} fields that are not known: leave them out" in answer.text
+    assert f"more than {MAX_NAMES} fields that are not known: leave them out" in answer.text

@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from tests.services.frontend.running import Running
-from tests.services.frontend.talking import talking, talking_folder
+from tests.services.frontend.tool_model import tool_model_folder, tool_server
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -25,7 +25,7 @@ async def frontend(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ru
     (root / "key").write_text(KEY)
     (root / "key").chmod(0o600)
     settings: dict[str, Any] = {"batch_folder": str(root / "batches"), "admin_key_file": str(root / "key")}
-    async with talking(talking_folder(root / "talking"), "Yes.", **settings) as (started, _client, _script):
+    async with tool_server(tool_model_folder(root / "talking"), "Yes.", **settings) as (started, _client, _script):
         yield started
 
 

@@ -10,10 +10,10 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from quire.services.frontend.http.fields import ranges
-from quire.services.frontend.request.plain_parameters import MAX_REPETITION_PENALTY, MAX_TOP_K
+from quire.services.frontend.request.scalar_parameters import MAX_REPETITION_PENALTY, MAX_TOP_K
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
-from tests.services.frontend.talking import WEATHER, talking_folder
+from tests.services.frontend.tool_model import WEATHER, tool_model_folder
 
 SAID = [{"role": "user", "content": "hi"}]
 TOOL = {"type": "function", "name": "f"}
@@ -241,7 +241,7 @@ def cases() -> Iterator[tuple[str, dict[str, Any], bool]]:
 @pytest.fixture
 async def frontend(tmp_path: Path) -> AsyncIterator[Running]:
     script = ScriptedScheduler(count_up)
-    async with scheduler(script), running(talking_folder(tmp_path / "talking"), script.address) as frontend:
+    async with scheduler(script), running(tool_model_folder(tmp_path / "talking"), script.address) as frontend:
         yield frontend
 
 

@@ -14,7 +14,7 @@ from quire.services.frontend.http.fields.unknown_fields import LABELS, LIKENESS,
 from quire.shared.errors import InvalidArgument
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
-from tests.services.frontend.talking import talking_folder
+from tests.services.frontend.tool_model import tool_model_folder
 
 SAID = [{"role": "user", "content": "hi"}]
 BODIES: dict[str, dict[str, Any]] = {
@@ -34,7 +34,7 @@ KNOWN = frozenset({"temperature", "max_tokens", "top_p", "top_k", "stop", "n", "
 @pytest.fixture
 async def frontend(tmp_path: Path) -> AsyncIterator[Running]:
     script = ScriptedScheduler(count_up)
-    async with scheduler(script), running(talking_folder(tmp_path / "talking"), script.address) as frontend:
+    async with scheduler(script), running(tool_model_folder(tmp_path / "talking"), script.address) as frontend:
         yield frontend
 
 
@@ -61,7 +61,7 @@ async def test_a_misspelt_field_is_refused_with_what_was_meant(frontend: Running
 @pytest.mark.parametrize("path", BODIES)
 async def test_a_strict_server_refuses_every_unknown_field(tmp_path: Path, path: str) -> None:
     script = ScriptedScheduler(count_up)
-    folder = talking_folder(tmp_path / "talking")
+    folder = tool_model_folder(tmp_path / "talking")
     async with scheduler(script), running(folder, script.address, strict_request_fields=True) as frontend:
         assert (await frontend.http.post(path, json=BODIES[path])).status_code == 200
         answer = await frontend.http.post(path, json={**BODIES[path], "drop_params": True})

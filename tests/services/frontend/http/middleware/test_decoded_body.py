@@ -23,7 +23,7 @@ from quire.services.frontend.http.middleware.decoded_body import BodyDecoders, D
 from quire.shared.errors import ResourceExhausted
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
-from tests.services.frontend.talking import talking_folder
+from tests.services.frontend.tool_model import tool_model_folder
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -54,7 +54,7 @@ async def frontend(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ru
         "batch_file_mb": 3,
         "api_key": KEY,
     }
-    folder = talking_folder(folders / "talking")
+    folder = tool_model_folder(folders / "talking")
     async with scheduler(script), running(folder, script.address, **settings) as frontend:
         frontend.http.headers.update(SHOWN)
         yield frontend
@@ -241,7 +241,7 @@ def once(body: bytes) -> Receive:
 
 
 async def test_what_was_read_is_given_back_before_the_answer(frontend: Running) -> None:
-    decoders = frontend.frontend.door.decoders
+    decoders = frontend.frontend.ingress.decoders
     body = packed(json.dumps({**BODIES["/v1/completions"], "max_tokens": 200, "stream": True}).encode(), "gzip")
     async with frontend.http.stream(
         "POST", "/v1/completions", content=body, headers={"content-encoding": "gzip"}

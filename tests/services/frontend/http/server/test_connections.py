@@ -1,4 +1,4 @@
-"""Connections that cost a client nothing and a server something: idle, half, slow, deaf, or simply many."""
+"""ConnectionLimiter that cost a client nothing and a server something: idle, half, slow, deaf, or simply many."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from quire.services.frontend.http.server.connections import Connections
+from quire.services.frontend.http.server.connection_limiter import ConnectionLimiter
 from quire.services.frontend.http.server.server import ACCEPTED_AT_ONCE
 from quire.shared.metrics.frontend import FrontendMetrics
 from quire.shared.pb.common.v1.sampling_pb2 import SamplingParams
@@ -154,7 +154,7 @@ async def test_a_call_refused_at_the_door_hears_so_while_more_is_on_its_way(
     short, odd = last % 2 + b"{}", HEAD + b"connection: close\r\ntransfer-encoding: chunked\r\n\r\nodd"
     script = ScriptedScheduler()
     async with scheduler(script), running(folder, script.address, max_inflight_requests=1) as frontend:
-        frontend.frontend.door.admission.lease().take(1, 1)
+        frontend.frontend.ingress.admission.lease().acquire(1, 1)
         for sent in [long] * 5 + [short * 2, short.replace(b"1.1", b"1.0") * 2, short + b"\0", odd]:
             async with Peer(frontend).having_sent(sent) as peer:
                 said = await peer.said()
@@ -274,25 +274,25 @@ async def test_one_connection_too_many_is_told_so(folder: Path) -> None:
 
 
 def test_descriptors_are_left_for_everything_else() -> None:
-    connections = Connections(ConnectionLimits(reserved=100), 1100, FrontendMetrics("m", 100))
-    first = sum(connections.enter("a") for _ in range(2000))
-    second = sum(connections.enter("b") for _ in range(2000))
-    assert connections.most_of_grpc == 333
+    connections = ConnectionLimiter(ConnectionLimits(reserved=100), 1100, FrontendMetrics("m", 100))
+    first = sum(connections.acquire("a") for _ in range(2000))
+    second = sum(connections.acquire("b") for _ in range(2000))
+    assert connections.max_grpc == 333
     assert (first, second) == (333, 333)
-    assert connections.enter("c")
-    assert not connections.enter("c")
-    connections.leave("a")
-    assert connections.enter("c")
-    assert [connections.linger() for _ in range(26)] == [True] * 25 + [False]
-    connections.lingered()
-    assert connections.linger()
+    assert connections.acquire("c")
+    assert not connections.acquire("c")
+    connections.release("a")
+    assert connections.acquire("c")
+    assert [connections.acquire_linger() for _ in range(26)] == [True] * 25 + [False]
+    connections.release_linger()
+    assert connections.acquire_linger()
 
 
 GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\4" + bytes(5)  # and empty settings
 
 
 class Grpc:
-    """Connections to the gRPC port, each with the greeting of HTTP/2, or without."""
+    """ConnectionLimiter to the gRPC port, each with the greeting of HTTP/2, or without."""
 
     def __init__(self, frontend: Running) -> None:
         self._host, _, self._port = frontend.frontend.grpc_address.rpartition(":")
@@ -394,7 +394,7 @@ async def test_connections_that_come_at_once_are_accepted_in_portions_and_none_i
             kept: list[float] = []
             while not kept or kept[-1] < len(sockets):
                 await loop_turns()
-                kept.append(frontend.frontend.door.connections.num_kept)
+                kept.append(frontend.frontend.ingress.connections.num_open)
         finally:
             for sock in sockets:
                 sock.close()

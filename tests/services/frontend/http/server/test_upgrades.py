@@ -16,7 +16,7 @@ import pytest
 from quire.services.frontend.http.server.upgrades import without_upgrade
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
-from tests.services.frontend.talking import talking_folder
+from tests.services.frontend.tool_model import tool_model_folder
 
 SAID = [{"role": "user", "content": "hi"}]
 BODIES = {
@@ -54,7 +54,7 @@ public class Client {
 @pytest.fixture
 async def frontend(tmp_path: Path) -> AsyncIterator[Running]:
     script = ScriptedScheduler(count_up)
-    async with scheduler(script), running(talking_folder(tmp_path / "talking"), script.address) as frontend:
+    async with scheduler(script), running(tool_model_folder(tmp_path / "talking"), script.address) as frontend:
         yield frontend
 
 

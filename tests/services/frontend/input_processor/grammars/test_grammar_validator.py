@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from quire.services.frontend.input_processor.grammars import grammar_probe, grammar_validator
+from quire.services.frontend.input_processor.grammars import grammar_process, grammar_validator
 from quire.services.frontend.input_processor.grammars.grammar_validator import GrammarValidator
 from quire.shared.errors import InvalidArgument
 from quire.shared.pb.common.v1 import sampling_pb2 as pb
-from quire.shared.structured_output.literals import Specials
+from quire.shared.structured_output.literals import SpecialTokens
 from tests.priorities import has_stepped_back
 from tests.waiting import eventually, is_reaped, loop_turns
 
@@ -92,14 +92,14 @@ HARMLESS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def validator() -> Iterator[GrammarValidator]:
-    opened = GrammarValidator(Specials({"<|end|>": 7}), 4096)
+    opened = GrammarValidator(SpecialTokens({"<|end|>": 7}), 4096)
     yield opened
     opened.close()
 
 
 @pytest.fixture(autouse=True)
 def _short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammar_validator, "PATIENCE_S", 1.5)
+    monkeypatch.setattr(grammar_validator, "SLOW_LANE_CPU_S", 1.5)
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -121,15 +121,15 @@ async def test_others_are_judged_while_one_takes_long(
     validator: GrammarValidator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow = pb.StructuredOutput(regex="slow+")
-    asked, go_on, verdict = threading.Event(), threading.Event(), grammar_validator.Probe.verdict
+    asked, go_on, verdict = threading.Event(), threading.Event(), grammar_validator.GrammarCompiler.verdict
 
-    def wait_with_slow(probe: grammar_validator.Probe, message: bytes, patience_s: float) -> str:
-        if message == grammar_probe.question(slow, ()):
+    def wait_with_slow(probe: grammar_validator.GrammarCompiler, message: bytes, cpu_limit_s: float) -> str:
+        if message == grammar_process.encode_constraint(slow, ()):
             asked.set()
             go_on.wait(60)
-        return verdict(probe, message, patience_s)
+        return verdict(probe, message, cpu_limit_s)
 
-    monkeypatch.setattr(grammar_validator.Probe, "verdict", wait_with_slow)
+    monkeypatch.setattr(grammar_validator.GrammarCompiler, "verdict", wait_with_slow)
     judged = asyncio.ensure_future(validator.check(slow))
     await asyncio.to_thread(asked.wait, 60)
     for number in range(10):
@@ -144,23 +144,23 @@ async def test_whoever_sends_many_that_take_long_waits_for_them_alone(
 ) -> None:
     tried, go_on = list[bytes](), threading.Event()
 
-    def verdict(_: grammar_validator.Probe, message: bytes, patience_s: float) -> str:
+    def verdict(_: grammar_validator.GrammarCompiler, message: bytes, cpu_limit_s: float) -> str:
         tried.append(message)
         if b"long" in message:
             go_on.wait(60)
-            raise grammar_validator.TookLong
+            raise grammar_validator.CompileTimeout
         return ""
 
-    monkeypatch.setattr(grammar_validator.Probe, "verdict", verdict)
+    monkeypatch.setattr(grammar_validator.GrammarCompiler, "verdict", verdict)
     many = [asyncio.ensure_future(validator.check(pb.StructuredOutput(regex=f"long{n}"))) for n in range(20)]
-    await eventually(lambda: len(tried) >= grammar_validator.NUM_PROBES)
+    await eventually(lambda: len(tried) >= grammar_validator.NUM_FAST_COMPILERS)
     other = asyncio.ensure_future(validator.check(pb.StructuredOutput(regex="other")))
     await loop_turns()
     go_on.set()
     await other
     refused = await asyncio.gather(*many, return_exceptions=True)
     assert all(isinstance(refusal, InvalidArgument) for refusal in refused)
-    assert [b"other" in message for message in tried].index(True) <= 2 * grammar_validator.NUM_PROBES + 1
+    assert [b"other" in message for message in tried].index(True) <= 2 * grammar_validator.NUM_FAST_COMPILERS + 1
 
 
 async def test_time_is_that_of_the_processor_and_leaves_it_to_others(validator: GrammarValidator) -> None:
@@ -172,7 +172,7 @@ async def test_time_is_that_of_the_processor_and_leaves_it_to_others(validator: 
     judged = asyncio.ensure_future(validator.check(pb.StructuredOutput(regex="second")))
     for pid in stopped:
         os.kill(pid, signal.SIGSTOP)
-    await asyncio.sleep(2 * grammar_validator.PATIENCE_S)
+    await asyncio.sleep(2 * grammar_validator.SLOW_LANE_CPU_S)
     for pid in stopped:
         os.kill(pid, signal.SIGCONT)
     await judged

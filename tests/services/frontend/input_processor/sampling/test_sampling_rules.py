@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from quire.services.frontend.input_processor.processor import InputProcessor
-from quire.services.frontend.input_processor.sampling import logits_processors, not_offered, sampling_rules
+from quire.services.frontend.input_processor.sampling import logits_processors, sampling_rules, unsupported_fields
 from quire.services.frontend.request.request import BeamSearch, RepetitionDetection
 from quire.services.frontend.tokenizer.generation_config import GenerationDefaults
 from quire.services.frontend.tokenizer.tokenizer import Tokenizer
@@ -211,12 +211,14 @@ def test_request_beats_the_model_beats_the_protocol() -> None:
 
 
 def test_equal_meanings_get_one_spelling() -> None:
-    greedy = sampling_rules.settle(sampling_rules.build({"temperature": 1e-6, "top_p": 0.5, "top_k": 7}, NO_DEFAULTS))
+    greedy = sampling_rules.normalize(
+        sampling_rules.build({"temperature": 1e-6, "top_p": 0.5, "top_k": 7}, NO_DEFAULTS)
+    )
     assert (greedy.temperature, greedy.value("top_p"), greedy.value("top_k")) == (0.0, 1.0, 0)
-    cold = sampling_rules.settle(sampling_rules.build({"temperature": 0.001, "top_k": -1, "seed": -1}, NO_DEFAULTS))
+    cold = sampling_rules.normalize(sampling_rules.build({"temperature": 0.001, "top_k": -1, "seed": -1}, NO_DEFAULTS))
     assert (cold.temperature, cold.value("top_k"), cold.seed) == (0.01, 0, None)
     biased = {"logit_bias": {1: 500.0, 2: -500.0}, "stop_token_ids": [3, 3, 1]}
-    bounded = sampling_rules.settle(sampling_rules.build(biased, NO_DEFAULTS))
+    bounded = sampling_rules.normalize(sampling_rules.build(biased, NO_DEFAULTS))
     assert dict(bounded.logit_bias) == {1: 100.0, 2: -100.0}
     assert list(bounded.stop_token_ids) == [3, 1]
 
@@ -229,7 +231,7 @@ def test_equal_meanings_get_one_spelling() -> None:
 )
 def test_features_to_come_are_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(Unimplemented) as refusal:
-        not_offered.refuse_not_offered({name: value})
+        unsupported_fields.reject_unsupported({name: value})
     assert refusal.value.field == name
 
 
@@ -245,8 +247,8 @@ def test_features_to_come_are_refused_by_name(name: str, value: Any) -> None:
     ],
 )
 def test_values_that_ask_for_nothing_pass(name: str, value: Any) -> None:
-    assert name not in not_offered.HARMLESS or value in not_offered.HARMLESS[name]
-    not_offered.refuse_not_offered({name: value})
+    assert name not in unsupported_fields.NO_OP_VALUES or value in unsupported_fields.NO_OP_VALUES[name]
+    unsupported_fields.reject_unsupported({name: value})
 
 
 def test_a_model_that_recommends_nonsense_is_a_start_up_error(tmp_path: Path) -> None:

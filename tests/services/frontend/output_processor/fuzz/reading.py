@@ -10,25 +10,25 @@ from typing import NamedTuple
 
 from tokenizers import AddedToken
 
-from quire.services.frontend.input_processor.prepared import PreparedPrompt
+from quire.services.frontend.input_processor.prepared_prompt import PreparedPrompt
 from quire.services.frontend.output_processor.answer_formats import AnswerFormats
-from quire.services.frontend.output_processor.answer_parser import CallPiece, Part, add_part
+from quire.services.frontend.output_processor.answer_parser import CallDelta, Part, append_part
 from quire.services.frontend.output_processor.parsing import registry
 from quire.services.frontend.output_processor.parsing.events import Content, Reasoning
 from quire.services.frontend.request.request import ChatPrompt, Request, Sampling, ToolUse
 from quire.services.frontend.scheduler_client.prompt_hashes import PromptHashes
-from quire.services.frontend.scheduler_client.sequence import Work
+from quire.services.frontend.scheduler_client.sequence import PromptRequest
 from quire.services.frontend.tokenizer.tokenizer import Tokenizer
 from quire.shared.pb.common.v1 import sampling_pb2
 from tests.services.frontend.output_processor.fuzz.conversations import TOOLS, Answer
 from tests.services.frontend.output_processor.fuzz.mutations import mutated
 from tests.services.frontend.output_processor.fuzz.spellings import Family
 from tests.services.frontend.output_processor.parsers.reading import pieces
-from tests.services.frontend.talking import TEMPLATE
 from tests.services.frontend.tiny_folder import byte_level_tokenizer, write_folder
+from tests.services.frontend.tool_model import TEMPLATE
 
 NO_PROMPT = PreparedPrompt(
-    Work("r", b"", 0, PromptHashes(b"", b""), sampling_pb2.SamplingParams(), b"", b"", 0, "", 0.0, None)
+    PromptRequest("r", b"", 0, PromptHashes(b"", b""), sampling_pb2.SamplingParams(), b"", b"", 0, "", 0.0, None)
 )
 
 
@@ -47,7 +47,7 @@ class FamilyReader:
         self._formats = AnswerFormats(family.tools, family.reasoning or "none", tokenizer)
         thoughts = registry.reasoning_format(family.reasoning) if family.reasoning else None
         begun = thoughts.starts[0] if thoughts is not None and family.is_open else ""
-        prompt = ChatPrompt([{"role": "assistant", "content": begun}], continue_last=True)
+        prompt = ChatPrompt([{"role": "assistant", "content": begun}], continue_final_message=True)
         self._request = Request("r", "", (prompt,), Sampling(), 0.0, parse_answer=True, tool_use=ToolUse(TOOLS))
         markup = registry.tool_format(family.tools).tokens + family.markup
         self._markup = tuple(dict.fromkeys((*markup, *(thoughts.tokens if thoughts is not None else ()))))
@@ -58,7 +58,7 @@ class FamilyReader:
         assert parsers is not None
         found: list[Part] = []
         for part in [part for text in parts for part in parsers[0].push(text)] + parsers[0].finish():
-            add_part(found, part._replace(id="some" if part.name else "") if isinstance(part, CallPiece) else part)
+            append_part(found, part._replace(id="some" if part.name else "") if isinstance(part, CallDelta) else part)
         return found
 
     def failure(self, text: str, random: Random) -> Failure | None:
@@ -74,7 +74,7 @@ class FamilyReader:
         return next((Failure(rule, text, str(whole)) for part in whole if (rule := self._broken_rule(part))), None)
 
     def _broken_rule(self, part: Part) -> str:
-        if isinstance(part, CallPiece):
+        if isinstance(part, CallDelta):
             if part.name not in {tool.name for tool in TOOLS}:
                 return "calls are of offered tools"
             return "" if _is_object(part.arguments) else "arguments are valid JSON"
@@ -107,7 +107,7 @@ def expected(answer: Answer, family: Family) -> list[Part]:
     thoughts = [Reasoning(answer.reasoning.strip())] if family.reasoning and answer.reasoning else []
     has_text = answer.text and not (answer.calls and family.calls_alone)
     text = [Content(answer.text.strip())] if has_text else []
-    return [*thoughts, *text, *(CallPiece(i, "some", call.name, "") for i, call in enumerate(answer.calls))]
+    return [*thoughts, *text, *(CallDelta(i, "some", call.name, "") for i, call in enumerate(answer.calls))]
 
 
 def marked_tokenizer(folder: Path) -> Tokenizer:

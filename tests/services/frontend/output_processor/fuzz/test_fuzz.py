@@ -10,7 +10,7 @@ import os
 
 import pytest
 
-from quire.services.frontend.output_processor.answer_parser import CallPiece
+from quire.services.frontend.output_processor.answer_parser import CallDelta
 from quire.services.frontend.output_processor.parsing import registry
 from quire.services.frontend.tokenizer.tokenizer import Tokenizer
 from tests.services.frontend.output_processor.fuzz.conversations import ANSWERS
@@ -34,10 +34,10 @@ def test_answers_without_a_fault_are_read_whole(family: Family, tokenizer: Token
     reader = FamilyReader(family, tokenizer)
     for answer in ANSWERS:
         found = reader.read([family.write(answer)])
-        texts = [part if isinstance(part, CallPiece) else type(part)(part.text.strip()) for part in found]
-        bare = [part._replace(arguments="") if isinstance(part, CallPiece) else part for part in texts]
+        texts = [part if isinstance(part, CallDelta) else type(part)(part.text.strip()) for part in found]
+        bare = [part._replace(arguments="") if isinstance(part, CallDelta) else part for part in texts]
         assert bare == expected(answer, family)
-        arguments = [json.loads(part.arguments) for part in found if isinstance(part, CallPiece)]
+        arguments = [json.loads(part.arguments) for part in found if isinstance(part, CallDelta)]
         assert arguments == [call.arguments for call in answer.calls]
 
 

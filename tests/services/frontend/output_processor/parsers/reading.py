@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from quire.services.frontend.output_processor.answer_parser import AnswerParser, Part, add_part
+from quire.services.frontend.output_processor.answer_parser import AnswerParser, Part, append_part
 from quire.services.frontend.output_processor.parsing.call_probe import CallProbe
 from quire.services.frontend.output_processor.parsing.events import CallStart, Event
 from quire.services.frontend.output_processor.parsing.reader import MarkupReader
@@ -56,7 +56,7 @@ def answer_in(reasoning: str, tools: str, parts: Sequence[str], *, is_open: bool
     )
     joined: list[Part] = []
     for part in [part for text in parts for part in parser.push(text)] + parser.finish():
-        add_part(joined, part)
+        append_part(joined, part)
     return joined
 
 

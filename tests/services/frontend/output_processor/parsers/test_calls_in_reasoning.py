@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from quire.services.frontend.output_processor.answer_parser import CallPiece, Part
+from quire.services.frontend.output_processor.answer_parser import CallDelta, Part
 from quire.services.frontend.output_processor.parsing import registry
 from quire.services.frontend.output_processor.parsing.events import Content, Reasoning
 from tests.services.frontend.output_processor.parsers.reading import answer_in, pieces
@@ -72,8 +72,8 @@ def found(thinker: str, caller: str, text: str) -> list[Part]:
     return whole
 
 
-def call(arguments: str = '{"a": 1}', call_id: str = "call-0") -> CallPiece:
-    return CallPiece(0, call_id, "add", arguments)
+def call(arguments: str = '{"a": 1}', call_id: str = "call-0") -> CallDelta:
+    return CallDelta(0, call_id, "add", arguments)
 
 
 @pytest.mark.parametrize("caller", sorted(CALLS))
@@ -135,7 +135,7 @@ def test_what_follows_such_a_call() -> None:
     text = 'hm<tool_call>{"name": "add", "arguments": {"b": "</think>"}}</tool_call></think>'
     assert found("qwen3", "hermes", text) == [Reasoning("hm"), call('{"b": "</think>"}')]
     text = f"hm{CALLS['hermes']} so\n</think>\n{CALLS['hermes']}"
-    more = CallPiece(1, "call-1", "add", '{"a": 1}')
+    more = CallDelta(1, "call-1", "add", '{"a": 1}')
     assert found("qwen3", "hermes", text) == [Reasoning("hm"), call(), Content("so"), more]
 
 

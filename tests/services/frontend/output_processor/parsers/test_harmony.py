@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from quire.services.frontend.output_processor.answer_parser import AnswerParser, CallPiece, Part, add_part
+from quire.services.frontend.output_processor.answer_parser import AnswerParser, CallDelta, Part, append_part
 from quire.services.frontend.output_processor.parsing.events import Content, Reasoning
 from quire.services.frontend.output_processor.parsing.markup.harmony import TOKENS, read_messages
 from quire.services.frontend.output_processor.parsing.reader import MarkupReader
-from quire.services.frontend.output_processor.parsing.values.arguments_json import ArgumentsJson
-from quire.services.frontend.output_processor.parsing.values.json_repair import PushedJson
+from quire.services.frontend.output_processor.parsing.values.arguments_writer import ArgumentsWriter
+from quire.services.frontend.output_processor.parsing.values.json_repair import IncrementalJson
 from tests.services.frontend.output_processor.parsers.reading import answer_in, pieces
 
 OFFERED = ("get_weather", "now", "math.sum", "web-browsing")
@@ -135,8 +135,8 @@ def read(parts: list[str], *, is_open: bool = False) -> list[Found]:
     )
     joined: list[Part] = []
     for part in [part for text in parts for part in parser.push(text)] + parser.finish():
-        add_part(joined, part)
-    return [(part.name, json.loads(part.arguments)) if isinstance(part, CallPiece) else part for part in joined]
+        append_part(joined, part)
+    return [(part.name, json.loads(part.arguments)) if isinstance(part, CallDelta) else part for part in joined]
 
 
 def check(text: str, expected: list[Found]) -> None:
@@ -173,7 +173,7 @@ def test_a_call_that_is_cut_anywhere_has_whole_arguments_or_is_none() -> None:
 
 def test_both_parsers_one_after_the_other_find_the_same() -> None:
     text = f"{ANALYSIS}{START} to=functions.now<|channel|>commentary <|constrain|>json<|message|>{{}}<|call|>"
-    assert answer_in("openai_gptoss", "openai", [text], is_open=False) == [HM, CallPiece(0, "call-0", "now", "{}")]
+    assert answer_in("openai_gptoss", "openai", [text], is_open=False) == [HM, CallDelta(0, "call-0", "now", "{}")]
 
 
 def test_markers_never_reach_the_user() -> None:
@@ -220,8 +220,8 @@ BAD_JSON = [
 def test_arguments_are_made_an_object_whatever_they_are(text: str, expected: Any) -> None:
     for parts in ([text], list(text)):
         written: list[str] = []
-        out = ArgumentsJson(written.append)
-        arguments = PushedJson(out)
+        out = ArgumentsWriter(written.append)
+        arguments = IncrementalJson(out)
         for part in parts:
             arguments.push(part)
         out.finish()

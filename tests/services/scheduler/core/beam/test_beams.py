@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from quire.services.scheduler.core.core import Core
-from quire.services.scheduler.core.sequences.beam_search import BeamRules, LiveBeams
+from quire.services.scheduler.core.sequences.beam_search import BeamRules, BeamSearchState
 from quire.services.scheduler.core.sequences.ending import Failure, Reason
-from quire.services.scheduler.core.sequences.sequence import Loss, Sequence
+from quire.services.scheduler.core.sequences.sequence import Sequence, WorkerLoss
 from quire.services.scheduler.values.payload import Payload
 from tests.services.scheduler.conftest import make_sequence
 from tests.services.scheduler.core.prerequisites.test_siblings import PROMPT, Run
-from tests.services.scheduler.paper_worker import EOS, candidates, oracle
+from tests.services.scheduler.reference_worker import EOS, candidates, oracle
 
 NewCore = Callable[..., Core]
 
@@ -31,7 +31,7 @@ def search(
         for i in range(outputs or width)
     ]
     root = made[0]
-    search = LiveBeams(BeamRules(width, outputs or width, max_tokens, frozenset((*eos, *stops)), **rules))
+    search = BeamSearchState(BeamRules(width, outputs or width, max_tokens, frozenset((*eos, *stops)), **rules))
     root.payload = Payload(b"", num_logprobs=search.rules.num_candidates)
     root.search, root.outputs = search, made
     return root
@@ -177,7 +177,7 @@ def test_a_search_goes_on_on_another_worker(core: NewCore) -> None:
         first.core.add(root)
         for _ in range(at):
             first.step()
-        (moved,) = first.core.evacuate(Loss("w", 1))
+        (moved,) = first.core.evacuate(WorkerLoss("w", 1))
         assert moved is root
         assert not first.core.has_work
         second.core.add(root)
@@ -242,7 +242,7 @@ def test_cancelling_one_cancels_all_and_frees_everything(core: NewCore, at: int)
     run.core.cancel(root.key)
     run.collect()
     run.drain()
-    while run.core.flights:
+    while run.core.steps_in_flight:
         run.core.apply(run.worker.execute(run.plan()), 0)
     assert run.ended == dict.fromkeys(range(3), Reason.CANCELLED)
     assert run.core.use.used == 0

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from quire.services.scheduler.core.drafts.length import DraftLength
+from quire.services.scheduler.core.drafts.length import DraftLengthTuner
 
 MOST = 6
 
@@ -43,7 +43,7 @@ class Device:
     def best(self, num_sequences: int) -> int:
         return max(range(MOST + 1), key=lambda length: self.speed(num_sequences, length))
 
-    def run(self, lengths: DraftLength, num_sequences: int, steps: int) -> float:
+    def run(self, lengths: DraftLengthTuner, num_sequences: int, steps: int) -> float:
         """Tokens per millisecond."""
         total = tokens = 0.0
         for _ in range(steps):
@@ -54,10 +54,10 @@ class Device:
             ms = usual * self.random.uniform(1, 1 + 2 * self.noise)
             ms *= 20 if self.random.random() < 0.02 else 1  # something else had the machine
             if found:
-                lengths.learn_right(np.array(accepted), length)
+                lengths.observe_accepted(np.array(accepted), length)
             elif length:
-                lengths.learn_nothing_drafted(num_sequences, length)
-            lengths.learn(num_sequences, length, ms / 1000, alone=True, drafted=found)
+                lengths.observe_no_drafts(num_sequences, length)
+            lengths.observe(num_sequences, length, ms / 1000, alone=True, drafted=found)
             total += min(ms, 2 * usual)
             tokens += num_sequences + sum(accepted)
         return tokens / total
@@ -69,7 +69,7 @@ class Device:
         return accepted
 
 
-def usual(device: Device, lengths: DraftLength, num_sequences: int) -> int:
+def usual(device: Device, lengths: DraftLengthTuner, num_sequences: int) -> int:
     """The length of most steps: at any moment another one may be tried."""
     chosen: Counter[int] = Counter()
     for _ in range(99):
@@ -90,7 +90,7 @@ DEVICES = {
 @pytest.mark.parametrize("num_sequences", [1, 8, 100, 256])
 @pytest.mark.parametrize("device", DEVICES)
 def test_it_settles_near_the_best_length(device: str, num_sequences: int) -> None:
-    costs, lengths = replace(DEVICES[device]), DraftLength(MOST)
+    costs, lengths = replace(DEVICES[device]), DraftLengthTuner(MOST)
     costs.run(lengths, num_sequences, 1500)
     reached = costs.speed(num_sequences, usual(costs, lengths, num_sequences))
     assert reached > 0.93 * costs.speed(num_sequences, costs.best(num_sequences))
@@ -102,13 +102,13 @@ def test_under_full_load_it_costs_less_than_two_percent(device: str, steps: int)
     costs = DEVICES[device]
     costs = replace(costs, per_token=max(costs.per_token, costs.floor / 256), right=0.3, noise=0.0)
     assert costs.best(256) == 0
-    off = costs.run(DraftLength(0), 256, steps)
-    on = costs.run(DraftLength(MOST), 256, steps)
+    off = costs.run(DraftLengthTuner(0), 256, steps)
+    on = costs.run(DraftLengthTuner(MOST), 256, steps)
     assert on > 0.98 * off
 
 
 def test_what_was_learned_at_one_load_is_kept_when_it_comes_back() -> None:
-    costs, lengths = replace(DEVICES["a large GPU"]), DraftLength(MOST)
+    costs, lengths = replace(DEVICES["a large GPU"]), DraftLengthTuner(MOST)
     for num_sequences in (2, 400):
         costs.run(lengths, num_sequences, 1200)
     few, many = usual(costs, lengths, 2), usual(costs, lengths, 400)
@@ -117,7 +117,7 @@ def test_what_was_learned_at_one_load_is_kept_when_it_comes_back() -> None:
 
 
 def test_a_try_that_failed_is_not_repeated_at_once_with_a_few_sequences_less() -> None:
-    device, lengths = replace(DEVICES["dear launches"], noise=0.0), DraftLength(MOST)
+    device, lengths = replace(DEVICES["dear launches"], noise=0.0), DraftLengthTuner(MOST)
     device.run(lengths, 256, 50)
     tried = [lengths.choose(255)]
     for _ in range(40):
@@ -127,7 +127,7 @@ def test_a_try_that_failed_is_not_repeated_at_once_with_a_few_sequences_less() -
 
 
 def test_the_last_ones_of_a_burst_go_on_as_the_burst_did_unless_more_is_known() -> None:
-    device, lengths = replace(DEVICES["dear launches"], noise=0.0), DraftLength(MOST)
+    device, lengths = replace(DEVICES["dear launches"], noise=0.0), DraftLengthTuner(MOST)
     device.run(lengths, 1, 3)  # the first one
     assert lengths.choose(1) == MOST
     for num_sequences in (256, 60, 9, 1):
@@ -141,7 +141,7 @@ def test_the_last_ones_of_a_burst_go_on_as_the_burst_did_unless_more_is_known() 
 
 
 def test_numbers_to_and_fro_about_a_power_of_two_do_not_keep_it_from_learning() -> None:
-    costs, lengths = replace(DEVICES["a large GPU"], noise=0.0), DraftLength(MOST)
+    costs, lengths = replace(DEVICES["a large GPU"], noise=0.0), DraftLengthTuner(MOST)
     for _ in range(400):
         for num_sequences, steps in ((64, 4), (63, 1), (65, 2), (60, 1)):
             costs.run(lengths, num_sequences, steps)
@@ -154,12 +154,12 @@ def test_where_equal_steps_differ_by_half_it_costs_less_than_two_percent(right: 
     costs = Device(floor=20, per_token=0.0, per_draft=per_draft, right=right, noise=0.3)
     assert costs.best(64) == 0
     assert costs.speed(64, 1) > 0.93 * costs.speed(64, 0)
-    on, off = (sum(costs.run(DraftLength(most), 64, 3000) for _ in range(6)) for most in (MOST, 0))
+    on, off = (sum(costs.run(DraftLengthTuner(most), 64, 3000) for _ in range(6)) for most in (MOST, 0))
     assert on > 0.98 * off
 
 
 def test_drafts_that_have_become_wrong_end_although_every_length_costs_the_same() -> None:
-    costs, lengths = Device(floor=8, per_token=0.0, per_draft=0.0, drafted=1.5, right=0.9), DraftLength(MOST)
+    costs, lengths = Device(floor=8, per_token=0.0, per_draft=0.0, drafted=1.5, right=0.9), DraftLengthTuner(MOST)
     costs.run(lengths, 64, 1500)
     assert lengths.choose(64) == MOST
     costs.right = 0.02
@@ -168,49 +168,49 @@ def test_drafts_that_have_become_wrong_end_although_every_length_costs_the_same(
 
 
 def test_a_fixed_length_stays() -> None:
-    lengths = DraftLength(MOST, fixed=True)
+    lengths = DraftLengthTuner(MOST, fixed=True)
     DEVICES["wrong drafts"].run(lengths, 64, 500)
     assert lengths.choose(64) == MOST
 
 
-def begin_try(lengths: DraftLength, num_sequences: int, ms: float) -> None:
+def begin_try(lengths: DraftLengthTuner, num_sequences: int, ms: float) -> None:
     for _ in range(60):
         if lengths.choose(num_sequences):
             return
-        lengths.learn(num_sequences, 0, ms / 1000, alone=True, drafted=False)
+        lengths.observe(num_sequences, 0, ms / 1000, alone=True, drafted=False)
     raise AssertionError("nothing is tried")
 
 
 def test_a_try_among_steps_that_do_other_work_is_put_off() -> None:
     """Each may take long for its prompts, or for its drafts: who knows."""
-    lengths = DraftLength(MOST)
+    lengths = DraftLengthTuner(MOST)
     begin_try(lengths, 256, 1.0)
     for number in range(3):
         assert lengths.choose(256) > 0, number
-        lengths.learn(256, lengths.choose(256), 0.04, alone=False, drafted=True)
+        lengths.observe(256, lengths.choose(256), 0.04, alone=False, drafted=True)
     assert lengths.choose(256) == 0
     for _ in range(8 * 3 * 40 - 40):
-        lengths.learn(256, 0, 0.001, alone=True, drafted=False)
+        lengths.observe(256, 0, 0.001, alone=True, drafted=False)
         assert lengths.choose(256) == 0
     begin_try(lengths, 256, 1.0)
 
 
 def test_a_try_is_in_doubt_at_first_and_after_a_step_that_was_far_too_slow() -> None:
-    lengths = DraftLength(MOST)
+    lengths = DraftLengthTuner(MOST)
     begin_try(lengths, 256, 1.0)
-    assert lengths.in_doubt  # nothing is known yet
-    lengths.learn(256, lengths.choose(256), 0.001, alone=True, drafted=True)
-    assert not lengths.in_doubt
-    lengths.learn(256, lengths.choose(256), 0.04, alone=True, drafted=True)
-    assert lengths.in_doubt
-    lengths.learn(256, lengths.choose(256), 0.04, alone=True, drafted=True)
-    assert (lengths.choose(256), lengths.in_doubt) == (0, False)
+    assert lengths.awaits_trial_result  # nothing is known yet
+    lengths.observe(256, lengths.choose(256), 0.001, alone=True, drafted=True)
+    assert not lengths.awaits_trial_result
+    lengths.observe(256, lengths.choose(256), 0.04, alone=True, drafted=True)
+    assert lengths.awaits_trial_result
+    lengths.observe(256, lengths.choose(256), 0.04, alone=True, drafted=True)
+    assert (lengths.choose(256), lengths.awaits_trial_result) == (0, False)
 
 
 def test_steps_that_did_other_work_say_nothing() -> None:
-    lengths = DraftLength(MOST)
+    lengths = DraftLengthTuner(MOST)
     for _ in range(1000):
-        lengths.learn(4, lengths.choose(4), 1.0, alone=False, drafted=True)
+        lengths.observe(4, lengths.choose(4), 1.0, alone=False, drafted=True)
     assert lengths.choose(4) == MOST
 
 
@@ -218,11 +218,11 @@ def test_in_bursts_on_a_fast_device_it_costs_less_than_two_percent() -> None:
     """Steps of 1.25 ms, 8 with drafts, and a second of load at a time, which comes and goes by other numbers of
     sequences: a try must be over after a few steps."""
     device = replace(DEVICES["dear launches"], floor=1.25, per_token=0.005, drafted=7, right=0.65, finds=1.0, noise=0.2)
-    on, off = (bursts(replace(device), DraftLength(most)) for most in (MOST, 0))
+    on, off = (bursts(replace(device), DraftLengthTuner(most)) for most in (MOST, 0))
     assert on > 0.98 * off
 
 
-def bursts(device: Device, lengths: DraftLength) -> float:
+def bursts(device: Device, lengths: DraftLengthTuner) -> float:
     """Tokens per millisecond, the first bursts not counted."""
     tokens = total = 0.0
     for number in range(15):

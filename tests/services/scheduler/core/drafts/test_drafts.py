@@ -15,7 +15,7 @@ from quire.services.scheduler.core.plan import Logprobs, StepResult
 from quire.services.scheduler.core.sequences.ending import Reason
 from quire.services.scheduler.core.sequences.repetition import RepetitionRule
 from tests.services.scheduler.conftest import make_sequence
-from tests.services.scheduler.paper_worker import PaperWorker
+from tests.services.scheduler.reference_worker import ReferenceWorker
 
 NewCore = Callable[..., Core]
 EOS = 50256
@@ -36,7 +36,7 @@ def knows_few_and_many(core: Core) -> None:
     for num_sequences, length in ((1, 3), (100, 0), (1, 3)):
         assert lengths.choose(num_sequences) == length
         for _ in range(5):
-            lengths.learn(num_sequences, length, 0.01, alone=True, drafted=length > 0)
+            lengths.observe(num_sequences, length, 0.01, alone=True, drafted=length > 0)
 
 
 def returned(core: Core, *rows: list[int], drafts: list[int] | None = None, logprobs: Logprobs | None = None) -> None:
@@ -44,7 +44,7 @@ def returned(core: Core, *rows: list[int], drafts: list[int] | None = None, logp
     flat = np.array([token for row in rows for token in row], dtype=np.int32)
     counts = u32([len(row) for row in rows])
     verified = None if drafts is None else u32(drafts)
-    core.apply(StepResult(core.flights[0].step_id, flat, counts, verified, logprobs=logprobs), now=0)
+    core.apply(StepResult(core.steps_in_flight[0].step_id, flat, counts, verified, logprobs=logprobs), now=0)
 
 
 def began(core: Core, **fields: object) -> None:
@@ -206,7 +206,7 @@ def test_no_more_steps_with_drafts_are_ordered_while_they_are_in_doubt(core: New
     for _ in range(200):
         while (plan := c.schedule(now)) is not None:
             orders.append(plan.num_tokens)
-        flight = c.flights[0]
+        flight = c.steps_in_flight[0]
         drafted = flight.drafts is not None
         now += 0.1 if drafted else 0.001
         rows = len(flight.slots)
@@ -250,7 +250,7 @@ def test_who_finds_no_room_shortens_no_drafts(core: NewCore) -> None:
 def test_where_blocks_run_out_drafts_cost_nobody_his_place(core: NewCore) -> None:
     """Four sequences whose tokens just fit: with room for drafts they would not."""
     c = core(num_speculative_tokens=8, num_blocks=13, block_size=4, max_steps_in_flight=2, max_model_len=64)
-    worker = PaperWorker(c.limits)
+    worker = ReferenceWorker(c.limits)
     for key in range(4):
         c.add(make_sequence(key, [key] * 5, 7, block_size=4))
     for _ in range(40):

@@ -17,7 +17,7 @@ from quire.services.scheduler.core.sequences.ending import Reason
 from quire.services.scheduler.core.sequences.repetition import RepetitionRule
 from quire.services.scheduler.sessions.scheduling_policies import find_policy
 from quire.shared.errors import InvalidArgument
-from tests.services.scheduler.conftest import Optimist, count_operations, make_sequence
+from tests.services.scheduler.conftest import UnlimitedForecast, count_operations, make_sequence
 
 NewCore = Callable[..., Core]
 
@@ -25,7 +25,7 @@ NewCore = Callable[..., Core]
 def step(core: Core, now: float = 0.0, token: int = 5) -> None:
     """One step there and back."""
     assert core.schedule(now) is not None
-    flight = core.flights[0]
+    flight = core.steps_in_flight[0]
     core.apply(StepResult(flight.step_id, np.full(len(flight.slots), token, dtype=np.int32)), now)
 
 
@@ -72,7 +72,7 @@ def test_s14_the_most_urgent_get_the_slots(
 
 def test_under_priority_the_least_urgent_goes_even_if_it_is_old(core: NewCore) -> None:
     c = core(policy=Priority, num_blocks=5, max_model_len=64)
-    c.state.forecast = Optimist()
+    c.state.forecast = UnlimitedForecast()
     c.add(make_sequence(0, [1] * 16, 40, priority=5))
     c.add(make_sequence(1, [2] * 16, 40, priority=1))
     for _ in range(17):
@@ -190,7 +190,7 @@ def test_a_tenant_that_was_away_has_saved_up_nothing(core: NewCore) -> None:
         plan = c.schedule(0)
         assert plan is not None
         admitted.update(admission.sequence.tenant for admission in plan.admitted)
-        flight = c.flights[0]
+        flight = c.steps_in_flight[0]
         c.apply(StepResult(flight.step_id, np.full(len(flight.slots), 5, dtype=np.int32)), 0)
     assert abs(admitted["busy"] - admitted["late"]) <= 2
 
@@ -208,7 +208,7 @@ def test_cached_prompts_cost_nothing(core: NewCore) -> None:
 
 def test_the_victim_belongs_to_the_tenant_that_got_most(core: NewCore) -> None:
     c = core(policy=Fair, num_blocks=9, max_model_len=128)
-    c.state.forecast = Optimist()
+    c.state.forecast = UnlimitedForecast()
     c.add(make_sequence(0, [0] * 32, 60, tenant="modest"))
     c.add(make_sequence(1, [1] * 32, 60, tenant="greedy"))
     c.add(make_sequence(2, [2] * 32, 60, tenant="greedy"))
@@ -329,7 +329,7 @@ def test_s27_a_loop_is_seen_in_a_token_that_comes_after_its_sequence_was_preempt
     step(c)
     assert c.schedule(0) is not None
     c.preempt(0)
-    flight = c.flights[0]
+    flight = c.steps_in_flight[0]
     c.apply(StepResult(flight.step_id, np.array([5], dtype=np.int32)), 0)
     assert [f.reason for f in c.take_events().finished] == [Reason.REPETITION]
     assert not c.has_work

@@ -13,7 +13,7 @@ from quire.services.scheduler.core.plan import StepResult
 from quire.services.scheduler.core.prerequisites import grammars
 from quire.services.scheduler.core.prerequisites.grammars import GrammarOrder
 from quire.services.scheduler.core.sequences.ending import Failure, Reason
-from quire.services.scheduler.core.sequences.sequence import Loss, Sequence, SequenceStatus
+from quire.services.scheduler.core.sequences.sequence import Sequence, SequenceStatus, WorkerLoss
 from tests.services.scheduler.conftest import make_sequence
 
 NewCore = Callable[..., Core]
@@ -33,7 +33,7 @@ def run(core: Core) -> list[int]:
     plan = core.schedule(0)
     if plan is None:
         return []
-    keys = core.flights[0].keys.tolist()
+    keys = core.steps_in_flight[0].keys.tolist()
     core.apply(StepResult(plan.step_id, np.full(len(keys), 7, dtype=np.int32)), now=0)
     return keys
 
@@ -47,9 +47,9 @@ def test_a_grammar_is_ordered_once_and_those_who_wait_for_it_run_when_it_is_ther
     assert orders(c) == [("prepare", A), ("prepare", B)]
     assert (c.num_waiting, len(c.waiting)) == (4, 1)
     assert run(c) == [4]  # those who need no grammar do not wait for one
-    c.grammar_prepared(A)
+    c.on_grammar_prepared(A)
     assert run(c) == [4, 1, 2]
-    c.grammar_prepared(B)
+    c.on_grammar_prepared(B)
     assert run(c) == [4, 1, 2, 3]
     assert orders(c) == []
 
@@ -58,7 +58,7 @@ def test_a_grammar_that_cannot_be_had_ends_those_who_wait_for_it(core: NewCore) 
     c = core()
     c.add(under(1, A))
     c.add(under(2, B))
-    c.grammar_prepared(A, Failure("INVALID_ARGUMENT", "no"))
+    c.on_grammar_prepared(A, Failure("INVALID_ARGUMENT", "no"))
     (end,) = c.take_events().finished
     assert (end.sequence.key, end.reason, end.failure) == (1, Reason.ERROR, Failure("INVALID_ARGUMENT", "no"))
     assert c.num_waiting_tokens == 3
@@ -76,7 +76,7 @@ def test_whoever_is_blocked_can_be_cancelled_and_meets_its_deadline(core: NewCor
     ends = c.take_events().finished
     assert [(end.sequence.key, end.reason) for end in ends] == [(1, Reason.CANCELLED), (2, Reason.DEADLINE)]
     assert ends[1].failure == Failure("DEADLINE_EXCEEDED", "deadline passed while blocked")
-    c.grammar_prepared(A)  # comes late, and blocks nobody
+    c.on_grammar_prepared(A)  # comes late, and blocks nobody
     assert not c.has_work
     assert c.num_waiting_tokens == 0
 
@@ -84,7 +84,7 @@ def test_whoever_is_blocked_can_be_cancelled_and_meets_its_deadline(core: NewCor
 def test_a_preempted_sequence_keeps_its_grammar(core: NewCore) -> None:
     c = core()
     c.add(under(1, A))
-    c.grammar_prepared(A)
+    c.on_grammar_prepared(A)
     run(c)
     c.preempt(0)
     assert run(c) == [1]
@@ -95,16 +95,16 @@ def test_a_lost_worker_takes_its_grammars_along(core: NewCore) -> None:
     c, other = core(), core()
     for key, grammar_id in ((1, A), (2, B), (3, B)):
         c.add(under(key, grammar_id))
-    c.grammar_prepared(A)
+    c.on_grammar_prepared(A)
     run(c)
-    moved = c.evacuate(Loss("w", 1))
+    moved = c.evacuate(WorkerLoss("w", 1))
     assert [sequence.key for sequence in moved] == [1, 2, 3]
     for sequence in moved:
         other.add(sequence)
     assert orders(other) == [("prepare", A), ("prepare", B)]
     assert all(sequence.status is SequenceStatus.BLOCKED for sequence in moved)
-    other.grammar_prepared(B)
-    other.grammar_prepared(A)
+    other.on_grammar_prepared(B)
+    other.on_grammar_prepared(A)
     assert run(other) == [2, 3, 1]
 
 
@@ -116,7 +116,7 @@ def test_an_unneeded_grammar_stays_for_the_next_request_until_there_are_too_many
     names = [bytes([i]) * 32 for i in range(3)]
     for key, name in enumerate(names):
         c.add(under(key, name))
-        c.grammar_prepared(name)
+        c.on_grammar_prepared(name)
         c.cancel(key)
     assert orders(c) == [*(("prepare", name) for name in names), ("release", names[0])]
     c.add(under(5, names[1]))
@@ -130,7 +130,7 @@ def test_large_grammars_do_not_stay(core: NewCore) -> None:
     c = core()
     for key, num_bytes in enumerate((grammars.MOST_IDLE_BYTES, 1)):
         c.add(under(key, bytes([key]) * 32, grammar_bytes=num_bytes))
-        c.grammar_prepared(bytes([key]) * 32)
+        c.on_grammar_prepared(bytes([key]) * 32)
         c.cancel(key)
     assert orders(c)[2:] == [("release", bytes(32))]
 
@@ -160,7 +160,7 @@ def test_the_worker_always_has_what_runs_and_gets_rid_of_the_rest(
             name = due.pop(rng.randrange(len(due)))
             failure = Failure("INVALID_ARGUMENT", "no") if rng.random() < 0.2 else None
             held[name] = held.get(name, 0) + (failure is None)
-            c.grammar_prepared(name, failure)
+            c.on_grammar_prepared(name, failure)
         elif what == 3 and c.has_work:
             c.cancel(rng.choice(c.keys_of(0)))
         else:
@@ -173,7 +173,7 @@ def test_the_worker_always_has_what_runs_and_gets_rid_of_the_rest(
     for key in c.keys_of(0):
         c.cancel(key)
     for name in due:
-        c.grammar_prepared(name)
+        c.on_grammar_prepared(name)
         held[name] = held.get(name, 0) + 1
     for order in c.grammars.take_orders():
         obey(order)

@@ -10,13 +10,13 @@ from quire.services.scheduler.core.sequences.sequence import Sequence, SequenceS
 from quire.services.scheduler.core.transfers.orders import DiskOrder, TransferOrder
 from quire.services.scheduler.kv_cache.kv_priority import KVPriority
 from tests.services.scheduler.conftest import make_limits, make_sequence
-from tests.services.scheduler.paper_worker import PaperWorker
+from tests.services.scheduler.reference_worker import ReferenceWorker
 
 SIZE = 4
 LEFT = 3  # blocks of the first prompt that the device still has
 
 
-class Machine:
+class OffloadHarness:
     """A core, its worker, and transfers that are done when they are asked for."""
 
     def __init__(
@@ -29,7 +29,7 @@ class Machine:
             tiers=TierLimits(num_host_blocks, num_disk_blocks, store_threshold=threshold),
         )
         self.core = Core(self.limits)
-        self.worker = PaperWorker(self.limits)
+        self.worker = ReferenceWorker(self.limits)
         self.on_disk: list[DiskOrder] = []
         self._keys = iter(range(1, 1000))
 
@@ -85,12 +85,12 @@ class Machine:
         return bool(orders or waiting)
 
     def finish_on_disk(self, order: DiskOrder, lost: tuple[int, ...] = ()) -> None:
-        self.core.transferred(order.transfer_id, lost=self.worker.disk_transfer(order, lost))
+        self.core.on_transfer_done(order.transfer_id, lost=self.worker.disk_transfer(order, lost))
 
     def finish(self, order: TransferOrder, *, failed: bool = False) -> None:
         if not failed:
             self.worker.transfer(order)
-        self.core.transferred(order.transfer_id, failed=failed)
+        self.core.on_transfer_done(order.transfer_id, failed=failed)
 
 
 def prompt(number: int, num_tokens: int = 40) -> list[int]:
@@ -98,26 +98,26 @@ def prompt(number: int, num_tokens: int = 40) -> list[int]:
 
 
 @pytest.fixture
-def full() -> Machine:
+def full() -> OffloadHarness:
     """The device has forgotten most of the first of two prompts, host memory has not."""
-    machine = Machine()
+    machine = OffloadHarness()
     machine.run(prompt(0))
     machine.run(prompt(1))
     return machine
 
 
 def test_without_host_memory_there_is_nothing_of_it() -> None:
-    assert Machine(num_host_blocks=0).core.host_blocks is None
+    assert OffloadHarness(num_host_blocks=0).core.host_blocks is None
 
 
-def test_what_a_step_fills_is_stored_once(full: Machine) -> None:
+def test_what_a_step_fills_is_stored_once(full: OffloadHarness) -> None:
     assert full.core.counts.stored_blocks == 20
     full.run(prompt(1))
     assert full.core.counts.stored_blocks == 20
     assert full.core.use.used == 0
 
 
-def test_a_sequence_waits_for_its_blocks_and_nobody_waits_behind_it(full: Machine) -> None:
+def test_a_sequence_waits_for_its_blocks_and_nobody_waits_behind_it(full: OffloadHarness) -> None:
     waiting, other = full.add(prompt(0)), full.add(prompt(7, 8))
     assert full.step()
     assert (waiting.status, other.status) == (SequenceStatus.BLOCKED, SequenceStatus.RUNNING)
@@ -129,7 +129,7 @@ def test_a_sequence_waits_for_its_blocks_and_nobody_waits_behind_it(full: Machin
     assert waiting.num_cached_tokens == 40
 
 
-def test_two_with_one_prompt_wait_for_one_transfer(full: Machine) -> None:
+def test_two_with_one_prompt_wait_for_one_transfer(full: OffloadHarness) -> None:
     both = [full.add(prompt(0)), full.add(prompt(0))]
     assert not full.step()
     load = full.load()
@@ -139,7 +139,7 @@ def test_two_with_one_prompt_wait_for_one_transfer(full: Machine) -> None:
     assert full.core.counts.fetched_blocks == 10 - LEFT
 
 
-def test_what_cannot_be_moved_is_computed(full: Machine) -> None:
+def test_what_cannot_be_moved_is_computed(full: OffloadHarness) -> None:
     sequence = full.add(prompt(0))
     full.step()
     load = full.load()
@@ -150,7 +150,7 @@ def test_what_cannot_be_moved_is_computed(full: Machine) -> None:
     assert full.core.counts.failed_transfers == 1
 
 
-def test_whoever_leaves_meanwhile_is_not_waited_for(full: Machine) -> None:
+def test_whoever_leaves_meanwhile_is_not_waited_for(full: OffloadHarness) -> None:
     sequence = full.add(prompt(0))
     full.step()
     load = full.load()
@@ -161,7 +161,7 @@ def test_whoever_leaves_meanwhile_is_not_waited_for(full: Machine) -> None:
     assert not full.core.has_work
 
 
-def test_blocked_sequences_leave_with_those_that_wait(full: Machine) -> None:
+def test_blocked_sequences_leave_with_those_that_wait(full: OffloadHarness) -> None:
     sequence = full.add(prompt(0))
     full.step()
     assert full.core.evacuate_waiting() == [sequence]
@@ -170,19 +170,19 @@ def test_blocked_sequences_leave_with_those_that_wait(full: Machine) -> None:
     assert not full.core.has_work
 
 
-def test_who_must_not_read_the_cache_does_not_read_host_memory(full: Machine) -> None:
+def test_who_must_not_read_the_cache_does_not_read_host_memory(full: OffloadHarness) -> None:
     sequence = full.add(prompt(0), skip_reading_prefix_cache=True)
     full.step()
     assert sequence.status is SequenceStatus.RUNNING
     assert sequence.num_cached_tokens == 0
 
 
-def test_a_worker_counts_for_what_its_host_memory_holds(full: Machine) -> None:
+def test_a_worker_counts_for_what_its_host_memory_holds(full: OffloadHarness) -> None:
     assert full.core.num_cached(make_sequence(900, prompt(0), 2, SIZE)) == 40
     assert full.core.num_cached(make_sequence(901, prompt(5), 2, SIZE)) == 0
 
 
-def test_a_reset_waits_for_transfers_and_forgets_both(full: Machine) -> None:
+def test_a_reset_waits_for_transfers_and_forgets_both(full: OffloadHarness) -> None:
     sequence = full.add(prompt(0))
     full.step()
     load = full.load()
@@ -197,20 +197,20 @@ HOST = 12  # of them, room for one prompt and a bit
 
 
 @pytest.fixture
-def deep() -> Machine:
+def deep() -> OffloadHarness:
     """What three prompts filled is on disk; host memory has the last of it, the device part of that."""
-    machine = Machine(num_host_blocks=HOST, num_disk_blocks=100)
+    machine = OffloadHarness(num_host_blocks=HOST, num_disk_blocks=100)
     for number in range(3):
         machine.run(prompt(number))
     return machine
 
 
-def test_what_came_to_host_memory_goes_on_to_disk(deep: Machine) -> None:
+def test_what_came_to_host_memory_goes_on_to_disk(deep: OffloadHarness) -> None:
     assert deep.core.counts.disk_stored_blocks == 30
     assert deep.core.num_cached(make_sequence(900, prompt(0), 2, SIZE)) == 40
 
 
-def test_blocks_come_back_from_disk_through_host_memory(deep: Machine) -> None:
+def test_blocks_come_back_from_disk_through_host_memory(deep: OffloadHarness) -> None:
     sequence = deep.add(prompt(0))
     assert not deep.step()
     (load,) = deep.disk_orders(to_disk=False)
@@ -228,7 +228,7 @@ def test_blocks_come_back_from_disk_through_host_memory(deep: Machine) -> None:
     assert deep.core.counts.disk_fetched_blocks == 10
 
 
-def test_two_with_one_prompt_wait_for_one_read(deep: Machine) -> None:
+def test_two_with_one_prompt_wait_for_one_read(deep: OffloadHarness) -> None:
     both = [deep.add(prompt(0)), deep.add(prompt(0))]
     for _ in range(2):
         assert not deep.step()
@@ -241,7 +241,7 @@ def test_two_with_one_prompt_wait_for_one_read(deep: Machine) -> None:
     assert deep.core.counts.disk_fetched_blocks == 10
 
 
-def test_a_torn_block_costs_what_comes_behind_it(deep: Machine) -> None:
+def test_a_torn_block_costs_what_comes_behind_it(deep: OffloadHarness) -> None:
     sequence = deep.add(prompt(0))
     deep.step()
     (load,) = deep.disk_orders(to_disk=False)
@@ -255,11 +255,11 @@ def test_a_torn_block_costs_what_comes_behind_it(deep: Machine) -> None:
     assert (sequence.status, sequence.num_cached_tokens) == (SequenceStatus.RUNNING, 3 * SIZE)
 
 
-def test_a_disk_that_gives_nothing_costs_a_computation_and_is_asked_for_that_no_more(deep: Machine) -> None:
+def test_a_disk_that_gives_nothing_costs_a_computation_and_is_asked_for_that_no_more(deep: OffloadHarness) -> None:
     sequence = deep.add(prompt(0))
     deep.step()
     (load,) = deep.disk_orders(to_disk=False)
-    deep.core.transferred(load.transfer_id, failed=True)
+    deep.core.on_transfer_done(load.transfer_id, failed=True)
     assert deep.step()
     assert (sequence.status, sequence.num_cached_tokens) == (SequenceStatus.RUNNING, 0)
     assert all(order.to_host for order in deep.orders())
@@ -267,7 +267,7 @@ def test_a_disk_that_gives_nothing_costs_a_computation_and_is_asked_for_that_no_
 
 
 def test_a_disk_that_takes_nothing_holds_up_nobody() -> None:
-    machine = Machine(num_host_blocks=HOST, num_disk_blocks=100)
+    machine = OffloadHarness(num_host_blocks=HOST, num_disk_blocks=100)
     sequence = machine.add(prompt(0))
     while sequence.status is not SequenceStatus.FINISHED:
         machine.step()
@@ -283,7 +283,7 @@ def test_a_disk_that_takes_nothing_holds_up_nobody() -> None:
     assert sum(len(order.hashes) for order in machine.on_disk) <= HOST // 4, "no more of host memory waits for it"
 
 
-def test_whoever_leaves_meanwhile_is_not_waited_for_on_disk_either(deep: Machine) -> None:
+def test_whoever_leaves_meanwhile_is_not_waited_for_on_disk_either(deep: OffloadHarness) -> None:
     sequence = deep.add(prompt(0))
     deep.step()
     (load,) = deep.disk_orders(to_disk=False)
@@ -294,7 +294,7 @@ def test_whoever_leaves_meanwhile_is_not_waited_for_on_disk_either(deep: Machine
     assert deep.core.num_waiting == 0
 
 
-def test_a_reset_forgets_the_disk_too(deep: Machine) -> None:
+def test_a_reset_forgets_the_disk_too(deep: OffloadHarness) -> None:
     while deep.move():
         pass
     forgotten = deep.core.reset_prefix_cache()
@@ -304,7 +304,7 @@ def test_a_reset_forgets_the_disk_too(deep: Machine) -> None:
 
 
 def test_what_comes_once_is_not_stored() -> None:
-    machine = Machine(num_blocks=40, threshold=2)
+    machine = OffloadHarness(num_blocks=40, threshold=2)
     machine.run(prompt(0))
     assert machine.core.counts.stored_blocks == 0
     machine.run(prompt(0))
@@ -315,7 +315,7 @@ def test_what_comes_once_is_not_stored() -> None:
 
 
 def test_what_comes_again_after_the_device_has_lost_it_is_stored_too() -> None:
-    machine = Machine(threshold=2)
+    machine = OffloadHarness(threshold=2)
     for number in (0, 1, 2, 0):
         machine.run(prompt(number))
     assert machine.core.counts.stored_blocks == 10
@@ -323,7 +323,7 @@ def test_what_comes_again_after_the_device_has_lost_it_is_stored_too() -> None:
 
 def test_what_the_device_still_has_stays_below_as_well() -> None:
     """The first prompt is asked for again and again, and never read from host memory."""
-    machine = Machine(num_blocks=40, num_host_blocks=20)
+    machine = OffloadHarness(num_blocks=40, num_host_blocks=20)
     for number in (0, 1, 0, 2):
         machine.run(prompt(number))
     tier = machine.core.host_blocks.tier if machine.core.host_blocks is not None else None
@@ -334,7 +334,7 @@ def test_what_the_device_still_has_stays_below_as_well() -> None:
 
 @pytest.mark.parametrize("num_disk_blocks", [0, 20])
 def test_a_prompt_of_high_priority_stays_through_a_flood_of_others(num_disk_blocks: int) -> None:
-    machine = Machine(num_host_blocks=20, num_disk_blocks=num_disk_blocks)
+    machine = OffloadHarness(num_host_blocks=20, num_disk_blocks=num_disk_blocks)
     machine.run(prompt(0), kv_priority=KVPriority.HIGH)
     for number in range(1, 8):
         machine.run(prompt(number))
@@ -343,7 +343,7 @@ def test_a_prompt_of_high_priority_stays_through_a_flood_of_others(num_disk_bloc
 
 
 def test_a_prompt_of_high_priority_is_stored_although_it_came_once() -> None:
-    machine = Machine(threshold=2)
+    machine = OffloadHarness(threshold=2)
     machine.run(prompt(0), kv_priority=KVPriority.HIGH)
     machine.run(prompt(1))
     assert machine.core.counts.stored_blocks == 10

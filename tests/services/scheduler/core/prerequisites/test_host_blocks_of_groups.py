@@ -7,21 +7,21 @@ import pytest
 from quire.services.scheduler.core.core import Core
 from quire.services.scheduler.core.limits import TierLimits
 from quire.services.scheduler.core.sequences.sequence import SequenceStatus
-from quire.services.scheduler.core.transfers.reach import GroupReach, Holds
+from quire.services.scheduler.core.transfers.tier_lookup import IsStored, MultiGroupLookup
 from quire.services.scheduler.kv_cache.block_tier import BlockTier
 from quire.services.scheduler.kv_cache.kv_priority import KVPriority
 from quire.shared.kv.block_hash import page_of
 from quire.shared.kv.kv_specs import FULL, KVSpec, State, Window
 from tests.services.scheduler.conftest import make_limits, make_sequence
-from tests.services.scheduler.core.prerequisites.test_host_blocks import SIZE, Machine, prompt
-from tests.services.scheduler.paper_worker import PaperWorker
+from tests.services.scheduler.core.prerequisites.test_host_blocks import SIZE, OffloadHarness, prompt
+from tests.services.scheduler.reference_worker import ReferenceWorker
 
 WINDOWS: tuple[KVSpec, ...] = (FULL, Window(9))
 STATES: tuple[KVSpec, ...] = (FULL, State(100))
 IN_WINDOW = 3  # blocks that a start behind a whole block needs of a window of 9
 
 
-class GroupMachine(Machine):
+class GroupOffloadHarness(OffloadHarness):
     """Of a model with two groups."""
 
     def __init__(self, specs: tuple[KVSpec, ...], num_blocks: int = 34, **tiers: int) -> None:
@@ -33,7 +33,7 @@ class GroupMachine(Machine):
             kv_specs=specs,
             tiers=TierLimits(**({"num_host_blocks": 100} | tiers)),
         )
-        self.core, self.worker = Core(self.limits), PaperWorker(self.limits)
+        self.core, self.worker = Core(self.limits), ReferenceWorker(self.limits)
 
     @property
     def tier(self) -> BlockTier:
@@ -48,21 +48,21 @@ class GroupMachine(Machine):
 
 
 def test_of_a_window_that_is_stored_which_a_start_behind_the_prompt_needs() -> None:
-    machine = GroupMachine(WINDOWS)
+    machine = GroupOffloadHarness(WINDOWS)
     machine.run(prompt(0))
     assert machine.stored(prompt(0), 0) == [*range(10)]
     assert machine.stored(prompt(0), 1) == [*range(10 - IN_WINDOW, 10)]
 
 
 def test_of_a_state_that_is_stored_which_the_prompt_needs_when_it_comes_again() -> None:
-    machine = GroupMachine(STATES)
+    machine = GroupOffloadHarness(STATES)
     machine.run(prompt(0))
     assert machine.stored(prompt(0), 1) == [8, 9], "behind the last block, and before it, if it is all that comes"
 
 
 @pytest.mark.parametrize("specs", [WINDOWS, STATES])
 def test_where_an_answer_has_ended_others_may_go_on(specs: tuple[KVSpec, ...]) -> None:
-    machine = GroupMachine(specs)
+    machine = GroupOffloadHarness(specs)
     sequence = machine.run(prompt(0), max_tokens=22)
     said = sequence.tokens.ids()
     assert len(said) == 62
@@ -74,7 +74,7 @@ def test_where_an_answer_has_ended_others_may_go_on(specs: tuple[KVSpec, ...]) -
 
 
 def test_a_prompt_that_leaves_what_others_had_is_stored_where_it_does() -> None:
-    machine = GroupMachine(WINDOWS)
+    machine = GroupOffloadHarness(WINDOWS)
     head = prompt(0, 24)
     machine.run([*head, *prompt(1, 16)])
     assert machine.stored(head, 1) == []
@@ -86,14 +86,14 @@ def test_a_prompt_that_leaves_what_others_had_is_stored_where_it_does() -> None:
     assert machine.run([*head, *prompt(3, 16)]).num_cached_tokens == 24
 
 
-def flood(machine: Machine) -> None:
+def flood(machine: OffloadHarness) -> None:
     for number in range(20, 24):
         machine.run(prompt(number))
 
 
 def test_what_the_device_still_has_is_not_brought_again() -> None:
     """Of the full group the tail is gone; the window's pages are all gone."""
-    machine = GroupMachine(WINDOWS)
+    machine = GroupOffloadHarness(WINDOWS)
     machine.run(prompt(0))
     machine.run(prompt(1))
     hashes = make_sequence(900, prompt(0), 2, SIZE).block_hashes
@@ -106,7 +106,7 @@ def test_what_the_device_still_has_is_not_brought_again() -> None:
 
 
 def test_a_window_that_could_not_be_moved_costs_a_computation() -> None:
-    machine = GroupMachine(WINDOWS)
+    machine = GroupOffloadHarness(WINDOWS)
     machine.run(prompt(0))
     flood(machine)
     sequence = machine.add(prompt(0))
@@ -122,7 +122,7 @@ def test_a_window_that_could_not_be_moved_costs_a_computation() -> None:
 
 @pytest.mark.parametrize("specs", [WINDOWS, STATES])
 def test_a_prompt_of_high_priority_stays_through_a_flood_in_all_groups(specs: tuple[KVSpec, ...]) -> None:
-    machine = GroupMachine(specs, num_host_blocks=30)
+    machine = GroupOffloadHarness(specs, num_host_blocks=30)
     machine.run(prompt(0), kv_priority=KVPriority.HIGH)
     for number in range(1, 8):
         machine.run(prompt(number))
@@ -132,7 +132,7 @@ def test_a_prompt_of_high_priority_stays_through_a_flood_in_all_groups(specs: tu
 
 @pytest.mark.parametrize("specs", [WINDOWS, STATES])
 def test_what_comes_once_is_not_stored_in_any_group(specs: tuple[KVSpec, ...]) -> None:
-    machine = GroupMachine(specs, num_blocks=80, store_threshold=2)
+    machine = GroupOffloadHarness(specs, num_blocks=80, store_threshold=2)
     machine.run(prompt(0))
     assert machine.core.counts.stored_blocks == 0
     machine.run(prompt(0))
@@ -142,7 +142,7 @@ def test_what_comes_once_is_not_stored_in_any_group(specs: tuple[KVSpec, ...]) -
 
 def test_starts_that_cannot_fit_are_not_looked_at_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """A long talk ends at many places, and each look walks over all of it, on the loop that serves everybody."""
-    machine = GroupMachine(WINDOWS, num_blocks=200, num_host_blocks=12, num_disk_blocks=800)
+    machine = GroupOffloadHarness(WINDOWS, num_blocks=200, num_host_blocks=12, num_disk_blocks=800)
     tokens = [*range(240)]
     for length in range(12, 241, SIZE):
         machine.run(tokens[:length])
@@ -150,13 +150,13 @@ def test_starts_that_cannot_fit_are_not_looked_at_one_by_one(monkeypatch: pytest
         machine.run(prompt(number))
     assert machine.core.num_cached(make_sequence(900, tokens, 2, SIZE)) == 240
     looks: list[int] = []
-    look = GroupReach.num_behind
+    look = MultiGroupLookup.num_following
 
-    def counted(self: GroupReach, hashes: list[bytes], found: list[int], most: int, holds: Holds) -> int:
+    def counted(self: MultiGroupLookup, hashes: list[bytes], found: list[int], most: int, holds: IsStored) -> int:
         looks.append(most)
         return look(self, hashes, found, most, holds)
 
-    monkeypatch.setattr(GroupReach, "num_behind", counted)
+    monkeypatch.setattr(MultiGroupLookup, "num_following", counted)
     sequence = machine.add(tokens)
     machine.step()
     assert sequence.status is SequenceStatus.BLOCKED
@@ -168,7 +168,7 @@ def test_starts_that_cannot_fit_are_not_looked_at_one_by_one(monkeypatch: pytest
 
 def test_a_start_that_host_memory_has_no_room_for_gives_way_to_one_before_it() -> None:
     """The disk has all of a long prompt, and of the shorter ones that it went on from."""
-    machine = GroupMachine(WINDOWS, num_blocks=80, num_host_blocks=12, num_disk_blocks=400)
+    machine = GroupOffloadHarness(WINDOWS, num_blocks=80, num_host_blocks=12, num_disk_blocks=400)
     tokens = [*range(80)]
     for length in (32, 48, 64, 80):
         machine.run(tokens[:length])

@@ -13,7 +13,7 @@ import pytest
 from quire.services.scheduler.core.core import Core
 from quire.services.scheduler.core.plan import Events, StepPlan, StepResult
 from quire.services.scheduler.core.sequences.ending import Failure, Reason
-from quire.services.scheduler.core.sequences.sequence import LateQuery, Loss
+from quire.services.scheduler.core.sequences.sequence import LateQuery, WorkerLoss
 from quire.services.scheduler.sessions.scheduling_policies import find_policy
 from quire.shared.columns import i32_bytes
 from quire.shared.kv.kv_specs import NOTHING
@@ -43,7 +43,7 @@ def read(core: Core, key: int, asked: LateQuery, length: int = 20, **fields: obj
     core.add(make_sequence(key, [key % 40] * length, 0, samples_nothing=True, query=asked, **values))
 
 
-class Held:
+class CheckedCore:
     """A worker, as far as it keeps queries: checks that every document finds its own, and that there is room."""
 
     def __init__(self, core: Core) -> None:
@@ -71,7 +71,7 @@ class Held:
                 if sequence.is_query:
                     self.expected[sequence.query.name] = sequence.query.num_tokens
         assert self.expected.total() <= self.core.limits.num_query_vectors
-        late = self.core.flights[-1].late
+        late = self.core.steps_in_flight[-1].late_queries
         for slot in (slot for slot, is_query in late.items() if is_query):
             self.kept.add(self.slots[slot][0].name)
             self.computed.append(self.slots[slot][0].name)
@@ -81,8 +81,8 @@ class Held:
 
     def finish(self, failures: list[tuple[int, Failure]] | None = None) -> Events:
         """The oldest step under way."""
-        flight = self.core.flights[0]
-        told = {slot: SCORE for slot in flight.ended if not flight.late.get(slot, False)}
+        flight = self.core.steps_in_flight[0]
+        told = {slot: SCORE for slot in flight.pooled_keys if not flight.late_queries.get(slot, False)}
         tokens = np.zeros(len(flight.slots), dtype=np.int32)
         self.core.apply(StepResult(flight.step_id, tokens, failures=failures or [], pooled=told), 0)
         return self.core.take_events()
@@ -102,7 +102,7 @@ def test_a_query_and_its_documents_go_in_one_step() -> None:
     core = encoder()
     for key in range(3):
         read(core, key, query(7))
-    worker = Held(core)
+    worker = CheckedCore(core)
     plan = worker.launch()
     assert plan is not None
     assert [admission.sequence.is_query for admission in plan.admitted] == [True, False, False, False]
@@ -115,7 +115,7 @@ def test_a_query_and_its_documents_go_in_one_step() -> None:
 
 def test_a_query_that_is_there_is_not_computed_again() -> None:
     core = encoder()
-    worker = Held(core)
+    worker = CheckedCore(core)
     for key in range(3):
         read(core, key, query(7))
         assert worker.run() == [key]
@@ -129,7 +129,7 @@ def test_a_query_of_several_chunks_comes_before_its_documents() -> None:
     core = decoder()
     read(core, 0, query(7, 45))
     core.add(make_sequence(1, [1, 2, 3], 4))  # goes on beside it
-    worker = Held(core)
+    worker = CheckedCore(core)
     plans = [worker.launch()]
     while 0 not in (key := [a.sequence.key for plan in plans if plan for a in plan.admitted]):
         worker.finish()
@@ -137,7 +137,7 @@ def test_a_query_of_several_chunks_comes_before_its_documents() -> None:
     assert len(plans) == 4
     assert key[-1] == 0
     while core.has_work:
-        worker.finish() if core.flights else worker.launch()
+        worker.finish() if core.steps_in_flight else worker.launch()
     assert worker.computed == [query(7, 45).name]
 
 
@@ -147,7 +147,7 @@ def test_a_query_is_as_urgent_as_its_most_urgent_document() -> None:
     for key in (1, 2):
         core.add(make_sequence(key, [1, 2, 3], 2, priority=5))
     read(core, 3, query(7), priority=0)
-    worker, order = Held(core), []
+    worker, order = CheckedCore(core), []
     while core.has_work:
         plan = worker.launch()
         order += [] if plan is None else [admission.sequence.key for admission in plan.admitted]
@@ -157,7 +157,7 @@ def test_a_query_is_as_urgent_as_its_most_urgent_document() -> None:
 
 def test_what_is_wanted_longest_ago_goes_first_and_what_is_needed_never() -> None:
     core = encoder(num_query_vectors=25)
-    worker = Held(core)
+    worker = CheckedCore(core)
     for key, word in enumerate([1, 2, 1, 3, 1, 2]):  # 3 takes the place of 2, and 2 that of 3
         read(core, key, query(word))
         worker.run()
@@ -169,7 +169,7 @@ def test_queries_for_which_there_is_no_place_wait_in_order() -> None:
     core = encoder(num_query_vectors=15, max_num_batched_tokens=400, max_num_seqs=8)
     for key in range(12):
         read(core, key, query(key % 4))
-    worker = Held(core)
+    worker = CheckedCore(core)
     assert worker.run() == [0, 4, 8, 1, 5, 9, 2, 6, 10, 3, 7, 11]
     assert worker.computed == [query(word).name for word in range(4)]
 
@@ -178,7 +178,7 @@ def test_a_query_goes_when_nobody_waits_for_it_any_more() -> None:
     core = decoder()
     read(core, 0, query(7, 60))
     read(core, 1, query(8, 50))  # waits for a place
-    worker = Held(core)
+    worker = CheckedCore(core)
     worker.launch()  # a chunk of the first
     core.cancel(0)
     assert len(core.queries) == 1
@@ -194,10 +194,12 @@ def test_documents_of_a_query_that_failed_end_with_its_error() -> None:
     for key in range(2):
         read(core, key, query(7))
     read(core, 2, query(8))
-    worker = Held(core)
+    worker = CheckedCore(core)
     worker.launch()
-    slots = {worker.slots[slot][0].name: slot for slot, is_query in core.flights[0].late.items() if is_query}
-    of_documents = [slot for slot, is_query in core.flights[0].late.items() if not is_query]
+    slots = {
+        worker.slots[slot][0].name: slot for slot, is_query in core.steps_in_flight[0].late_queries.items() if is_query
+    }
+    of_documents = [slot for slot, is_query in core.steps_in_flight[0].late_queries.items() if not is_query]
     lacking = [(slot, Failure("FAILED_PRECONDITION", "no vectors")) for slot in of_documents[:2]]
     events = worker.finish([*lacking, (slots[query(7).name], Failure("INTERNAL", "broken"))])
     failures = {end.sequence.key: end.failure.message for end in events.finished if end.failure is not None}
@@ -213,13 +215,13 @@ def test_a_lost_worker_leaves_documents_that_ask_another_for_their_query() -> No
     first, second = encoder(), encoder()
     for key in range(3):
         read(first, key, query(7), 60)
-    Held(first).launch()  # with the first document
-    moved = first.evacuate(Loss("w", 1))
+    CheckedCore(first).launch()  # with the first document
+    moved = first.evacuate(WorkerLoss("w", 1))
     assert [(document.key, len(document.losses)) for document in moved] == [(0, 1), (1, 0), (2, 0)]
     assert not first.state.sequences
     for document in moved:
         second.add(document)
-    worker = Held(second)
+    worker = CheckedCore(second)
     assert worker.run() == [0, 1, 2]
     assert worker.computed == [query(7).name]
 
@@ -232,8 +234,8 @@ def test_a_query_that_kills_workers_counts_for_its_documents() -> None:
             read(core, 0, query(7, 60))
         for document in moved or []:
             core.add(document)
-        Held(core).launch()  # a chunk of the query
-        moved = core.evacuate(Loss("w", losses))
+        CheckedCore(core).launch()  # a chunk of the query
+        moved = core.evacuate(WorkerLoss("w", losses))
         assert [len(document.losses) for document in moved] == [losses + 1]
 
 
@@ -241,7 +243,7 @@ def test_documents_without_a_slot_leave_a_worker_that_goes() -> None:
     core = encoder(max_num_batched_tokens=40)
     for key in range(4):
         read(core, key, query(7 + key // 3))
-    worker = Held(core)
+    worker = CheckedCore(core)
     worker.launch()
     assert [document.key for document in core.evacuate_waiting()] == [1, 2, 3]
     assert [pooled.sequence.key for pooled in worker.finish().pooled] == [0]
@@ -251,7 +253,7 @@ def test_documents_without_a_slot_leave_a_worker_that_goes() -> None:
 def test_after_the_cache_is_gone_queries_are_computed_again() -> None:
     core = decoder(max_num_batched_tokens=40)
     read(core, 0, query(7))
-    worker = Held(core)
+    worker = CheckedCore(core)
     worker.run()
     read(core, 1, query(7), 60)
     worker.launch()  # its first chunk
@@ -293,7 +295,7 @@ def test_random_operations_leave_nothing_behind(make: type[Core], policy: str) -
         num_query_vectors=60,
         max_num_batched_tokens=80,
     )
-    worker = Held(core)
+    worker = CheckedCore(core)
     ended: set[int] = set()
 
     def finish() -> None:
@@ -310,17 +312,17 @@ def test_random_operations_leave_nothing_behind(make: type[Core], policy: str) -
             worker.launch()
         if numbers.random() < 0.2:
             core.cancel(numbers.randint(0, key))
-        while core.flights and numbers.random() < 0.8:
+        while core.steps_in_flight and numbers.random() < 0.8:
             finish()
         if numbers.random() < 0.02:
-            while core.flights:
+            while core.steps_in_flight:
                 finish()
             core.reset_prefix_cache(preempt_running=True)
             worker.kept.clear()
             worker.expected.clear()
             worker.slots = {slot: found for slot, found in worker.slots.items() if core.running.live[slot]}
         ended.update(end.sequence.key for end in core.take_events().finished)
-    while core.has_work or core.flights:
+    while core.has_work or core.steps_in_flight:
         worker.launch()
         finish()
     assert ended == set(range(400))

@@ -10,10 +10,10 @@ import pytest
 from quire.services.scheduler.core.core import Core
 from quire.services.scheduler.core.plan import StepPlan, StepResult
 from quire.services.scheduler.core.sequences.ending import Reason
-from quire.services.scheduler.core.sequences.sequence import Family, Sequence
+from quire.services.scheduler.core.sequences.sequence import SampleGroup, Sequence
 from tests.services.scheduler.conftest import count_operations, make_sequence
 from tests.services.scheduler.core.steps import tokens_of
-from tests.services.scheduler.paper_worker import PaperWorker, oracle
+from tests.services.scheduler.reference_worker import ReferenceWorker, oracle
 
 NewCore = Callable[..., Core]
 PROMPT = list(range(40))  # 2 blocks of 16, and half of one
@@ -24,13 +24,13 @@ class Run:
 
     def __init__(self, core: Core) -> None:
         self.core = core
-        self.worker = PaperWorker(core.limits)
+        self.worker = ReferenceWorker(core.limits)
         self.tokens: dict[int, list[int]] = {}
         self.ended: dict[int, Reason] = {}
 
     def add(self, count: int, prompt: list[int] = PROMPT, first: int = 0, **fields: object) -> list[Sequence]:
-        family = Family()
-        made = [make_sequence(key, prompt, family=family, **fields) for key in range(first, first + count)]
+        sample_group = SampleGroup()
+        made = [make_sequence(key, prompt, sample_group=sample_group, **fields) for key in range(first, first + count)]
         for sequence in made:
             self.core.add(sequence)
         return made
@@ -149,9 +149,9 @@ def test_a_sibling_that_was_preempted_goes_on_with_its_own_tokens(core: NewCore)
 
 def test_one_that_tells_of_its_prompt_computes_it_for_the_others(core: NewCore) -> None:
     run = Run(core(enable_prefix_caching=True))
-    family = Family()
+    sample_group = SampleGroup()
     for key in range(3):
-        run.core.add(make_sequence(key, PROMPT, family=family, prompt_logprobs_from=1 if key == 0 else 0))
+        run.core.add(make_sequence(key, PROMPT, sample_group=sample_group, prompt_logprobs_from=1 if key == 0 else 0))
     assert run.step() == {0: 40}
     assert run.step() == dict.fromkeys(range(3), 1)
 
@@ -176,9 +176,9 @@ def test_those_that_wait_are_moved_and_ended_like_any_other(core: NewCore) -> No
 
 def test_deadlines_pass_for_those_that_wait(core: NewCore) -> None:
     c = core(max_num_batched_tokens=30)
-    family = Family()
+    sample_group = SampleGroup()
     for key in range(2):
-        c.add(make_sequence(key, PROMPT, family=family, deadline=5.0 if key else np.inf))
+        c.add(make_sequence(key, PROMPT, sample_group=sample_group, deadline=5.0 if key else np.inf))
     c.schedule(0)
     c.schedule(6)
     (ended,) = c.take_events().finished

@@ -11,7 +11,7 @@ from quire.services.scheduler.core.prerequisites.worker_cache import CacheEntry,
 from tests.services.scheduler.conftest import make_sequence
 
 
-class Rig:
+class CacheHarness:
     """A cache, and what the worker was told in order."""
 
     def __init__(self, limits: CacheLimits) -> None:
@@ -33,7 +33,7 @@ class Rig:
 
 
 def test_the_least_recently_used_entry_is_evicted_when_too_many_are_idle() -> None:
-    rig = Rig(CacheLimits(max_idle=1))
+    rig = CacheHarness(CacheLimits(max_idle=1))
     first, second = (make_sequence(key, [key]) for key in (1, 2))
     for name, sequence in ((b"a", first), (b"b", second)):
         assert not rig.cache.join(name, 1, sequence)
@@ -43,7 +43,7 @@ def test_the_least_recently_used_entry_is_evicted_when_too_many_are_idle() -> No
 
 
 def test_an_entry_in_use_is_never_evicted_and_the_next_one_waits_for_its_place() -> None:
-    rig = Rig(CacheLimits(max_idle=9, capacity=10))
+    rig = CacheHarness(CacheLimits(max_idle=9, capacity=10))
     first, second = (make_sequence(key, [key]) for key in (1, 2))
     rig.cache.join(b"a", 8, first)
     rig.cache.join(b"b", 3, second)
@@ -54,7 +54,7 @@ def test_an_entry_in_use_is_never_evicted_and_the_next_one_waits_for_its_place()
 
 
 def test_a_failure_returns_all_users_and_gives_the_place_to_the_next() -> None:
-    rig = Rig(CacheLimits(max_idle=9, capacity=10))
+    rig = CacheHarness(CacheLimits(max_idle=9, capacity=10))
     sequences = [make_sequence(key, [key]) for key in range(3)]
     rig.cache.join(b"a", 8, sequences[0])
     rig.cache.join(b"a", 8, sequences[1])
@@ -66,7 +66,7 @@ def test_a_failure_returns_all_users_and_gives_the_place_to_the_next() -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_sizes_places_and_references_add_up_through_random_operations(seed: int) -> None:
     rng = random.Random(seed)
-    rig = Rig(CacheLimits(max_idle=3, max_idle_size=12, capacity=rng.choice([None, 15, 30])))
+    rig = CacheHarness(CacheLimits(max_idle=3, max_idle_size=12, capacity=rng.choice([None, 15, 30])))
     users: dict[int, bytes] = {}
     sequences = [make_sequence(key, [key]) for key in range(40)]
     for _ in range(400):

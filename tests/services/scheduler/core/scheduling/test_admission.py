@@ -59,7 +59,7 @@ def test_a_head_that_waits_sees_what_the_cache_gains_and_loses(core: NewCore) ->
     anew = len(c.kv.match(sequence.block_hashes).blocks)
     assert 0 < anew < 300
     assert c.num_cached(sequence) == 16 * anew
-    c.kv.pool.name(evicted[0], sequence.block_hashes[anew])
+    c.kv.pool.record_hash(evicted[0], sequence.block_hashes[anew])
     assert c.num_cached(sequence) == 16 * (anew + 1)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.services.scheduler.conftest import Optimist
+from tests.services.scheduler.conftest import UnlimitedForecast
 from tests.services.scheduler.core.steps import NewCore, add, returned, tokens_of
 
 
@@ -35,7 +35,7 @@ def test_s5_the_last_prompt_to_fit_is_cut_to_the_budget(core: NewCore) -> None:
 
 def test_the_newest_goes_first_when_blocks_run_out_and_comes_back_first(core: NewCore) -> None:
     c = core(num_blocks=5, max_model_len=64)
-    c.state.forecast = Optimist()
+    c.state.forecast = UnlimitedForecast()
     add(c, 16, 16, max_tokens=40)
     c.schedule(0)
     returned(c, 5, 5)

@@ -6,13 +6,13 @@ import numpy as np
 
 from quire.services.scheduler.core.core import Core
 from quire.services.scheduler.core.plan import StepPlan
-from quire.services.scheduler.core.timing.depth import Depth
+from quire.services.scheduler.core.timing.depth import PipelineDepth
 from tests.services.scheduler.core.steps import NewCore, add, returned
 
 
 def apply_all(core: Core) -> None:
-    while core.flights:
-        returned(core, *[5] * len(core.flights[0].slots))
+    while core.steps_in_flight:
+        returned(core, *[5] * len(core.steps_in_flight[0].slots))
 
 
 def planned(core: Core) -> list[StepPlan]:
@@ -60,7 +60,7 @@ def test_a_sequence_is_ordered_again_before_its_token_is_back(core: NewCore) -> 
     add(scheduled, 10, 10, max_tokens=100)
     plans = planned(scheduled)
     assert [plan.micro_batch for plan in plans] == [0, 1, 0]
-    assert scheduled.flights[0].slots.tolist() == scheduled.flights[2].slots.tolist() == [0]
+    assert scheduled.steps_in_flight[0].slots.tolist() == scheduled.steps_in_flight[2].slots.tolist() == [0]
 
 
 def test_when_all_slots_of_one_are_taken_newcomers_go_to_others(core: NewCore) -> None:
@@ -72,6 +72,6 @@ def test_when_all_slots_of_one_are_taken_newcomers_go_to_others(core: NewCore) -
 
 
 def test_as_many_steps_are_under_way_as_there_are_stages_and_the_next_one() -> None:
-    assert [Depth(0, stages).most for stages in (1, 2, 4)] == [2, 3, 5]
-    assert [Depth(2, stages).most for stages in (1, 2, 4)] == [2, 2, 4]
-    assert [Depth.most_ever(0, stages) for stages in (1, 2)] == [3, 4]
+    assert [PipelineDepth(0, stages).max_steps for stages in (1, 2, 4)] == [2, 3, 5]
+    assert [PipelineDepth(2, stages).max_steps for stages in (1, 2, 4)] == [2, 2, 4]
+    assert [PipelineDepth.max_steps_for(0, stages) for stages in (1, 2)] == [3, 4]

@@ -10,7 +10,7 @@ import pytest
 from quire.services.scheduler.core.core import Core
 from quire.services.scheduler.core.plan import StepResult
 from quire.services.scheduler.core.sequences.ending import Reason
-from quire.services.scheduler.core.sequences.sequence import Loss
+from quire.services.scheduler.core.sequences.sequence import WorkerLoss
 from quire.shared.kv.kv_specs import NOTHING
 from tests.services.scheduler.conftest import make_limits, make_sequence
 
@@ -32,8 +32,8 @@ def step(core: Core) -> list[int]:
     assert plan is not None
     assert plan.num_tokens <= core.limits.max_num_batched_tokens
     assert len(plan.new_block_ids) == 0
-    flight = core.flights[0]
-    core.apply(StepResult(plan.step_id, NO_TOKENS, pooled=dict.fromkeys(flight.ended, b"")), 0)
+    flight = core.steps_in_flight[0]
+    core.apply(StepResult(plan.step_id, NO_TOKENS, pooled=dict.fromkeys(flight.pooled_keys, b"")), 0)
     events = core.take_events()
     assert [end.reason for end in events.finished] == [Reason.STOP] * len(events.pooled)
     return [pooled.sequence.key for pooled in events.pooled]
@@ -92,7 +92,7 @@ def test_a_lost_worker_leaves_prompts_that_another_reads_from_the_start() -> Non
     for key in range(3):
         read(first, key, 60)
     first.schedule(0)
-    for sequence in first.evacuate(Loss("w", 1)):
+    for sequence in first.evacuate(WorkerLoss("w", 1)):
         second.add(sequence)
     assert [step(second) for _ in range(3)] == [[0], [1], [2]]
 
@@ -108,15 +108,15 @@ def test_random_operations_leave_nothing_behind() -> None:
             core.schedule(0)
         if numbers.random() < 0.2:
             core.cancel(numbers.randint(0, key))
-        while core.flights and numbers.random() < 0.8:
-            flight = core.flights[0]
-            core.apply(StepResult(flight.step_id, NO_TOKENS, pooled=dict.fromkeys(flight.ended, b"")), 0)
+        while core.steps_in_flight and numbers.random() < 0.8:
+            flight = core.steps_in_flight[0]
+            core.apply(StepResult(flight.step_id, NO_TOKENS, pooled=dict.fromkeys(flight.pooled_keys, b"")), 0)
         ended |= {end.sequence.key for end in core.take_events().finished}
-    while core.has_work or core.flights:
+    while core.has_work or core.steps_in_flight:
         core.schedule(0)
-        flight = core.flights[0]
-        core.apply(StepResult(flight.step_id, NO_TOKENS, pooled=dict.fromkeys(flight.ended, b"")), 0)
+        flight = core.steps_in_flight[0]
+        core.apply(StepResult(flight.step_id, NO_TOKENS, pooled=dict.fromkeys(flight.pooled_keys, b"")), 0)
         ended |= {end.sequence.key for end in core.take_events().finished}
     assert ended == set(range(400))
     assert core.kv.idle
-    assert (core.running.most_blocks, core.num_waiting_tokens, core.kv.num_unowned()) == (0, 0, 0)
+    assert (core.running.max_blocks, core.num_waiting_tokens, core.kv.num_unowned()) == (0, 0, 0)

@@ -50,6 +50,6 @@ def test_a_beam_becomes_another_one_of_the_same_length() -> None:
     parent, child = SequenceTokens(i32_bytes([1, 2, 3, 4, 5])), SequenceTokens(i32_bytes([1, 2, 3, 4, 6]))
     for slot, tokens in enumerate((parent, child)):
         rows.admit(slot, tokens)
-    child.become(parent)
+    child.copy_from(parent)
     rows.append(np.array([1]), np.array([9], dtype=np.int32))
     assert (parent.ids(), child.ids()) == ([1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 9])

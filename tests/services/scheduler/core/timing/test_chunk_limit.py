@@ -23,7 +23,7 @@ def gaps(core: Core, prompt: int, base_s: float = BASE_S) -> list[float]:
         if step == 20:
             core.add(make_sequence(1, list(range(prompt)), max_tokens=5))
         assert core.schedule(now) is not None
-        flight = core.flights[0]
+        flight = core.steps_in_flight[0]
         took = base_s + flight.num_prompt_tokens * (PER_TOKEN_S + done * LATER_S)
         if step >= 20 and flight.num_prompt_tokens:
             done += flight.num_prompt_tokens
@@ -61,7 +61,7 @@ def test_prompts_get_on_where_streams_alone_take_longer(core: NewCore) -> None:
 def test_times_that_nobody_expects_leave_a_limit_that_is_one(seconds: float) -> None:
     limit = ChunkLimit(0.05, 2048)
     for _ in range(50):
-        limit.learn(100, 0, seconds)
-        limit.learn(0, 5, seconds)
-        limit.learn(100, 5, seconds)
+        limit.observe(100, 0, seconds)
+        limit.observe(0, 5, seconds)
+        limit.observe(100, 5, seconds)
         assert LEAST <= limit.num_tokens <= 2048

@@ -22,7 +22,7 @@ def test_deadlines_pass_in_their_order_whoever_ended_meanwhile() -> None:
             del alive[draw.choice(list(alive))]
         now += 0.1
         due = sorted((s.deadline, k) for k, s in alive.items() if s.deadline <= now)
-        passed = [(s.deadline, s.key) for s in deadlines.passed(now)]
+        passed = [(s.deadline, s.key) for s in deadlines.pop_expired(now)]
         assert passed == due
         for _, over in passed:
             del alive[over]

@@ -28,7 +28,7 @@ def run(core: Core, step_s: float, now: float = 0.0) -> float:
 
 
 def apply(core: Core, now: float) -> None:
-    flight = core.flights[0]
+    flight = core.steps_in_flight[0]
     core.apply(StepResult(flight.step_id, np.full(len(flight.slots), 5, np.int32)), now)
 
 
@@ -37,7 +37,7 @@ def steps_under_way(core: Core, step_s: float) -> int:
     now = run(core, step_s)
     plan_all(core, now)
     plan_all(core, now + 0.9 * step_s)
-    return len(core.flights)
+    return len(core.steps_in_flight)
 
 
 @pytest.mark.parametrize(("step_s", "number"), [(0.0005, 3), (0.0012, 3), (0.002, 2), (0.05, 2)])
@@ -55,8 +55,8 @@ def test_it_follows_the_steps(core: Callable[..., Core]) -> None:
     c = core(max_steps_in_flight=0)
     for seconds, most in ((0.0005, 3), (0.01, 2), (0.0005, 3)):
         for _ in range(30):
-            c.depth.learn(seconds)
-        assert c.depth.most == most
+            c.depth.observe(seconds)
+        assert c.depth.max_steps == most
 
 
 @pytest.mark.parametrize(("step_s", "planned_after"), [(0.1, 0.08), (0.025, 0.005)])
@@ -67,7 +67,7 @@ def test_who_comes_during_a_long_step_is_in_the_next(
     c.add(make_sequence(0, list(range(10)), max_tokens=200))
     now = run(c, step_s)
     plan_all(c, now)
-    assert len(c.flights) == 1
+    assert len(c.steps_in_flight) == 1
     assert c.next_at == pytest.approx(now + planned_after, abs=1e-4)
     c.add(make_sequence(1, list(range(10)), max_tokens=200))
     assert c.schedule(c.next_at - 1e-6) is None
@@ -80,7 +80,7 @@ def test_the_step_behind_a_shorter_one_is_planned_at_once(core: Callable[..., Co
     c = core(max_steps_in_flight=0)
     c.add(make_sequence(0, list(range(10)), max_tokens=200))
     plan_all(c, run(c, 0.015))
-    assert len(c.flights) == 2
+    assert len(c.steps_in_flight) == 2
 
 
 def test_a_step_of_a_size_not_seen_before_is_not_waited_for(core: Callable[..., Core]) -> None:
@@ -95,4 +95,4 @@ def test_a_step_of_a_size_not_seen_before_is_not_waited_for(core: Callable[..., 
     plan_all(c, now + 0.19)
     apply(c, now + 0.2)  # the step with the prompt begins
     plan_all(c, now + 0.2)
-    assert len(c.flights) == 2
+    assert len(c.steps_in_flight) == 2

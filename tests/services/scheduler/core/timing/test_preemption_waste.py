@@ -17,7 +17,7 @@ import pytest
 from quire.services.scheduler.core.core import Core
 from quire.services.scheduler.core.plan import StepResult
 from quire.services.scheduler.core.running.running import Running
-from tests.services.scheduler.conftest import Optimist, make_limits, make_sequence
+from tests.services.scheduler.conftest import UnlimitedForecast, make_limits, make_sequence
 
 EOS = 1
 ANSWER = 7
@@ -47,7 +47,7 @@ def waste(num_blocks: int, prepare: Callable[[Core], None], known_lengths: bool)
     while core.has_work:
         while core.schedule(now) is not None:
             now += 0.01
-        flight = core.flights[0]
+        flight = core.steps_in_flight[0]
         known = [core.running.num_known[slot] + 1 for slot in flight.slots.tolist()]
         tokens = [EOS if n >= ends.get(k, 0) else ANSWER for n, k in zip(known, flight.keys.tolist(), strict=True)]
         core.apply(StepResult(flight.step_id, np.array(tokens, dtype=np.int32)), now)
@@ -57,13 +57,13 @@ def waste(num_blocks: int, prepare: Callable[[Core], None], known_lengths: bool)
 
 def peers_rule(core: Core) -> None:
     """Everybody who fits comes in, the newest goes."""
-    core.state.forecast = Optimist()
+    core.state.forecast = UnlimitedForecast()
     core.waiting.victim = newest  # type: ignore[method-assign]
 
 
 def least_work(core: Core) -> None:
     """Everybody who fits comes in, whoever loses the least work goes."""
-    core.state.forecast = Optimist()
+    core.state.forecast = UnlimitedForecast()
 
 
 def as_shipped(_core: Core) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from quire.services.worker.attention import backends
 from quire.services.worker.attention.port import AttentionSpec
-from quire.services.worker.sampling.ranking import by_candidates, by_ranks
+from quire.services.worker.sampling.ranking import largest_by_packed_keys, largest_with_ties
 from quire.shared.errors import FailedPrecondition, InvalidArgument, QuireError
 from quire.shared.pb.common.v1 import pooling_pb2
 from quire.shared.settings import WorkerSettings
@@ -57,8 +57,8 @@ def test_what_torch_activates_on_a_cpu_is_refused(checkpoint: Make, family: str)
 
 
 def test_ranks_do_not_add_up_in_two_ways() -> None:
-    assert WorkerSettings(model="tiny", tensor_parallel_size=2).own_sums
-    assert not WorkerSettings(model="tiny", tensor_parallel_size=2, batch_invariant=True).own_sums
+    assert WorkerSettings(model="tiny", tensor_parallel_size=2).use_custom_all_reduce
+    assert not WorkerSettings(model="tiny", tensor_parallel_size=2, batch_invariant=True).use_custom_all_reduce
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -153,7 +153,7 @@ def test_vectors_of_whole_texts(checkpoint: Make, way: dict[str, Any], pooler: p
     assert len(set(vectors)) == 1
 
 
-@pytest.mark.parametrize("largest", [by_candidates, by_ranks])
+@pytest.mark.parametrize("largest", [largest_with_ties, largest_by_packed_keys])
 def test_the_most_likely_do_not_depend_on_how_many_others_ask_for(largest: Callable[..., torch.Tensor]) -> None:
     """8 bits of mantissa make ties among logits common."""
     values = torch.randn(4, 3000, generator=torch.Generator().manual_seed(1)).bfloat16().float()

@@ -151,7 +151,7 @@ def test_deepseek_caches_one_vector_a_token_and_chooses_by_groups() -> None:
     assert (routing.scoring, routing.num_groups, routing.top_groups, routing.group_top) == ("sigmoid", 4, 2, 2)
     v2 = read_model_config({**DEEPSEEK, "architectures": ["DeepseekV2ForCausalLM"]}).experts
     assert v2 is not None
-    assert (v2.routing.scoring, v2.routing.num_groups, v2.choice_bias) == ("softmax", 1, False)
+    assert (v2.routing.scoring, v2.routing.num_groups, v2.score_correction_bias) == ("softmax", 1, False)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from quire import kernels
 from quire.services.worker.layers.norm.rms_norm import RMSNorm
 from quire.services.worker.layers.placement import LayerPlacement
 from quire.services.worker.layers.sharding import Shard
-from tests.services.worker.sampling.rank_threads import Meeting
+from tests.services.worker.sampling.rank_threads import RankThreads
 
 NUM_RANKS = 3
 
@@ -20,12 +20,12 @@ def test_parts_are_added_up_before_they_are_normalised() -> None:
 
     def normed(shard: Shard) -> tuple[torch.Tensor, torch.Tensor]:
         place = LayerPlacement(ops, torch.float32, torch.device("cpu"), shard=shard)
-        norm, kept = RMSNorm("norm", 16, 1e-5, place, adds_up=True), residual.clone()
+        norm, kept = RMSNorm("norm", 16, 1e-5, place, reduce_results=True), residual.clone()
         norm.weight.copy_(weight)
         return norm(parts[shard.rank].clone(), kept), kept
 
     total = residual + parts.sum(0)
     expected = torch.nn.functional.rms_norm(total, (16,), weight, 1e-5)
-    for made, kept in Meeting(NUM_RANKS).hold(normed):
+    for made, kept in RankThreads(NUM_RANKS).run(normed):
         torch.testing.assert_close(kept, total)
         torch.testing.assert_close(made, expected)

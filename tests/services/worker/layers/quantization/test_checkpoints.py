@@ -104,7 +104,9 @@ def test_a_single_row_can_meet_weights_of_4_bits_and_of_8_by_row(tmp_path: Path)
     """The chain of fused kernels reads those, whatever the layout (models/single_row.py)."""
     config = json.loads((quantized.make(LAYOUTS["gptq"], tmp_path).folder / "config.json").read_text())
     read = {name: read_model_config({**config, SECTION: layout.config}) for name, layout in LAYOUTS.items()}
-    meeting = {name for name, one in read.items() if one.quantization is not None and one.quantization.single_rows}
+    meeting = {
+        name for name, one in read.items() if one.quantization is not None and one.quantization.supports_single_row
+    }
     by_row = {"fp8-static", "fp8-tensor", "ct-fp8-channel", "ct-fp8-static", "ct-int8"}
     four_bits = {name for name, one in LAYOUTS.items() if one.config.get("bits", one.config.get("w_bit")) == 4}
     assert meeting == by_row | four_bits | {name for name in LAYOUTS if name.startswith("ct-w4")}
@@ -131,7 +133,7 @@ def test_parts_whose_columns_are_ordered_otherwise_are_still_right(tmp_path: Pat
     from quire.services.worker.layers.quantization.gptq import Gptq
 
     assert not torch.equal(shuffled, back)
-    module.weight.data.copy_(Gptq(4, 32, True, True, False, ()).unpack(one, 64, 128).widened())
+    module.weight.data.copy_(Gptq(4, 32, True, True, False, ()).unpack(one, 64, 128).dequantized())
     assert largest_error(tmp_path, made) < MAX_ERROR
 
 

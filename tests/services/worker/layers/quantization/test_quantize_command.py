@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from quire.cli.main import main
 from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig
-from tests.services.worker.structured.constrained import TINY
+from tests.services.worker.structured.grammar_rig import TINY
 
 # Bounds of the weights' error, and of the logits': norms of the differences over those of what is exact.
 BOUNDS = {"fp8": (0.03, 0.05), "int8": (0.01, 0.02), "w4a16": (0.12, 0.20)}

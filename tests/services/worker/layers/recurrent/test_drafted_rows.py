@@ -17,7 +17,7 @@ from quire.kernels.state_pages import StateShape
 from quire.services.worker.attention.port import AttentionMetadata
 from quire.services.worker.layers.forward_batch import ForwardBatch
 from quire.services.worker.layers.recurrent.recurrence import Recurrence, Rows, Tensors
-from quire.services.worker.step.drafts.drafted_states import Array, Lags, drafted_states
+from quire.services.worker.step.drafts.drafted_states import Array, StateLags, drafted_states
 from quire.services.worker.step.drafts.drafts import DraftRows, Drafts
 from quire.services.worker.step.step_inputs import StepInputs
 from quire.shared.columns import I32
@@ -53,7 +53,7 @@ class Drafting:
         self.lags = np.zeros(NUM_SLOTS, dtype=np.int32)
         self.worst, self.num_kept, self.num_plain = 0.0, 0, 0
 
-    def most_drafts(self, slot: int) -> int:
+    def max_drafts(self, slot: int) -> int:
         """Behind one sure token: never the last position of a block, never behind the sequence's end."""
         row = self.sequences[slot]
         left = len(row.x) - row.num_computed - 1
@@ -86,7 +86,7 @@ class Drafting:
         lens = _numbers([self.sequences[row.slot].num_computed + row.num_tokens for row in rows])
         drafting = np.flatnonzero(drafts)
         found = Drafts(slots[drafting], drafts[drafting], np.zeros(drafts.sum(), np.int32))
-        lags = Lags(self.lags[slots], MOST, BLOCK_SIZE) if len(drafting) or self.lags[slots].any() else None
+        lags = StateLags(self.lags[slots], MOST, BLOCK_SIZE) if len(drafting) or self.lags[slots].any() else None
         nothing = np.zeros(0, np.int32)
         return StepInputs(
             slots=slots,
@@ -113,7 +113,7 @@ class Drafting:
             tables[place, : len(table)] = table
         block_tables, starts, lens = self._upload([tables, inputs.query_start, inputs.seq_lens])
         longest = max(row.num_tokens for row in rows)
-        attention = AttentionMetadata(block_tables, starts, lens, longest_query=longest, longest_seq=1)
+        attention = AttentionMetadata(block_tables, starts, lens, max_query_len=longest, max_seq_len=1)
         drafted = drafted_states(inputs, NUM_SLOTS, self._upload)
         return ForwardBatch(starts, starts, starts, attention, None, drafted_states=drafted)
 
@@ -148,7 +148,7 @@ def chosen(run: Drafting, slot: int, prompts: dict[int, int], choose: random.Ran
     left = prompts[slot] - run.sequences[slot].num_computed
     if left > 0:
         return Row(slot, min(left, choose.randrange(1, 20)))
-    drafts = choose.randrange(run.most_drafts(slot) + 1) if choose.random() < 0.8 else 0
+    drafts = choose.randrange(run.max_drafts(slot) + 1) if choose.random() < 0.8 else 0
     right = choose.randrange(drafts + 1)
     return Row(slot, 1, right, drafts - right)
 

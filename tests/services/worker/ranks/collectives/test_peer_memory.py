@@ -9,7 +9,7 @@ import torch
 
 from quire.services.worker.device import peer_driver
 from quire.services.worker.device.peer_driver import HANDLE_BYTES
-from quire.services.worker.ranks.collectives.peer_memory import MOST_BYTES, open_mailbox
+from quire.services.worker.ranks.collectives.peer_memory import ONE_SHOT_MAX_BYTES, open_mailbox
 from tests.pointers import pointee
 
 CPU = torch.device("cpu")
@@ -53,7 +53,7 @@ def test_a_rank_finds_the_memory_of_all(driver: Driver) -> None:
     mailbox = open_mailbox(store, 1, 3, CPU)
     assert mailbox is not None
     assert mailbox.inboxes.tolist() == [1 << 40, 1 << 30, 1 << 40]
-    assert mailbox.most_bytes == MOST_BYTES // 2
+    assert mailbox.most_bytes == ONE_SHOT_MAX_BYTES // 2
     assert len(bytes.fromhex(store["inbox of 1"])) == HANDLE_BYTES
     del mailbox
     assert driver.closed == ["cuIpcCloseMemHandle", "cuIpcCloseMemHandle", "cuMemFree_v2"]

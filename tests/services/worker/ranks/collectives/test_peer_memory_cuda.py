@@ -11,19 +11,19 @@ import pytest
 import torch
 
 from quire.kernels.reference.rank_sums import sum_of_ranks as reference
-from quire.services.worker.ranks.collectives.peer_memory import CHUNK_BYTES, MOST_BYTES
-from quire.services.worker.ranks.collectives.together import Together
-from quire.services.worker.ranks.local import LOOPBACK, _meeting_place
-from quire.services.worker.ranks.seat import Seat, leave
+from quire.services.worker.ranks.collectives.group_collectives import GroupCollectives
+from quire.services.worker.ranks.collectives.peer_memory import CHUNK_BYTES, ONE_SHOT_MAX_BYTES
+from quire.services.worker.ranks.placement import RankPlacement, leave
+from quire.services.worker.ranks.replica_ranks import LOOPBACK, _create_store
 
 pytestmark = pytest.mark.gpu
 
-FEW = [(1, 4096), (3, 1000), (64, 8192), (1, MOST_BYTES // 2), (513, 2048)]
+FEW = [(1, 4096), (3, 1000), (64, 8192), (1, ONE_SHOT_MAX_BYTES // 2), (513, 2048)]
 MANY = [(1024, 4096), (3, CHUNK_BYTES // 2 + 16), (4096, 8192)]  # the last ones in several launches
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 REPLAYS = 2000
 CALLS = 300
-Check = Callable[[Together, int, int, torch.device], list[str]]
+Check = Callable[[GroupCollectives, int, int, torch.device], list[str]]
 
 
 def _part(rank: int, shape: tuple[int, int], seed: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -31,25 +31,25 @@ def _part(rank: int, shape: tuple[int, int], seed: int, dtype: torch.dtype = tor
     return made.to(dtype)
 
 
-def _sums(together: Together, rank: int, size: int, device: torch.device) -> list[str]:
+def _sums(collectives: GroupCollectives, rank: int, size: int, device: torch.device) -> list[str]:
     """What is wrong."""
     wrong = []
     for dtype in DTYPES:
         for seed, shape in enumerate([*FEW, *MANY]):
             parts = [_part(other, shape, seed, dtype).to(device) for other in range(size)]
-            got = together.add_up(parts[rank].clone())
+            got = collectives.all_reduce(parts[rank].clone())
             exact = size == 2 or dtype != torch.float32  # else NCCL's order, where parts are not whole vectors
             if not torch.equal(got, reference(parts)) and (exact or not torch.allclose(got, reference(parts))):
                 wrong.append(f"sum of {shape} {dtype}")
             residual = _part(99, shape, seed, dtype).to(device)
             kept = residual.clone()
-            together.add_up_into(kept, parts[rank].clone())
+            collectives.all_reduce_add(kept, parts[rank].clone())
             if not torch.allclose(kept, reference(parts, residual), rtol=0, atol=0 if exact else 1e-5):
                 wrong.append(f"sum of {shape} {dtype} into a residual")
     return wrong
 
 
-def _normed(together: Together, rank: int, size: int, device: torch.device) -> list[str]:
+def _normed(collectives: GroupCollectives, rank: int, size: int, device: torch.device) -> list[str]:
     """Few rows in one kernel, in turn with sums of other sizes on the same channels; what it leaves is as it was."""
     wrong = []
     for seed, shape in enumerate([(1, 4096), (256, 2048), (64, 8192), (5, 5120), (1, 4096)] * 20):
@@ -57,33 +57,33 @@ def _normed(together: Together, rank: int, size: int, device: torch.device) -> l
             parts = [_part(other, shape, seed, dtype).to(device) for other in range(size)]
             residual, weight = (_part(one, shape, seed, dtype).to(device) for one in (98, 99))
             kept, want = residual.clone(), reference(parts, residual)
-            normed = together.add_up_normed(kept, parts[rank].clone(), weight[0], 1e-5)
+            normed = collectives.all_reduce_rms_norm(kept, parts[rank].clone(), weight[0], 1e-5)
             if normed is None:
-                wrong += [f"{shape} was left"] if parts[0].nbytes * (size - 1) <= MOST_BYTES else []
+                wrong += [f"{shape} was left"] if parts[0].nbytes * (size - 1) <= ONE_SHOT_MAX_BYTES else []
                 continue
             expected = torch.nn.functional.rms_norm(want.float(), shape[1:], weight[0].float(), 1e-5)
             if not torch.equal(kept, want) or not torch.allclose(normed.float(), expected, rtol=1e-2, atol=1e-3):
                 wrong.append(f"normalised sum of {shape} {dtype}")
-        together.add_up(_part(rank, (1, 64 * (1 + seed % 7)), seed).to(device))
+        collectives.all_reduce(_part(rank, (1, 64 * (1 + seed % 7)), seed).to(device))
     many = torch.zeros(4096, 2048, dtype=torch.bfloat16, device=device)
     left = [many, torch.zeros(4, 1000, dtype=torch.bfloat16, device=device), torch.zeros(1, 2048, device=device)]
-    taken = [together.add_up_normed(x.clone(), x, x.new_zeros(x.size(1)), 1e-5) is not None for x in left]
+    taken = [collectives.all_reduce_rms_norm(x.clone(), x, x.new_zeros(x.size(1)), 1e-5) is not None for x in left]
     return wrong + ([f"taken: {taken}"] if any(taken) else [])
 
 
-def _recorded(together: Together, rank: int, size: int, device: torch.device) -> list[str]:
+def _recorded(collectives: GroupCollectives, rank: int, size: int, device: torch.device) -> list[str]:
     """A graph of sums of three sizes, in turn, each the input of the next: a part of so many times the same stays what
     it is."""
     sizes = [(1, 4096), (1, 64), (256, 8192)]
     kept = [torch.full(shape, 1.0 + i, dtype=torch.bfloat16, device=device) for i, shape in enumerate(sizes)]
     for x in kept:
-        together.add_up(x.clone())
+        collectives.all_reduce(x.clone())
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for _ in range(4):
             for x in kept:
-                x.copy_(together.add_up(x.clone()) / size)
+                x.copy_(collectives.all_reduce(x.clone()) / size)
     for _ in range(REPLAYS):
         graph.replay()
     torch.cuda.synchronize()
@@ -91,7 +91,7 @@ def _recorded(together: Together, rank: int, size: int, device: torch.device) ->
     return [f"replays of {shape}" for i, shape in enumerate(sizes) if not bool((kept[i] == 1 + i).all())]
 
 
-def _never_of_another_call(together: Together, rank: int, size: int, device: torch.device) -> list[str]:
+def _never_of_another_call(collectives: GroupCollectives, rank: int, size: int, device: torch.device) -> list[str]:
     """Sizes and elements change from call to call, and each rank is late now and then: a sum tells its call."""
     both, own = random.Random(0), random.Random(rank + 1)
     wrong = torch.zeros((), dtype=torch.int64, device=device)
@@ -101,28 +101,28 @@ def _never_of_another_call(together: Together, rank: int, size: int, device: tor
         x = torch.full((elements,), float(rank + call % 32), dtype=dtype, device=device)
         if own.random() < 0.3:
             torch.cuda._sleep(own.randrange(1_000_000))
-        total = together.add_up(x)
+        total = collectives.all_reduce(x)
         wrong += (total != sum(other + call % 32 for other in range(size))).any()
     return [f"{int(wrong)} of {CALLS} calls"] if int(wrong) else []
 
 
-def _made_in_pieces(together: Together, rank: int, size: int, device: torch.device) -> list[str]:
+def _made_in_pieces(collectives: GroupCollectives, rank: int, size: int, device: torch.device) -> list[str]:
     """Beside products and behind them; small whole numbers, of which every order has the same sum."""
     wrong = []
     seeds = torch.Generator().manual_seed(rank)
     weight = torch.randint(-2, 3, (1024, 4096), generator=seeds).to(device, torch.bfloat16)
     for num_rows in (1, 2048, 5000, 8192, 20_000):
         rows = torch.randint(-1, 2, (num_rows, 1024), generator=seeds).to(device, torch.bfloat16)
-        want = together.add_up((rows @ weight).clone())
+        want = collectives.all_reduce((rows @ weight).clone())
         for _ in range(20):
-            got = together.add_up_made(rows, lambda piece: piece @ weight)
+            got = collectives.overlapped_all_reduce(rows, lambda piece: piece @ weight)
             following = got * 1  # in order behind it
             if not torch.equal(following, want):
                 wrong.append(f"{num_rows} rows in pieces")
     return wrong
 
 
-def _never_of_another_piece(together: Together, rank: int, size: int, device: torch.device) -> list[str]:
+def _never_of_another_piece(collectives: GroupCollectives, rank: int, size: int, device: torch.device) -> list[str]:
     """As _never_of_another_call, of sums beside what makes them."""
     both, own = random.Random(2), random.Random(rank + 3)
     wrong = torch.zeros((), dtype=torch.int64, device=device)
@@ -135,7 +135,7 @@ def _never_of_another_piece(together: Together, rank: int, size: int, device: to
                 torch.cuda._sleep(own.randrange(1_000_000))
             return torch.full((piece.size(0), columns), value, dtype=piece.dtype, device=device)
 
-        total = together.add_up_made(rows, make)
+        total = collectives.overlapped_all_reduce(rows, make)
         wrong += (total != sum(other + call % 32 for other in range(size))).any()
     return [f"{int(wrong)} of {CALLS} calls"] if int(wrong) else []
 
@@ -150,14 +150,18 @@ CHECKS: dict[str, Check] = {
 }
 
 
-def _rank(seat: Seat, told: Connection) -> None:
-    device = torch.device("cuda", seat.rank)
+def _rank(placement: RankPlacement, told: Connection) -> None:
+    device = torch.device("cuda", placement.rank)
     torch.cuda.set_device(device)
-    together = seat.join(device, own_sums=True, overlaps=True)[0].collectives
-    assert isinstance(together, Together)
-    told.send(together.joins_chains and together.has_two_shots and together.is_beside == (seat.size == 2))
+    collectives = placement.join(device, use_custom_all_reduce=True, overlaps=True)[0].collectives
+    assert isinstance(collectives, GroupCollectives)
+    told.send(
+        collectives.fuses_residual_add
+        and collectives.has_two_shots
+        and collectives.has_overlapped_sums == (placement.size == 2)
+    )
     for name, check in CHECKS.items():
-        told.send((name, check(together, seat.rank, seat.size, device)))
+        told.send((name, check(collectives, placement.rank, placement.size, device)))
     leave()
 
 
@@ -165,13 +169,15 @@ def _rank(seat: Seat, told: Connection) -> None:
 def test_gpus_add_up(size: int) -> None:
     if torch.cuda.device_count() < size:
         pytest.skip(f"fewer than {size} GPUs")
-    store, port = _meeting_place(LOOPBACK, size)
+    store, port = _create_store(LOOPBACK, size)
     context = multiprocessing.get_context("spawn")
     ours, processes = [], []
     for rank in range(size):
         mine, theirs = context.Pipe()
         ours.append(mine)
-        processes.append(context.Process(target=_rank, args=(Seat(rank, size, LOOPBACK, port), theirs), daemon=True))
+        processes.append(
+            context.Process(target=_rank, args=(RankPlacement(rank, size, LOOPBACK, port), theirs), daemon=True)
+        )
         processes[-1].start()
     try:
         for expected in (True, *((name, []) for name in CHECKS)):

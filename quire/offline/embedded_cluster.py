@@ -1,0 +1,93 @@
+"""The cluster of a script or a notebook: one of its own, or one that is there already."""
+
+from __future__ import annotations
+
+import os
+from typing import IO, Any
+
+from quire.client import Client
+from quire.cluster import Cluster, ClusterOptions
+from quire.metrics import Metric, parse
+from quire.offline.lora import LoadedAdapters
+from quire.shared.errors import FailedPrecondition, InvalidArgument
+from quire.shared.settings import SERVICES
+
+ADMIN = ("admin_address", "admin_key_file")
+
+
+class EmbeddedCluster:
+    """Starts frontend, scheduler and worker on free ports, or joins the cluster at `address`.
+
+    settings: those of the services by their own names, for example `device="cuda"`, `num_blocks=64`, or
+    `worker={"threads": 2}` where a name belongs to several services. Raises InvalidArgument for unknown ones.
+    `admin_address`, `admin_key_file`: for operators' verbs where the cluster at `address` is not this user's on this
+    machine (Client).
+    """
+
+    def __init__(
+        self, model: str = "", *, address: str = "", workers: int = 1, log: IO[Any] | None = None, **settings: Any
+    ) -> None:
+        self._cluster: Cluster | None = None
+        self._sink: IO[Any] | None = None
+        self.address = address
+        self._api_key = str(settings.get("api_key", ""))
+        operators = {name: settings.pop(name) for name in ADMIN if address and name in settings}
+        if address:
+            settings.pop("api_key", None)
+        if not address:
+            options = ClusterOptions(
+                model=model, workers=workers, http_port=0, grpc_port=0, settings=by_service(settings)
+            )
+            if log is None:
+                log = self._sink = open(os.devnull, "w")  # noqa: SIM115 (closed in _stop())
+            self._start(options, log)
+        elif model or settings:
+            raise InvalidArgument(
+                f"address: {address!r} names a cluster that is there; model and settings do not apply"
+            )
+        self._blocking = Client(self.address, api_key=self._api_key, **operators)
+        self._adapters = LoadedAdapters(self._blocking)
+
+    def _start(self, options: ClusterOptions, log: IO[Any]) -> None:
+        self._cluster = Cluster(options, log=log, report=lambda _line: None)
+        try:
+            self._cluster.start()
+        except BaseException:
+            self._stop()
+            raise
+        self.address = self._cluster.grpc_address
+
+    def get_metrics(self) -> list[Metric]:
+        """Of all services of a cluster of one's own. Raises FailedPrecondition for one that was joined."""
+        if self._cluster is None or self._cluster.metrics is None:
+            raise FailedPrecondition(f"the cluster at {self.address} is not this program's: read its /metrics")
+        return parse(self._cluster.metrics.text())
+
+    def get_tokenizer(self) -> Any:
+        """The model's, as transformers has it. Raises FailedPrecondition for a cluster that was joined, whose model
+        may lie elsewhere: its frontend tokenizes (client.tokenize)."""
+        if self._cluster is None:
+            where = f"the model of the cluster at {self.address} is not here"
+            raise FailedPrecondition(f"{where}: client.tokenize() asks its frontend")
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(str(self._cluster.options.model_folder))
+
+    def _stop(self) -> None:
+        if self._cluster is not None:
+            self._cluster.stop()
+            self._cluster = None
+        if self._sink is not None:
+            self._sink.close()
+
+
+def by_service(settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Settings by their own names, or in a dict under a service's. Raises InvalidArgument for unknown ones."""
+    sections: dict[str, dict[str, Any]] = {service: dict(settings.pop(service, {})) for service in SERVICES}
+    for name, value in settings.items():
+        owners = [service for service, model in SERVICES.items() if name in model.model_fields]
+        if not owners:
+            raise InvalidArgument(f"unknown setting {name}={value!r}", field=name)
+        owner = "worker" if "worker" in owners else owners[0]
+        sections[owner].setdefault(name, value)
+    return sections

@@ -1,0 +1,69 @@
+"""One continuation, for whoever awaits it and for whoever iterates over it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
+from copy import copy
+from dataclasses import replace
+from typing import Any
+
+from quire.async_client import AsyncClient
+from quire.outputs import OutputCollector, RequestOutput
+from quire.params import SamplingParams
+from quire.requests import Prompt, RequestOptions, plain
+
+
+class GenerationHandle(Coroutine[Any, Any, RequestOutput]):
+    """`await` gives the whole of it; `async for` gives what there is so far, each time with more, the last time whole.
+
+    It is a coroutine, so that gather(), create_task() and wait_for() take it. Nothing is asked before.
+    """
+
+    def __init__(
+        self,
+        client: AsyncClient,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        options: Callable[[], Awaitable[RequestOptions]],
+    ) -> None:
+        """`options`: awaited first; of an adapter, they are there when that is."""
+        self._client = client
+        self._prompt = prompt
+        self._params = params
+        self._options = options
+        self._whole: Coroutine[Any, Any, RequestOutput] | None = None
+
+    async def __aiter__(self) -> AsyncIterator[RequestOutput]:
+        gathered = OutputCollector(plain(self._prompt))
+        async for message in self._client.messages(self._prompt, self._params, await self._options()):
+            gathered.add(message)
+            yield _still(gathered.result)
+
+    def _awaited(self) -> Coroutine[Any, Any, RequestOutput]:
+        if self._whole is None:
+            self._whole = self._generated()
+        return self._whole
+
+    async def _generated(self) -> RequestOutput:
+        return await self._client.generate(self._prompt, self._params, await self._options())
+
+    def __await__(self) -> Generator[Any, Any, RequestOutput]:
+        return self._awaited().__await__()
+
+    def send(self, value: Any) -> Any:
+        return self._awaited().send(value)
+
+    def throw(self, *raised: Any) -> Any:
+        return self._awaited().throw(*raised)
+
+    def close(self) -> None:
+        if self._whole is not None:
+            self._whole.close()
+
+
+def _still(result: RequestOutput) -> RequestOutput:
+    """That does not change while more comes."""
+    outputs = [
+        replace(output, token_ids=[*output.token_ids], logprobs=copy(output.logprobs)) for output in result.outputs
+    ]
+    return replace(result, outputs=outputs)

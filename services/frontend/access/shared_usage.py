@@ -1,0 +1,99 @@
+"""What keys have used at all frontends of a cluster together, in Redis: told and read twice a second.
+
+Nobody waits for it. A frontend lets in by what it knows, so that all together may let in more than a limit by what they
+do in half a second; without Redis each counts for itself, and tells what was used meanwhile when Redis is back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from quire.services.frontend.access.account import Account, AccountLevel
+from quire.shared.logs import logger
+from quire.shared.prefix_index import redis_error
+from quire.shared.process.supervision import cancellable_sleep
+
+log = logger("access")
+
+SYNC_S = 0.5
+AT_ONCE = 64  # accounts in flight
+KEEP_S = 2 * 86_400  # what nobody has touched for so long is forgotten
+
+# One key's levels, brought up to now by the clock of Redis, less what a frontend tells. A clock that was set back fills
+# nothing, and takes nothing away. Numbers come back as texts, because Redis would cut them to integers.
+SCRIPT = f"""
+local time = redis.call('TIME')
+local now = time[1] + time[2] / 1000000
+local day = math.floor(now / 86400)
+local before = redis.call('HMGET', KEYS[1], 'seen', 'requests', 'tokens', 'day', 'day_tokens')
+local passed = math.max(0, now - (tonumber(before[1]) or now))
+local function level(was, per_minute, used)
+    if per_minute == 0 then return 0 end
+    return math.min(per_minute, (tonumber(was) or per_minute) + passed * per_minute / 60) - used
+end
+local requests = level(before[2], tonumber(ARGV[1]), tonumber(ARGV[3]))
+local tokens = level(before[3], tonumber(ARGV[2]), tonumber(ARGV[4]))
+local day_tokens = tonumber(ARGV[4])
+if tonumber(before[4]) == day then day_tokens = day_tokens + tonumber(before[5]) end
+redis.call('HSET', KEYS[1], 'seen', string.format('%.6f', now), 'requests', tostring(requests),
+    'tokens', tostring(tokens), 'day', day, 'day_tokens', day_tokens)
+redis.call('EXPIRE', KEYS[1], {KEEP_S})
+return {{tostring(requests), tostring(tokens), day, day_tokens}}
+"""
+
+
+class SharedUsage:
+    """Of one frontend."""
+
+    def __init__(
+        self, redis: Any, namespace: str, accounts: Mapping[str, Account], on_error: Callable[[], None]
+    ) -> None:
+        """`accounts`: by the key's name, as they come."""
+        self.redis = redis
+        self._namespace = namespace
+        self.accounts = accounts
+        self._on_error = on_error
+        self._script = redis.register_script(SCRIPT)
+        self._is_away = False
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await cancellable_sleep(SYNC_S)
+            await self.sync()
+
+    async def sync(self) -> None:
+        """Once, for all accounts that anybody has used lately."""
+        active = [(name, account) for name, account in self.accounts.items() if account.is_active]
+        for start in range(0, len(active), AT_ONCE):
+            done = await asyncio.gather(*(self._sync(*one) for one in active[start : start + AT_ONCE]))
+            self._tell(all(done))
+            if not all(done):
+                return
+
+    async def close(self) -> None:
+        await self.redis.aclose()
+
+    async def _sync(self, name: str, account: Account) -> bool:
+        key, told = account.key, account.take_unreported()
+        values = [key.requests_per_minute, key.tokens_per_minute, told.requests, told.tokens]
+        try:
+            found = await self._script(keys=[f"{self._namespace}:use:{name}"], args=values)
+        except (redis_error(), OSError):
+            account.restore_unreported(
+                told
+            )  # perhaps it was counted, and only the answer was lost: then it counts twice
+            return False
+        account.apply_shared_level(AccountLevel(float(found[0]), float(found[1]), int(found[2]), int(found[3])))
+        return True
+
+    def _tell(self, is_there: bool) -> None:
+        if not is_there:
+            self._on_error()
+            if not self._is_away:
+                log.warning("Redis is away: this frontend counts the use of keys for itself")
+        elif self._is_away:
+            log.info("the use of keys is counted together with other frontends again")
+        self._is_away = not is_there

@@ -1,0 +1,114 @@
+"""`system` and `messages` of a body as chat templates read them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from quire.services.frontend.anthropic_edge.block_schemas import SERVER_RUN, THOUGHTS
+from quire.services.frontend.anthropic_edge.bodies import MessageBody
+from quire.services.frontend.anthropic_edge.text_blocks import to_text_block
+from quire.services.frontend.request import conversation
+from quire.shared.errors import InvalidArgument, Unimplemented
+
+Block = Mapping[str, Any]
+
+BILLING = "x-anthropic-billing-header:"
+
+
+def to_messages(system: str | Sequence[Block] | None, messages: Iterable[MessageBody]) -> list[Mapping[str, Any]]:
+    written: list[Mapping[str, Any]] = []
+    if system and (text := _joined(_without_billing(_texts_alone(system, "system")))):
+        written.append(conversation.message("system", text))
+    for number, message in enumerate(messages):
+        blocks = _text_blocks(message.content, f"messages[{number}].content")
+        if message.role == "assistant":
+            written.append(_assistant(blocks, f"messages[{number}].content"))
+        else:
+            written.extend(_others(message.role, blocks, f"messages[{number}].content"))
+    return written
+
+
+def _text_blocks(content: Any, place: str) -> list[Block]:
+    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
+        raise InvalidArgument(f"{place} must be text or a list of blocks", field=_field(place))
+    blocks = [to_text_block(block) for block in blocks]
+    for block in blocks:
+        if block.get("type") == "text" and not isinstance(block.get("text"), str):
+            raise InvalidArgument(f"{place}: a block of type text needs text", field=_field(place))
+    return blocks
+
+
+def _texts_alone(content: Any, place: str) -> list[Block]:
+    """Where nothing else may stand."""
+    blocks = _text_blocks(content, place)
+    for block in blocks:
+        if block.get("type") != "text":
+            raise _not_offered(block, place)
+    return blocks
+
+
+def _without_billing(blocks: Iterable[Block]) -> Iterator[Block]:
+    """Yields the blocks without Claude Code's billing line. The line differs from request to request, and as the first
+    one of the prompt it would keep every request from the cached prefix of the one before."""
+    for block in blocks:
+        text = block["text"]
+        if text.lstrip().startswith(BILLING):
+            text = text.lstrip().partition("\n")[2].lstrip("\n")
+        if text or not block["text"]:
+            yield {**block, "text": text}
+
+
+def _field(place: str) -> str:
+    return place.partition("[")[0]
+
+
+def _joined(blocks: Iterable[Block]) -> str:
+    return "\n".join(block["text"] for block in blocks if block.get("type") == "text")
+
+
+def _assistant(blocks: Sequence[Block], place: str) -> Mapping[str, Any]:
+    """Leaves out thoughts that were encrypted elsewhere, and tools that other servers ran."""
+    for block in blocks:
+        if block.get("type") not in ("text", "tool_use", *THOUGHTS, *SERVER_RUN):
+            raise _not_offered(block, place)
+    calls = [_call(block, place) for block in blocks if block["type"] == "tool_use"]
+    thoughts = "\n".join(str(block.get("thinking") or "") for block in blocks if block["type"] == "thinking")
+    text = _joined(blocks)
+    return conversation.message("assistant", text or (None if calls else ""), tool_calls=calls, reasoning=thoughts)
+
+
+def _call(block: Block, place: str) -> Mapping[str, Any]:
+    name, arguments = block.get("name"), block.get("input", {})
+    if not isinstance(name, str) or not name or not isinstance(arguments, dict):
+        raise InvalidArgument(f"{place}: a block of type tool_use needs a name and an input object", field="messages")
+    return conversation.tool_call(str(block.get("id") or ""), name, arguments)
+
+
+def _others(role: str, blocks: Iterable[Block], place: str) -> Iterator[Mapping[str, Any]]:
+    """Text stays together; each result of a tool is a message of its own."""
+    texts: list[Block] = []
+    for block in blocks:
+        if block.get("type") == "text":
+            texts.append(block)
+        elif block.get("type") == "tool_result" and role == "user":
+            if texts:
+                yield conversation.message(role, _joined(texts))
+            texts = []
+            yield _result(block, place)
+        else:
+            raise _not_offered(block, place)
+    if texts:
+        yield conversation.message(role, _joined(texts))
+
+
+def _result(block: Block, place: str) -> Mapping[str, Any]:
+    content = block.get("content")
+    text = _joined(_texts_alone("" if content is None else content, place))
+    failed = "Error: " if block.get("is_error") else ""  # templates know no other way to say so
+    return conversation.message("tool", failed + text, tool_call_id=str(block.get("tool_use_id") or ""))
+
+
+def _not_offered(block: Block, place: str) -> Unimplemented:
+    return conversation.unsupported_part(f"{place}: blocks", block.get("type"), _field(place))

@@ -1,0 +1,47 @@
+"""A few at a time, the one with the least work first."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+
+class SmallestFirstLimiter:
+    """So many at a time; of those who wait, the one with the least work goes first."""
+
+    def __init__(self, places: int) -> None:
+        self.places = places
+        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._numbers = itertools.count()
+
+    @asynccontextmanager
+    async def slot(self, work: int) -> AsyncIterator[None]:
+        if self.places:
+            self.places -= 1
+        else:
+            await self._wait(work)
+        try:
+            yield
+        finally:
+            self._pass_on()
+
+    async def _wait(self, work: int) -> None:
+        called: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._waiting, (work, next(self._numbers), called))
+        try:
+            await called
+        except asyncio.CancelledError:
+            if called.done() and not called.cancelled():
+                self._pass_on()
+            raise
+
+    def _pass_on(self) -> None:
+        while self._waiting:
+            called = heapq.heappop(self._waiting)[2]
+            if not called.done():
+                called.set_result(None)
+                return
+        self.places += 1

@@ -1,0 +1,57 @@
+"""As what a call counts once it has ended: for its tenant, and by where its time went."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from quire.services.frontend.calls.measurements import MeasuredGeneration
+from quire.shared.errors import ResourceExhausted, truncated_name
+from quire.shared.metrics.calls import CallMetrics, TenantMetrics
+
+if TYPE_CHECKING:
+    from quire.services.frontend.calls.calls import Call
+
+
+def observe_call(metrics: CallMetrics, call: Call) -> None:
+    tenant = metrics.tenant(_tenant(call))
+    if not call.is_detached:
+        tenant.calls[_outcome(call)] += 1
+    if call.generation is not None:
+        _spend(tenant, call.generation)
+        _time(metrics, call.generation, call.started_s)
+
+
+def _tenant(call: Call) -> str:
+    """By its key, where there are keys; else as the request says."""
+    if call.caller is not None:
+        return call.caller.key.tenant
+    return "" if call.request is None else truncated_name(call.request.tenant)
+
+
+def _outcome(call: Call) -> str:
+    if isinstance(call.error, ResourceExhausted):
+        return "limited"
+    if call.error is not None:
+        return "failed"
+    return "answered" if call.status.startswith(("2", "OK")) else "left"
+
+
+def _spend(tenant: TenantMetrics, generation: MeasuredGeneration) -> None:
+    usage, first_token_s = generation.usage, generation.times.first_token_s
+    tenant.tokens["prompt"] += usage.prompt_tokens
+    tenant.tokens["cached"] += usage.cached_tokens
+    tenant.tokens["output"] += usage.completion_tokens
+    if first_token_s is not None:
+        tenant.first_token.observe(first_token_s)
+
+
+def _time(metrics: CallMetrics, generation: MeasuredGeneration, started_s: float) -> None:
+    """Of the first sample, as in traces; its place in the queue and the hop stand for what there is called schedule."""
+    budget = generation.latency
+    if budget.queue_s is not None and budget.hop_s is not None:
+        metrics.parts["queue"].observe(budget.queue_s)
+        metrics.parts["hop"].observe(budget.hop_s)
+    for name, begin_s, end_s in budget.spans(started_s, asyncio.get_running_loop().time()):
+        if name in metrics.parts:
+            metrics.parts[name].observe(end_s - begin_s)

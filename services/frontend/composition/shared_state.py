@@ -1,0 +1,89 @@
+"""What a frontend shares with others through Redis: keys and their use, schedulers, holders of prefixes, streams."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable
+from typing import Any
+
+from quire.services.frontend.access.access import Access
+from quire.services.frontend.access.shared_usage import SharedUsage
+from quire.services.frontend.access.sources import KeyFile, KeySource, RedisKeys, SingleKey
+from quire.services.frontend.calls.calls import Calls
+from quire.services.frontend.directory.directory import Directory
+from quire.services.frontend.directory.prefix_lookup import NullPrefixLocator, PrefixLocator, PrefixLookup
+from quire.services.frontend.generation.generator import Generator
+from quire.services.frontend.scheduler_client.client import SchedulerClient
+from quire.services.frontend.streams.policy import StreamPolicy
+from quire.services.frontend.streams.redis_store import RedisStore
+from quire.services.frontend.streams.store import NullStreamStore
+from quire.services.frontend.streams.streams import Streams
+from quire.shared import prefix_index
+from quire.shared.metrics.frontend import FrontendMetrics
+from quire.shared.pb.common.v1 import model_pb2
+from quire.shared.process.supervision import run_restarting
+from quire.shared.settings.frontend import FrontendSettings
+
+
+class SharedState:
+    """Any of it may be missing: without Redis only keys in the settings and in a file are known."""
+
+    def __init__(self, settings: FrontendSettings, metrics: FrontendMetrics) -> None:
+        self._settings = settings
+        self._metrics = metrics
+        self._keys: RedisKeys | None = None
+        self.access = Access(self._sources(), metrics, time.monotonic)
+        self._use: SharedUsage | None = None
+        if settings.redis != "none" and not self.access.allows_anonymous:
+            on_error = metrics.access_errors.inc
+            self._use = SharedUsage(self._connect(), settings.redis_namespace, self.access.accounts, on_error)
+        self.directory: Directory | None = None
+        self._lookup: PrefixLookup | None = None
+
+    def _sources(self) -> list[KeySource]:
+        settings, sources, on_error = self._settings, list[KeySource](), self._metrics.access_errors.inc
+        if settings.api_key:
+            sources.append(SingleKey(settings.api_key))
+        if settings.api_keys == "redis":
+            self._keys = RedisKeys(self._connect(), settings.redis_namespace, on_error)
+            sources.append(self._keys)
+        elif settings.api_keys:
+            sources.append(KeyFile(settings.api_keys, on_error))
+        return sources
+
+    def _connect(self) -> Any:
+        settings = self._settings
+        return prefix_index.connect(settings.redis, password_file=settings.redis_password_file, tls=settings.tls)
+
+    def prefix_locator(self, identity: model_pb2.ModelIdentity, client: SchedulerClient) -> PrefixLocator:
+        """Tells `client` of schedulers that serve the model, from run on; who holds the prefixes of its prompts."""
+        if self._settings.redis == "none":
+            return NullPrefixLocator()
+        self.directory = Directory(
+            self._connect(),
+            self._settings.redis_namespace,
+            identity,
+            sessions=lambda: client.usable_sessions,
+            on_schedulers=client.connections.update,
+            metrics=self._metrics,
+        )
+        self._lookup = PrefixLookup(self.directory, lambda: client.usable_sessions, self._metrics)
+        return self._lookup
+
+    def streams(self, generator: Generator, calls: Calls) -> Streams:
+        """Those that outlive the calls of their clients; without Redis in this process alone."""
+        settings = self._settings
+        is_shared = settings.redis != "none"
+        store = RedisStore(self._connect(), settings.redis_namespace) if is_shared else NullStreamStore()
+        policy = StreamPolicy(settings.stream_retention_s, settings.parsed_stream_limits)
+        return Streams(generator, calls, store, policy=policy, metrics=self._metrics.streams)
+
+    def tasks(self) -> list[Awaitable[None]]:
+        """To be run as long as the frontend runs."""
+        parts = (("directory", self.directory), ("API keys", self._keys), ("use of keys", self._use))
+        return [run_restarting(name, part.run, is_needed=False) for name, part in parts if part is not None]
+
+    async def close(self) -> None:
+        for part in (self._lookup, self.directory, self._keys, self._use):
+            if part is not None:
+                await part.close()

@@ -1,0 +1,111 @@
+"""Calls that read texts and write none: their messages to requests, and what was found to messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from quire.services.frontend.generation.generation import Generation
+from quire.services.frontend.grpc_edge.requests import Arrival, new_request
+from quire.services.frontend.grpc_edge.responses import usage_of
+from quire.services.frontend.input_processor.pooling import pooling
+from quire.services.frontend.input_processor.pooling.scoring import Scoring, probabilities
+from quire.services.frontend.request.request import Pooling, Prompt, Request, Sampling, TextPrompt, TokenPrompt
+from quire.shared.columns import u32_bytes
+from quire.shared.errors import InvalidArgument
+from quire.shared.pb.inference.v1 import inference_pb2 as pb
+
+POOLERS = {number: name for name, number in pooling.POOLERS.items()}
+
+
+def embed_request(message: pb.EmbedRequest, arrival: Arrival) -> Request:
+    params = message.pooling
+    if params.pooler not in POOLERS:
+        raise InvalidArgument(f"pooler: {params.pooler} is none", field="pooler")
+    asked = Pooling(
+        POOLERS[params.pooler],
+        params.normalize if params.HasField("normalize") else None,
+        params.dimensions or None,
+        params.classify,
+        params.step_tag_id if params.HasField("step_tag_id") else None,
+        message.prompt_name,
+    )
+    prompts = _prompts(message.inputs, framed=not message.skip_special_prompt_tokens)
+    return _request(message.model, prompts, asked, message.options, arrival)
+
+
+def classify_request(message: pb.ClassifyRequest, arrival: Arrival) -> Request:
+    prompts = _prompts(message.inputs, framed=not message.skip_special_prompt_tokens)
+    return _request(message.model, prompts, Pooling(classify=True), message.options, arrival)
+
+
+def score_request(message: pb.ScoreRequest | pb.RerankRequest, scoring: Scoring, arrival: Arrival) -> Request:
+    return _request(message.model, scoring.prompts, scoring.pooling, message.options, arrival)
+
+
+def _request(
+    model: str, prompts: Sequence[Prompt], asked: Pooling, options: pb.RequestOptions, arrival: Arrival
+) -> Request:
+    request = new_request(model, prompts[0], Sampling(detokenize=False), options, arrival)
+    side = options.truncation_side or "right"
+    return replace(request, prompts=prompts, pooling=asked, truncation_side=side, final_only=True)
+
+
+def _prompts(inputs: Iterable[pb.EmbedInput], *, framed: bool) -> list[Prompt]:
+    prompts = [_prompt(one, framed=framed) for one in inputs]
+    if not prompts:
+        raise InvalidArgument("inputs must hold at least one", field="inputs")
+    return prompts
+
+
+def _prompt(one: pb.EmbedInput, *, framed: bool) -> Prompt:
+    match one.WhichOneof("input"):
+        case "text":
+            return TextPrompt(one.text, add_special_tokens=framed)
+        case "token_ids":
+            return TokenPrompt(one.token_ids.ids)
+        case _:
+            raise InvalidArgument("inputs: each must be text or token ids", field="inputs")
+
+
+def embed_response(request_id: str, generation: Generation) -> pb.EmbedResponse:
+    return pb.EmbedResponse(
+        request_id=request_id,
+        vectors=generation.vectors,
+        usage=usage_of(generation.usage),
+        num_rows=u32_bytes(generation.num_vectors or ()),
+    )
+
+
+def embed_part(request_id: str, generation: Generation, index: int, *, is_last: bool) -> pb.EmbedStreamResponse:
+    """Of an input that has ended."""
+    return pb.EmbedStreamResponse(
+        request_id=request_id,
+        index=index,
+        vector=generation.vector(index),
+        num_rows=generation.prepared[index].num_vectors or 0,
+        usage=usage_of(generation.usage) if is_last else None,
+    )
+
+
+def classify_response(request_id: str, generation: Generation, classes: Sequence[str]) -> pb.ClassifyResponse:
+    found = [probabilities(vector) for vector in generation.vectors]
+    return pb.ClassifyResponse(
+        request_id=request_id,
+        classifications=[
+            pb.Classification(label=classes[int(np.argmax(probs))], probabilities=probs.tolist()) for probs in found
+        ],
+        usage=usage_of(generation.usage),
+    )
+
+
+def score_response(request_id: str, generation: Generation, scoring: Scoring) -> pb.ScoreResponse:
+    scores = scoring.scores(generation.vectors)
+    return pb.ScoreResponse(request_id=request_id, scores=scores, usage=usage_of(generation.usage))
+
+
+def rerank_response(request_id: str, generation: Generation, scoring: Scoring, top_n: int) -> pb.RerankResponse:
+    results = [pb.Ranked(index=index, score=score) for index, score in scoring.rank(generation.vectors, top_n)]
+    return pb.RerankResponse(request_id=request_id, results=results, usage=usage_of(generation.usage))

@@ -1,0 +1,108 @@
+"""Prompts that are continued: their checks, their tokens, and the parameters of their samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from quire.services.frontend.bounds.prompt_limit import check_length
+from quire.services.frontend.input_processor import prompt_limits
+from quire.services.frontend.input_processor.grammars.grammar_validator import GrammarValidator
+from quire.services.frontend.input_processor.prepared_prompt import (
+    PreparedPrompt,
+    PromptOptions,
+    PromptRequestBuilder,
+    yield_periodically,
+)
+from quire.services.frontend.input_processor.prompt_tokens import PromptTokens
+from quire.services.frontend.input_processor.sampling import logits_processors, sampling_rules
+from quire.services.frontend.input_processor.sampling.bad_words import bad_word_columns
+from quire.services.frontend.input_processor.sampling.sampling_message import grammar_bytes, to_message
+from quire.services.frontend.request.request import Prompt, Request, Sampling, TokenPrompt
+from quire.services.frontend.scheduler_client.client import ClusterLimits
+from quire.services.frontend.tokenizer.tokenizer import Tokenizer
+from quire.shared.columns import i32_bytes, u32_bytes
+from quire.shared.errors import InvalidArgument
+from quire.shared.kv.block_hash import TOKEN_BYTES
+from quire.shared.models.adapter_ids import AdapterId
+from quire.shared.pb.worker.v1.worker_pb2 import SequenceParams
+
+OptionsFactory = Callable[[int], PromptOptions]  # of a prompt with so many tokens; raises InvalidArgument
+
+
+class GenerationPreparer:
+    """Prepares the requests of a model that generates; `tokens`: how prompts are read."""
+
+    def __init__(self, tokens: PromptTokens, tokenizer: Tokenizer, vocab_size: int) -> None:
+        self._tokens = tokens
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._grammar_validator = GrammarValidator(tokenizer.specials, vocab_size)
+
+    def close(self) -> None:
+        """Ends the process that compiles grammars."""
+        self._grammar_validator.close()
+
+    async def prepare(self, request: Request, limits: ClusterLimits, adapter: AdapterId | None) -> list[PreparedPrompt]:
+        """Raises InvalidArgument."""
+        options_of = await self._options(request, limits, adapter)
+        maker, prepared = PromptRequestBuilder(request, adapter), []
+        for number, prompt in enumerate(request.prompts):
+            await yield_periodically(number)
+            column = await self._column(prompt, request, limits.max_model_len)
+            prepared.append(PreparedPrompt(maker.build(column, options_of(len(column) // TOKEN_BYTES))))
+        return prepared
+
+    async def _column(self, prompt: Prompt, request: Request, max_model_len: int) -> bytes:
+        """Of a prompt that will be refused for its length, only the first tokens are read."""
+        truncated = request.truncate_prompt_tokens is not None
+        if isinstance(prompt, TokenPrompt) and not truncated:
+            check_length(len(prompt.token_ids), max_model_len)  # before they are copied
+        found = await self._tokens.read(prompt, max_model_len, None if truncated else max_model_len)
+        kept = prompt_limits.truncate(found.token_ids, request, max_model_len)
+        return prompt_limits.column(kept, max_model_len, self._vocab_size)
+
+    async def _options(self, request: Request, limits: ClusterLimits, adapter: AdapterId | None) -> OptionsFactory:
+        if request.sampling.structured_output is not None:
+            await self._grammar_validator.check(request.sampling.structured_output, limits.grammar_libraries)
+        sampling_rules.check_model(request.sampling, self._vocab_size, limits.max_logprobs)
+        logits_processors.check_known(request.sampling, limits.logits_processors)
+        sampling = sampling_rules.normalize(request.sampling)
+        bad_words = await bad_word_columns(sampling.bad_words, self._tokenizer)
+        thinking = self._thinking_columns(sampling)
+        eos = u32_bytes(self._eos_ids(sampling))
+        grammar = grammar_bytes(sampling)
+
+        def options_of(num_prompt_tokens: int) -> PromptOptions:
+            prompt_limits.check_prompt_logprobs(sampling, num_prompt_tokens)
+            complete = to_message(sampling, self._output_length(request, num_prompt_tokens, limits))
+            params = SequenceParams(
+                sampling=complete,
+                eos_token_ids=eos,
+                bad_word_token_ids=bad_words,
+                think_start_token_ids=thinking[0],
+                think_end_token_ids=thinking[1],
+                tenant=request.tenant if grammar else "",
+                adapter=adapter.name if adapter else "",
+                adapter_digest=adapter.digest if adapter else b"",
+            )
+            return PromptOptions(complete, params.SerializeToString(), eos, grammar)
+
+        return options_of
+
+    def _thinking_columns(self, sampling: Sampling) -> tuple[bytes, bytes]:
+        """Columns of what begins and what ends a reasoning section; empty where nobody wants to know."""
+        if sampling.thinking_token_budget is None:
+            return b"", b""
+        marks = self._tokenizer.thinking_token_ids
+        if marks is None:
+            text = "thinking_token_budget needs a model that marks its reasoning; this one has no such tokens."
+            raise InvalidArgument(text, field="thinking_token_budget")
+        return i32_bytes(marks[:1]), i32_bytes(marks[1:])
+
+    def _eos_ids(self, sampling: Sampling) -> Sequence[int]:
+        """A grammar that allows nothing more ends the answer, with ignore_eos, too."""
+        return () if sampling.ignore_eos and sampling.structured_output is None else self._tokenizer.eos_ids
+
+    def _output_length(self, request: Request, num_prompt_tokens: int, limits: ClusterLimits) -> int:
+        recommended = self._tokenizer.defaults.max_new_tokens
+        return prompt_limits.output_length(request, num_prompt_tokens, limits.max_model_len, recommended)

@@ -1,0 +1,124 @@
+"""Prompts that are pooled: their tokens, cut where that was asked for, and the parameters of their vectors."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from quire.services.frontend.bounds.prompt_limit import PromptLimit, check_length
+from quire.services.frontend.input_processor import prompt_limits
+from quire.services.frontend.input_processor.pooling import pooling
+from quire.services.frontend.input_processor.pooling.late_interaction_inputs import (
+    DOCUMENT,
+    QUERY,
+    LateInteractionInputs,
+)
+from quire.services.frontend.input_processor.pooling.late_query_cache import LateQueryCache
+from quire.services.frontend.input_processor.pooling.pooling_traits import PoolingTraits
+from quire.services.frontend.input_processor.prepared_prompt import (
+    PreparedPrompt,
+    PromptOptions,
+    PromptRequestBuilder,
+    yield_periodically,
+)
+from quire.services.frontend.input_processor.prompt_tokens import PromptTokens
+from quire.services.frontend.request.request import (
+    LateInteractionPrompt,
+    PairPrompt,
+    Pooling,
+    Prompt,
+    Request,
+    TextPrompt,
+    TokenPrompt,
+)
+from quire.services.frontend.scheduler_client.client import ClusterLimits
+from quire.services.frontend.scheduler_client.sequence import LateQuery
+from quire.services.frontend.tokenizer.encoder import Tokenized
+from quire.services.frontend.tokenizer.tokenizer import Tokenizer
+from quire.shared.models.adapter_ids import AdapterId
+from quire.shared.pb.common.v1 import sampling_pb2
+
+
+class PoolingPreparer:
+    """Prepares the requests that ask for vectors, classes or scores; `traits`: how the model reads texts."""
+
+    def __init__(self, tokens: PromptTokens, tokenizer: Tokenizer, vocab_size: int, traits: PoolingTraits) -> None:
+        self._tokens = tokens
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._traits = traits
+
+    async def prepare(
+        self, request: Request, pooled: Pooling, limits: ClusterLimits, adapter: AdapterId | None
+    ) -> list[PreparedPrompt]:
+        """Raises InvalidArgument."""
+
+        async def read_query(query: LateInteractionPrompt) -> LateQuery:
+            found, column = await self._read(query, request, pooled, limits.max_model_len)
+            return LateQuery(column, pooling.params(pooled, adapter, found))
+
+        queries, maker, sampling = (
+            LateQueryCache(read_query),
+            PromptRequestBuilder(request, adapter),
+            self._sampling(pooled),
+        )
+        prepared = []
+        for number, prompt in enumerate(request.prompts):
+            await yield_periodically(number)
+            found, column = await self._read(prompt, request, pooled, limits.max_model_len)
+            options = PromptOptions(sampling, pooling.params(pooled, adapter, found), samples_nothing=True)
+            work, num_vectors = maker.build(column, options), pooling.num_vectors(pooled, found)
+            query, num_query_tokens = await queries.query_for(prompt)
+            if query is not None:
+                work, num_vectors = replace(work, late_query=query), None
+            prepared.append(PreparedPrompt(work, num_vectors, num_query_tokens))
+        return prepared
+
+    def _sampling(self, pooled: Pooling) -> sampling_pb2.SamplingParams:
+        """Where more than the last token's state is read, no prefix may come from a cache."""
+        pools_last_token = (
+            self._traits.texts.pools_last_token if not pooled.pooler else pooled.pooler in pooling.LAST_TOKEN_POOLERS
+        )
+        return sampling_pb2.SamplingParams(skip_reading_prefix_cache=not pools_last_token)
+
+    async def _read(
+        self, prompt: Prompt, request: Request, pooled: Pooling, max_model_len: int
+    ) -> tuple[Tokenized, bytes]:
+        """Returns a prompt as tokens, and the column of their ids."""
+        found = await self._tokenize(prompt, request, pooled.prompt_name, max_model_len)
+        return found, prompt_limits.column(found.token_ids, max_model_len, self._vocab_size, goes_on=False)
+
+    async def _tokenize(self, prompt: Prompt, request: Request, prompt_name: str, max_model_len: int) -> Tokenized:
+        """What is cut off is text: marks that the tokenizer puts around it stay."""
+        late = self._traits.late
+        if late is not None and isinstance(prompt, TextPrompt) and prompt_name in (QUERY, DOCUMENT):
+            prompt = LateInteractionPrompt(prompt.text, is_query=prompt_name == QUERY)
+        if late is not None and isinstance(prompt, LateInteractionPrompt):
+            return await self._read_late(prompt, late, max_model_len)
+        keep = prompt_limits.max_kept_tokens(request, max_model_len)
+        if isinstance(prompt, TokenPrompt) and keep is None:
+            check_length(len(prompt.token_ids), max_model_len, goes_on=False)
+        side = request.truncation_side
+        room = PromptLimit(max_model_len if keep is not None else 0, self._tokenizer.longest_token)
+        framed = isinstance(prompt, PairPrompt)
+        if isinstance(prompt, TextPrompt):
+            framed = prompt.add_special_tokens
+            prompt = TextPrompt(room.truncate(self._traits.texts.text(prompt.text, prompt_name), side), framed)
+        elif isinstance(prompt, PairPrompt):
+            prompt = PairPrompt(*room.truncate_pair(prompt.first, prompt.second, side))
+        reads_end = keep is not None and side == "left"
+        found = await self._tokens.read(prompt, max_model_len, None if reads_end else max_model_len)
+        frame = self._tokenizer.frame if framed else ([], [])
+        token_ids = prompt_limits.truncate_framed(found.token_ids, request, max_model_len, frame)
+        lost = len(found.token_ids) - len(token_ids) if reads_end else 0
+        second = max(found.second_text_from - lost, len(frame[0])) if found.second_text_from else 0
+        types = self._traits.token_types and second < len(token_ids)
+        return Tokenized(token_ids, second if types else 0)
+
+    async def _read_late(
+        self, prompt: LateInteractionPrompt, late: LateInteractionInputs, max_model_len: int
+    ) -> Tokenized:
+        """What is too long is cut, as the model was trained."""
+        room = PromptLimit(late.max_text_tokens(is_query=prompt.is_query), self._tokenizer.longest_token)
+        text = TextPrompt(room.truncate(self._traits.texts.text(prompt.text, "")), add_special_tokens=False)
+        found = await self._tokens.read(text, max_model_len, room.max_model_len)
+        return late.read(found.token_ids, is_query=prompt.is_query)

@@ -1,0 +1,78 @@
+"""How a model reads texts that are pooled: what a folder of sentence-transformers puts before them, types of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from quire.services.frontend.input_processor.pooling.late_interaction_inputs import (
+    DOCUMENT,
+    QUERY,
+    LateInteractionInputs,
+)
+from quire.services.frontend.tokenizer.tokenizer import Tokenizer
+from quire.shared.errors import InvalidArgument
+from quire.shared.models import encoder_families
+from quire.shared.models.sentence_transformers import SentenceModel, has_identity_score_activation, read_sentence_model
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingTextFormat:
+    """Of one model. Tokens are taken as they are."""
+
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default: str = ""  # name of a prompt
+    lower_case: bool = False
+    pools_last_token: bool = True  # its own vector is the last token's, behind which a prefix may be cached
+
+    @classmethod
+    def of(cls, model: SentenceModel | None) -> PoolingTextFormat:
+        if model is None:
+            return cls()
+        roles = {} if model.late is None else {QUERY: "", DOCUMENT: ""}
+        return cls({**roles, **model.prompts}, model.default_prompt, model.lower_case, model.modes == ("last",))
+
+    def check(self, prompt_name: str) -> None:
+        """Raises InvalidArgument."""
+        if prompt_name and prompt_name not in self.prompts:
+            there_are = f"there are {', '.join(sorted(self.prompts))}" if self.prompts else "it has none"
+            text = f"prompt_name: the model has no prompt {prompt_name[:64]!r}; {there_are}."
+            raise InvalidArgument(text, field="prompt_name")
+
+    def first_known_prompt(self, names: Sequence[str]) -> str:
+        """The first of these by which there is a prompt; empty: none is called so."""
+        return next((name for name in names if name in self.prompts), "")
+
+    def text(self, text: str, prompt_name: str) -> str:
+        """As the model was trained to read it."""
+        whole = self.prompts.get(prompt_name or self.default, "") + text
+        return whole.lower() if self.lower_case else whole
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingTraits:
+    """A model, as far as it reads."""
+
+    texts: PoolingTextFormat = field(default_factory=PoolingTextFormat)
+    encoder: str = ""  # the model's name, if it reads texts and does nothing else
+    token_types: bool = False  # it tells two texts of a prompt apart
+    raw_scores: bool = False  # its classifier's scores of pairs are taken as they are
+    late: LateInteractionInputs | None = None  # it compares texts token by token
+
+    @classmethod
+    def of(cls, folder: Path, config: dict[str, Any], name: str, tokenizer: Tokenizer) -> PoolingTraits:
+        """The model `name` in `folder`, whose config.json is `config`."""
+        model = read_sentence_model(folder)
+        late = LateInteractionInputs(model.late, tokenizer) if model and model.late else None
+        return cls(
+            PoolingTextFormat.of(model),
+            name if encoder_families.family_of(config) else "",
+            encoder_families.has_segment_types(config),
+            has_identity_score_activation(config),
+            late,
+        )
+
+
+DEFAULT_POOLING_TRAITS = PoolingTraits()

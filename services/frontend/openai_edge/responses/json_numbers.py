@@ -1,0 +1,31 @@
+"""Whole numbers of clients that are sent back."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import orjson
+
+
+def json_safe(value: Any) -> Any:
+    """The same where orjson can write it. Whole numbers of more than 64 bits become floats, as they are for most who
+    read JSON."""
+    try:
+        orjson.dumps(value)
+    except TypeError:
+        return _of_64_bits(value)
+    return value
+
+
+def _of_64_bits(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _of_64_bits(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_of_64_bits(one) for one in value]
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        try:
+            return float(value)
+        except OverflowError:
+            return sys.float_info.max if value > 0 else -sys.float_info.max
+    return value

@@ -1,0 +1,174 @@
+"""Items of a conversation as chat templates read them.
+
+What a model writes in one turn comes as several items (reasoning, a message, calls); templates want one message of it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from quire.services.frontend.openai_edge.responses import item_schemas
+from quire.services.frontend.openai_edge.responses.item_schemas import ROLES, TEXT_PARTS
+from quire.services.frontend.openai_edge.responses.tools import name_in_prompt
+from quire.services.frontend.request import conversation
+from quire.shared.errors import InvalidArgument, Unimplemented
+
+Item = Mapping[str, Any]
+
+
+def as_items(given: str | Sequence[Item]) -> list[Item]:
+    return [{"type": "message", "role": "user", "content": given}] if isinstance(given, str) else list(given)
+
+
+def to_messages(instructions: str | None, items: Iterable[Item]) -> list[Mapping[str, Any]]:
+    turn = _MessageBuilder()
+    if instructions:
+        turn.add_message("system", instructions)
+    for number, item in enumerate(items):
+        turn.add(item, f"input[{number}]")
+    return turn.finish()
+
+
+class _MessageBuilder:
+    """Collects an assistant's items until somebody else speaks."""
+
+    def __init__(self) -> None:
+        self._written: list[Mapping[str, Any]] = []
+        self._texts: list[str] = []
+        self._thoughts: list[str] = []
+        self._calls: list[Mapping[str, Any]] = []
+
+    def add(self, item: Item, place: str) -> None:
+        match item.get("type") or "message":
+            case "message":
+                self._message(item, place)
+            case "reasoning":
+                self._thoughts += _thoughts(item, place)
+            case kind if kind in (item_schemas.FUNCTION, item_schemas.CUSTOM, *item_schemas.FORMS):
+                self._calls.append(_call(item, place))
+            case kind if kind in (item_schemas.ADDED_TOOLS, *item_schemas.UNREADABLE):
+                pass
+            case item_schemas.AGENT:
+                self.add_message("user", _agent(item, place))
+            case kind if kind in item_schemas.OUTPUTS:
+                self._end_turn()
+                output = _output(item, f"{place}.output")
+                call_id = str(item.get("call_id") or "")
+                self._written.append(conversation.message("tool", output, tool_call_id=call_id))
+            case kind:
+                remedy = (
+                    f"; {item_schemas.REPLACEMENTS[kind]}"
+                    if isinstance(kind, str) and kind in item_schemas.REPLACEMENTS
+                    else ""
+                )
+                told = f"{place}: items of type {kind!r:.64} are not offered by this server{remedy}"
+                raise Unimplemented(told, field="input")
+
+    def _message(self, item: Item, place: str) -> None:
+        role, text = str(item.get("role") or ""), _text(item.get("content"), f"{place}.content")
+        if role not in ROLES:
+            raise InvalidArgument(
+                f"{place}: role must be user, assistant, system or developer, got {role!r:.64}", field="input"
+            )
+        if role == "assistant":
+            self._texts.append(text)
+        else:
+            self.add_message(role, text)
+
+    def add_message(self, role: str, text: str) -> None:
+        """System messages in a row become one: most templates know only one."""
+        self._end_turn()
+        if role == "system" and self._written and self._written[-1]["role"] == "system":
+            text = f"{self._written.pop()['content']}\n\n{text}"
+        self._written.append(conversation.message(role, text))
+
+    def _end_turn(self) -> None:
+        if self._texts or self._calls:
+            text = "\n".join(self._texts) if self._texts else None
+            thoughts = "\n".join(self._thoughts)
+            self._written.append(conversation.message("assistant", text, tool_calls=self._calls, reasoning=thoughts))
+        self._texts, self._thoughts, self._calls = [], [], []
+
+    def finish(self) -> list[Mapping[str, Any]]:
+        self._end_turn()
+        return self._written
+
+
+def _call(item: Item, place: str) -> Mapping[str, Any]:
+    name, arguments = _called(item, place)
+    if not isinstance(name, str) or not isinstance(arguments, str | dict):
+        text = f"{place}: a {item['type']} needs a name and arguments (custom_tool_call: input), both texts"
+        raise InvalidArgument(text, field="input")
+    name = name_in_prompt(name, item.get("namespace"))
+    return conversation.tool_call(str(item.get("call_id") or ""), name, arguments)
+
+
+def _called(item: Item, place: str) -> tuple[Any, Any]:
+    """Returns the name of the tool and its arguments, an object or JSON text."""
+    kind = item["type"]
+    if kind in item_schemas.FORMS:
+        name, field = item_schemas.FORMS[kind]
+        if not isinstance(action := item.get(field), dict):
+            raise InvalidArgument(f"{place}: a {kind} needs an {field}, an object", field="input")
+        return name, {key: value for key, value in action.items() if key != "type" or field != "action"}
+    if kind == item_schemas.CUSTOM:
+        text = item.get("input")
+        return item.get("name"), {"input": text} if isinstance(text, str) else None
+    return item.get("name"), item.get("arguments")
+
+
+def _output(item: Item, place: str) -> str:
+    """Returns what a tool has answered. Structures come as JSON: older Codex sends an object."""
+    output = item.get("output")
+    is_text = item["type"] in (f"{item_schemas.FUNCTION}_output", f"{item_schemas.CUSTOM}_output")
+    if isinstance(output, dict) or (isinstance(output, list) and not is_text):
+        return json.dumps(output, ensure_ascii=False)
+    return _text(output, place)
+
+
+def _agent(item: Item, place: str) -> str:
+    """Returns a message of another agent of the client's; what is encrypted only its server can read."""
+    parts = item.get("content")
+    if isinstance(parts, list):
+        parts = [part for part in parts if not (isinstance(part, dict) and part.get("type") == "encrypted_content")]
+    return f"Message from {item.get('author') or 'another agent'}:\n{_text(parts, f'{place}.content')}"
+
+
+def _thoughts(item: Item, place: str) -> list[str]:
+    """What was thought, or else what its summary says."""
+    content, summary = _texts(item.get("content"), place), _texts(item.get("summary"), place)
+    return content or summary
+
+
+def _texts(parts: Any, place: str) -> list[str]:
+    """Of parts of any type; None is no part."""
+    if parts is None:
+        return []
+    if not isinstance(parts, list):
+        raise InvalidArgument(f"{place}: content and summary of reasoning must be lists of parts", field="input")
+    return [_text_of(part, place) for part in parts]
+
+
+def _text_of(part: Any, place: str) -> str:
+    text = part.get("text", "") if isinstance(part, dict) else None
+    if not isinstance(text, str):
+        raise InvalidArgument(f"{place}: a part of reasoning must have its text in text", field="input")
+    return text
+
+
+def _text(content: Any, place: str) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, list):
+        raise InvalidArgument(f"{place} must be text or a list of parts", field="input")
+    return "\n".join(_part(part, place) for part in content)
+
+
+def _part(part: Any, place: str) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    key = TEXT_PARTS.get(kind) if isinstance(kind, str) else None
+    if key is not None and isinstance(part.get(key), str):
+        return str(part[key])
+    raise conversation.unsupported_part(f"{place}: parts", kind, "input")

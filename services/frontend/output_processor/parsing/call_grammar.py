@@ -1,0 +1,151 @@
+"""Calls as models have to write them when they must call: structural formats, as in
+shared/structured_output/structural_tag.py, that the format's own parser reads back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from quire.services.frontend.request.request import TextInput, Tool
+from quire.services.frontend.request.tool_offer import INPUT
+
+Json = dict[str, Any]
+
+ANY_ARGUMENTS: Json = {"type": "object"}
+
+
+@dataclass(frozen=True, slots=True)
+class CallGrammar:
+    """How to write some calls."""
+
+    call: Callable[[Tool], Json]  # one of them
+    before: str = ""
+    between: str = "\n"
+    after: str = ""
+    needs: str = ""  # a token that only some vocabularies of the family have
+    trigger: str = ""  # what calls begin with; empty: the format's first token
+    plain_texts: bool = False  # strings are written without quotation marks, so that a grammar can hold for them
+
+    def enforces(self, tool: Tool) -> bool:
+        """Whether a call of the tool that the model makes of itself is held to something."""
+        taken = tool.text_input
+        return tool.strict and (taken is None or taken.syntax == "regex" or self.plain_texts)
+
+
+def const(text: str) -> Json:
+    return {"type": "const_string", "value": text}
+
+
+def sequence(*elements: Json | str) -> Json:
+    """Texts stand for themselves; empty ones are left out."""
+    written = [const(element) if isinstance(element, str) else element for element in elements if element]
+    return written[0] if len(written) == 1 else {"type": "sequence", "elements": written}
+
+
+def one_of(elements: Iterable[Json]) -> Json:
+    options = list(elements)
+    return options[0] if len(options) == 1 else {"type": "or", "elements": options}
+
+
+def optional(content: Json) -> Json:
+    return {"type": "optional", "content": content}
+
+
+def schema(document: Any) -> Json:
+    return {"type": "json_schema", "json_schema": document}
+
+
+def arguments_schema(tool: Tool) -> Json:
+    """Of an object; of an empty one where a tool has no parameters."""
+    if not tool.parameters:
+        return {"type": "object", "properties": {}, "additionalProperties": False}
+    if tool.text_input is not None and tool.text_input.syntax == "regex":
+        pattern = {"type": "string", "pattern": f"^(?:{tool.text_input.definition})$"}
+        return {**tool.parameters, "properties": {INPUT: pattern}}
+    return {"type": "object", **tool.parameters}
+
+
+def json_arguments(begin: str, end: str, *, quote: bool = True) -> Callable[[Tool], Json]:
+    """Arguments in JSON; in `begin`, NAME stands for the function's name, in quotation marks if `quote`."""
+
+    def call(tool: Tool) -> Json:
+        name = json.dumps(tool.name, ensure_ascii=False) if quote else tool.name
+        return sequence(begin.replace("NAME", name), schema(arguments_schema(tool)), end)
+
+    return call
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterTexts:
+    """Around a function and its parameters; NAME, KEY and TYPE stand for what they say."""
+
+    function: str
+    function_end: str
+    parameter: str
+    parameter_end: str
+    string_parameter: str = ""  # where strings are marked
+
+    def begin(self, key: str, document: Any) -> str:
+        declared = document.get("type") if isinstance(document, dict) else None
+        text = (declared == "string" and self.string_parameter) or self.parameter
+        kind = "number" if declared == "integer" else declared if isinstance(declared, str) else "object"
+        return text.replace("TYPE", kind).replace("KEY", key)
+
+
+def text_parameters(texts: ParameterTexts) -> Callable[[Tool], Json]:
+    """Parameters one by one, in the order of the schema."""
+
+    def call(tool: Tool) -> Json:
+        needed = tool.parameters.get("required") or ()
+        written = []
+        for key, document in (tool.parameters.get("properties") or {}).items():
+            value = _value(document, tool.parameters) if tool.text_input is None else _text_input(tool.text_input)
+            tag = {"type": "tag", "begin": texts.begin(key, document), "content": value, "end": texts.parameter_end}
+            written.append(tag if key in needed else optional(tag))
+        return sequence(texts.function.replace("NAME", tool.name), *written, texts.function_end)
+
+    return call
+
+
+def _text_input(taken: TextInput) -> Json:
+    if not taken.syntax:
+        return {"type": "any_text"}
+    if taken.syntax == "regex":
+        return {"type": "regex", "pattern": taken.definition}
+    return {"type": "grammar", "grammar": taken.definition}
+
+
+def _value(document: Any, root: Mapping[str, Any]) -> Json:
+    """Strings as plain text, up to the parameter's end; of a closed list one of its texts."""
+    if not isinstance(document, dict) or document.get("type") != "string":
+        shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
+        return schema({**shared, **document} if isinstance(document, dict) else document)
+    options = document.get("enum") or ([document["const"]] if "const" in document else [])
+    if options and all(isinstance(option, str) and option for option in options):
+        return one_of(const(option) for option in options)
+    return {"type": "any_text"}
+
+
+def free_text_with_calls(grammar: CallGrammar, tools: Sequence[Tool], marker: str, *, only_one: bool) -> Json | None:
+    """Any text; from `marker` on it is a call. None where calls do not begin with the marker."""
+    loose = [tool if tool.strict else replace(tool, parameters=ANY_ARGUMENTS) for tool in tools]
+    bodies = [calls(grammar, loose, only_one=only_one)] if grammar.before else map(grammar.call, loose)
+    tags = [_as_tag(body) for body in bodies]
+    if not all(tag["begin"].startswith(marker) for tag in tags):
+        return None
+    return {"type": "triggered_tags", "triggers": [marker], "tags": tags, "stop_after_first": only_one}
+
+
+def _as_tag(body: Json) -> Json:
+    """`body` is a sequence that begins with a text."""
+    begin, *rest = body["elements"]
+    return {"type": "tag", "begin": begin["value"], "content": sequence(*rest), "end": ""}
+
+
+def calls(grammar: CallGrammar, tools: Iterable[Tool], *, only_one: bool) -> Json:
+    """At least one call."""
+    one = one_of(grammar.call(tool) for tool in tools)
+    more = {"type": "star", "content": sequence(grammar.between, one)}
+    return sequence(grammar.before, one, *(() if only_one else (more,)), grammar.after)

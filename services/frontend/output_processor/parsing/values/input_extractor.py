@@ -1,0 +1,83 @@
+"""The text of calls whose only argument is a text, out of the JSON that models write around it."""
+
+from __future__ import annotations
+
+import json
+
+from quire.services.frontend.output_processor.parsing.scanner import Malformed, Scanner, Steps
+from quire.services.frontend.output_processor.parsing.values import json_repair, json_text
+from quire.services.frontend.output_processor.parsing.values.arguments_writer import ArgumentsWriter
+from quire.services.frontend.request.tool_offer import INPUT
+
+LONGEST_KEY = 64
+
+
+class InputExtractor:
+    """push() the arguments of a call in pieces, finish() once; the texts returned add up to the input."""
+
+    __slots__ = ("_found", "_parts", "_scan", "_steps", "_whole")
+
+    def __init__(self) -> None:
+        self._scan = Scanner()
+        self._steps = self._read()
+        self._parts: list[str] = []
+        self._whole: list[str] = []  # the arguments, as long as the input has not come
+        self._found = False
+
+    def push(self, arguments: str) -> str:
+        self._scan.feed(arguments)
+        if not self._found:
+            self._whole.append(arguments)
+        next(self._steps, None)
+        if self._found:
+            self._scan.commit()
+        return self._take()
+
+    def finish(self) -> str:
+        """The rest: of arguments under another name the only text, or else the arguments as they are."""
+        self._scan.end()
+        next(self._steps, None)
+        return self._take() if self._found else _only_text("".join(self._whole))
+
+    def _take(self) -> str:
+        parts, self._parts = self._parts, []
+        return "".join(parts)
+
+    def _read(self) -> Steps[None]:
+        try:
+            yield from self._scan.expect("{")
+            more = True
+            while more:
+                yield from self._member()
+                if self._found:
+                    return
+                yield from self._scan.skip_space()
+                more = (yield from self._scan.expect(",", "}")) == ","
+        except Malformed:
+            pass
+
+    def _member(self) -> Steps[None]:
+        yield from self._scan.skip_space()
+        key = yield from json_text.short_string(self._scan, LONGEST_KEY)
+        yield from self._scan.skip_space()
+        yield from self._scan.expect(":")
+        yield from self._scan.skip_space()
+        if key == INPUT and (yield from self._scan.next_is('"')):
+            self._found, self._whole = True, []
+            yield from json_text.string(self._scan, self._parts_sink)
+        else:
+            yield from json_repair.value(self._scan, ArgumentsWriter(lambda _part: None))
+
+    def _parts_sink(self, part: str) -> None:
+        self._parts.append(part)
+
+
+def _only_text(arguments: str) -> str:
+    try:
+        found = json.loads(arguments or "{}")
+    except ValueError:
+        return arguments
+    values = list(found.values()) if isinstance(found, dict) else [found]
+    if len(values) == 1 and isinstance(values[0], str):
+        return values[0]
+    return arguments if values else ""

@@ -1,0 +1,90 @@
+"""Conversations to sections of text, in processes of their own.
+
+Templates are Python of a model's folder, and so is the search for control tokens. In a thread they would share the
+interpreter's lock with the event loop, and nothing could end them. Two processes run them: one for short conversations,
+with little time for each, and one for the others and for what takes the first one too long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from quire.services.frontend.bounds.prompts import characters_of
+from quire.services.frontend.request.request import ChatPrompt
+from quire.services.frontend.tokenizer.chat_rendering import limits
+from quire.services.frontend.tokenizer.chat_rendering.prompt_renderer import RendererConfig
+from quire.services.frontend.tokenizer.chat_rendering.rendering_process import RenderBudgetExceeded
+from quire.services.frontend.tokenizer.chat_rendering.template_runner import RenderBudget, TemplateRunner
+from quire.services.frontend.tokenizer.control_tokens import TextSection
+from quire.services.frontend.tokenizer.message_shapes.shape import MessageShape
+from quire.shared.errors import InvalidArgument
+from quire.shared.logs import logger
+
+log = logger("conversations")
+
+LIGHT_CHARACTERS = 1 << 14  # a template that shows so many takes about a millisecond
+LIGHT = RenderBudget(processor_s=0.05, elapsed_s=2.0)
+HEAVY = RenderBudget(processor_s=10.0, elapsed_s=60.0)
+
+
+class ChatRenderer:
+    """Owns the processes that run one model's template."""
+
+    def __init__(self, renderer_config: RendererConfig) -> None:
+        self._label = renderer_config.label
+        self.light = TemplateRunner(renderer_config, LIGHT)
+        self._heavy = TemplateRunner(renderer_config, HEAVY)
+
+    async def sections(self, prompt: ChatPrompt) -> list[TextSection]:
+        """Raises InvalidArgument."""
+        try:
+            if characters_of(prompt, LIGHT_CHARACTERS) <= LIGHT_CHARACTERS:
+                return await self.light.sections(prompt)
+        except RenderBudgetExceeded:
+            log.info("a short conversation takes the chat template long", template=self._label)
+        try:
+            return await self._heavy.sections(prompt)
+        except RenderBudgetExceeded:
+            raise limits.cpu_time_error(self._label, HEAVY.processor_s) from None
+
+    async def prompt_end(self, prompt: ChatPrompt, characters: int) -> str:
+        """The last so many characters, at most, of all sections. Raises InvalidArgument."""
+        text = ""
+        for section in reversed(await self.sections(prompt)):
+            text = section.text[-characters:] + text
+            if len(text) >= characters:
+                break
+        return text[-characters:]
+
+    @property
+    def pids(self) -> tuple[int | None, int | None]:
+        """Of the processes for short and for other conversations, while there are any."""
+        return self.light.pid, self._heavy.pid
+
+    def start(self) -> None:
+        """Starts the processes, so that no request waits for it, and logs the shape of messages."""
+        self.light.thread.submit(self._report)
+        self._heavy.thread.submit(self._begin_heavy)
+
+    def shapes(self) -> Mapping[str, MessageShape]:
+        """Waits for the shapes of messages that were chosen, by the name of the template. Raises InvalidArgument."""
+        return self.light.thread.submit(self.light.shapes).result()
+
+    def _report(self) -> None:
+        try:
+            shapes = self.light.shapes()
+        except InvalidArgument as error:
+            log.error("the chat template cannot be used", template=self._label, reason=error.message)
+            return
+        for name, shape in shapes.items():
+            log.info("chat template", template=self._label, name=name, **shape.as_fields())
+
+    def _begin_heavy(self) -> None:
+        try:
+            self._heavy.shapes()
+        except InvalidArgument:
+            log.debug("the second process of the chat template cannot use it either", template=self._label)
+
+    def close(self) -> None:
+        self.light.close()
+        self._heavy.close()

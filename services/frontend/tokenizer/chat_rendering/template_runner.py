@@ -1,0 +1,96 @@
+"""A process that runs the chat template of one model, and the conversations that wait for it."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from quire.services.frontend.bounds.smallest_first import SmallestFirstLimiter
+from quire.services.frontend.request.request import ChatPrompt
+from quire.services.frontend.tokenizer.chat_rendering import limits, rendering_process
+from quire.services.frontend.tokenizer.chat_rendering.prompt_renderer import RendererConfig
+from quire.services.frontend.tokenizer.control_tokens import TextSection
+from quire.services.frontend.tokenizer.message_shapes.shape import MessageShape
+from quire.shared.errors import InvalidArgument
+from quire.shared.process.child import Child, ChildEnded
+
+ATTEMPTS = 2  # a process can be killed from outside
+
+
+@dataclass(frozen=True, slots=True)
+class RenderBudget:
+    """Time that a conversation may take."""
+
+    processor_s: float
+    elapsed_s: float  # after which the process is ended, whatever keeps it
+
+
+PROBING = RenderBudget(rendering_process.PROBING_S, 20.0)
+
+
+class TemplateRunner:
+    """Owns the process, which is asked about one conversation after the other, those of few messages first."""
+
+    def __init__(self, renderer_config: RendererConfig, budget: RenderBudget) -> None:
+        self._label = renderer_config.label
+        self._child = Child(rendering_process.__name__, renderer_config.encode())
+        self._budget = budget
+        self._thread = ThreadPoolExecutor(1, "conversations")
+        self._turns = SmallestFirstLimiter(1)
+        self._shapes: Mapping[str, MessageShape] = {}
+        self._refused: InvalidArgument | None = None  # what is wrong with the template itself
+
+    async def sections(self, prompt: ChatPrompt) -> list[TextSection]:
+        """Raises InvalidArgument, and RenderBudgetExceeded when the budget is used up."""
+        async with self._turns.slot(len(prompt.messages) + len(prompt.tools)):
+            return await asyncio.get_running_loop().run_in_executor(self._thread, self._sections, prompt)
+
+    def _sections(self, prompt: ChatPrompt) -> list[TextSection]:
+        question = rendering_process.question(prompt, self._budget.processor_s)
+        self.shapes()
+        return rendering_process.decode(self._ask(question, self._budget))
+
+    def shapes(self) -> Mapping[str, MessageShape]:
+        """Has a process begin if none runs, and returns the shapes that were chosen, by the name of the template.
+        Raises InvalidArgument where the template cannot be used at all."""
+        if self._refused is not None:
+            raise self._refused
+        if self._child.pid is None:
+            self._shapes = self._chosen()
+        return self._shapes
+
+    def _chosen(self) -> Mapping[str, MessageShape]:
+        try:
+            return rendering_process.decode_shapes(self._ask(rendering_process.SHAPES, PROBING))
+        except rendering_process.RenderBudgetExceeded:
+            self._refused = limits.cpu_time_error(self._label, PROBING.processor_s)
+        except InvalidArgument as error:
+            self._refused = error
+        self._child.close()
+        raise self._refused
+
+    def _ask(self, question: bytes, budget: RenderBudget) -> bytes:
+        for _ in range(ATTEMPTS):
+            try:
+                return self._child.ask(question, budget.elapsed_s)
+            except ChildEnded as ended:
+                if ended.status in (None, -signal.SIGXCPU):
+                    raise rendering_process.RenderBudgetExceeded from None
+        raise limits.memory_error(self._label)  # it has been killed or could not even say so
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process, while there is one."""
+        return self._child.pid
+
+    @property
+    def thread(self) -> ThreadPoolExecutor:
+        """The one that speaks with the process."""
+        return self._thread
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._child.close()

@@ -1,0 +1,69 @@
+"""Finding some spellings in texts: with one pass, however many there are, and in steps that others can come between."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+STEP_CHARACTERS = 64 * 1024  # looked through at once: a search holds the GIL
+
+
+class TextMatcher:
+    """Of a set of texts: where they occur, and where a text begins or ends with a part of one."""
+
+    def __init__(self, texts: Iterable[str], alone: Iterable[str] = (), others: str = "") -> None:
+        """`alone`: those of them that are none inside a word. `others`: a class of characters beyond ASCII, too."""
+        found = sorted(set(texts))
+        alone = set(alone)
+        self._others = bool(others)
+        self._longest = max(map(len, found), default=0)
+        self._firsts = {text[0] for text in found}
+        parts = [_trie(text for text in found if text not in alone)]
+        parts += [rf"(?<!\w)(?:{_trie([text])})(?!\w)" for text in found if text in alone]
+        self._whole = re.compile("|".join(filter(None, [*parts, others])) or r"(?!)")
+        self._ends = re.compile(_trie(text[i:] for text in found for i in range(1, len(text))) or r"(?!)")
+        starts = _trie(text[:i] for text in found for i in range(1, len(text)))
+        self._starts = re.compile(rf"(?:{starts})\Z" if starts else r"(?!)")
+
+    def spans(self, text: str) -> Iterator[tuple[int, int]]:
+        """Of all occurrences, from left to right, the longest at each place."""
+        if not any(first in text for first in self._firsts) and (text.isascii() or not self._others):
+            return
+        position = 0
+        while position < len(text):
+            end = position + STEP_CHARACTERS
+            found = self._whole.search(text, position, end + self._longest)
+            if found is not None and found.start() < end:
+                yield found.span()
+                position = found.end()
+            else:
+                position = end
+
+    def begun(self, text: str, start: int) -> int:
+        """Where the end of a spelling ends that `text` has at `start`; `start` if there is none."""
+        found = self._ends.match(text, start)
+        return start if found is None else found.end()
+
+    def left_open(self, text: str, end: int) -> int:
+        """Where the beginning of a spelling begins that `text` breaks off with at `end`; `end` if there is none."""
+        found = self._starts.search(text, max(0, end - self._longest), end)
+        return end if found is None else found.start()
+
+
+def _trie(texts: Iterable[str]) -> str:
+    """An expression for any of them, the longest first, that looks at each character once."""
+    root: dict[str, dict[str, object]] = {}
+    for text in texts:
+        node = root
+        for character in text:
+            node = node.setdefault(character, {})  # type: ignore[assignment]
+        node[""] = {}
+    return _branches(root) if root else ""
+
+
+def _branches(node: dict[str, dict[str, object]]) -> str:
+    written = [re.escape(first) + _branches(rest) for first, rest in sorted(node.items()) if first]  # type: ignore[arg-type]
+    if not written:
+        return ""
+    joined = written[0] if len(written) == 1 and "" not in node else f"(?:{'|'.join(written)})"
+    return joined + "?" if "" in node else joined

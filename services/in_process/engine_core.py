@@ -1,0 +1,148 @@
+"""A scheduler's core and a worker's replica, with plain values between them and nothing else."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Iterable
+
+import torch
+
+from quire.services.in_process.adapters import EngineAdapters
+from quire.services.in_process.steps import failure_of, plan_for_worker, result_for_core
+from quire.services.scheduler.core.core import Core
+from quire.services.scheduler.core.limits import CoreLimits
+from quire.services.scheduler.core.plan import Events
+from quire.services.scheduler.core.sequences.sequence import Sequence
+from quire.services.scheduler.frontends.submissions import complete_block_hashes
+from quire.services.scheduler.sessions.scheduling_policies import find_policy
+from quire.services.scheduler.values.payload import Payload
+from quire.services.worker.building.build import build_replica, open_grammars
+from quire.services.worker.lora.adapters import AdapterManager
+from quire.services.worker.lora.open_adapters import adapter_reader
+from quire.services.worker.models.loading.weights import NewWeights
+from quire.services.worker.replica.replica import Replica
+from quire.services.worker.structured.compile_pool import CompilePool, CompileResult
+from quire.shared.errors import InvalidArgument
+from quire.shared.pb.common.v1 import sampling_pb2
+from quire.shared.settings import SchedulerSettings, WorkerSettings
+
+
+class EngineCore:
+    """A step is planned, computed and taken in before the next one is planned. Used by one thread."""
+
+    def __init__(self, worker: WorkerSettings, scheduler: SchedulerSettings, model_name: str, owner: int) -> None:
+        """Loads the model. `model_name`: which no adapter may have; `owner`: of all sequences. Raises QuireError with
+        what is wrong with the settings or the checkpoint."""
+        _check_supported(worker)
+        self._grammars = CompilePool(lambda: open_grammars(worker))
+        with torch.inference_mode():
+            self.replica = build_replica(worker, self._grammars)
+        self.replica.end_epoch()
+        self.core = Core(_limits(self.replica, scheduler))
+        self.adapters = None
+        if isinstance(self.replica.adapters, AdapterManager):
+            reader = adapter_reader(worker)
+            self.adapters = EngineAdapters(self.replica.adapters, reader, self.core, model_name, owner)
+        self._prepared: queue.SimpleQueue[tuple[bytes, CompileResult]] = queue.SimpleQueue()
+
+    def add(self, sequence: Sequence) -> None:
+        complete_block_hashes(sequence, self.core.limits.block_size)
+        if self.adapters is None:
+            self.core.add(sequence)
+        else:
+            self.adapters.add(sequence)
+
+    def step(self) -> Events:
+        """What a step brings; nothing if nobody can go on. Waits for grammars if there is nothing else to do."""
+        if self.adapters is None:
+            return self._step()
+        lost = self.adapters.retry_waiting()
+        events = self._step()
+        self.adapters.on_finished(events.finished)
+        events.finished.extend(lost)
+        return events
+
+    def _step(self) -> Events:
+        self._order_grammars()
+        plan = self.core.schedule(time.monotonic())
+        if plan is None and self.core.grammars.num_blocked:
+            self._take_prepared(self._prepared.get())
+            plan = self.core.schedule(time.monotonic())
+        if plan is not None:
+            with torch.inference_mode():
+                flight = self.replica.launch(plan_for_worker(plan))
+                output = flight.launch.wait()
+                self.replica.record(flight, output)
+            self.core.apply(result_for_core(flight.result(output, wait_us=0)), time.monotonic())
+        return self.core.take_events()
+
+    def update_weights(self, new: NewWeights) -> None:
+        """What runs goes on with them, computed anew. Raises QuireError, and then nothing has changed."""
+        with torch.inference_mode():
+            self.replica.update_weights(new)
+        self.core.reset_prefix_cache(preempt_running=True)
+
+    def _order_grammars(self) -> None:
+        for order in self.core.grammars.take_orders():
+            if order.sequence is None:
+                self._grammars.release(order.grammar_id)
+                continue
+            payload = order.sequence.payload
+            assert isinstance(payload, Payload)
+            constraint = sampling_pb2.StructuredOutput.FromString(payload.grammar)
+
+            def done(prepared: CompileResult, grammar_id: bytes = order.grammar_id) -> None:
+                self._prepared.put((grammar_id, prepared))
+
+            self._grammars.prepare(order.grammar_id, constraint, done)
+        while not self._prepared.empty():
+            self._take_prepared(self._prepared.get())
+
+    def _take_prepared(self, found: tuple[bytes, CompileResult]) -> None:
+        grammar_id, prepared = found
+        failure = None if prepared.error is None else failure_of(prepared.error)
+        self.core.on_grammar_prepared(grammar_id, failure)
+
+    def cancel(self, keys: Iterable[int]) -> None:
+        cancel = self.core.cancel if self.adapters is None else self.adapters.cancel
+        for key in keys:
+            cancel(key)
+
+
+def _check_supported(settings: WorkerSettings) -> None:
+    """What only services do."""
+    asked = {
+        "kv_offloading_size": settings.kv_offloading_size > 0,
+        "kv_offloading_disk": bool(settings.kv_offloading_disk),
+        "kv_offloading_region": bool(settings.kv_offloading_region),
+        "tensor_parallel_size": settings.tensor_parallel_size > 1,
+        "pipeline_parallel_size": settings.pipeline_parallel_size > 1,
+        "context_parallel_size": settings.context_parallel_size > 1,
+    }
+    for name, is_asked in asked.items():
+        if is_asked:
+            text = f"{name}: an engine inside of a program has none; a cluster does (LLM, quire up)"
+            raise InvalidArgument(text, field=name)
+
+
+def _limits(replica: Replica, settings: SchedulerSettings) -> CoreLimits:
+    sizes = replica.limits
+    return CoreLimits(
+        num_blocks=sizes.num_blocks,
+        block_size=sizes.block_size,
+        max_num_seqs=min(settings.max_num_seqs or sizes.max_num_seqs, sizes.max_num_seqs),
+        max_num_batched_tokens=sizes.max_num_batched_tokens,
+        max_model_len=sizes.max_model_len,
+        long_prefill_token_threshold=settings.long_prefill_token_threshold,
+        longest_stream_gap_s=settings.max_stream_gap_ms / 1000,
+        watermark_blocks=int(settings.watermark * (sizes.num_blocks - 1)),
+        max_steps_in_flight=1,
+        num_speculative_tokens=replica.speculation.num_speculative_tokens,
+        fixed_draft_length=replica.speculation.fixed_draft_length,
+        drafts_constrained_only=replica.speculation.constrained_only,
+        enable_prefix_caching=settings.enable_prefix_caching,
+        prefix_grain=settings.prefix_grain,
+        kv_specs=tuple(group.spec for group in sizes.layout.groups),
+        policy=find_policy(settings.scheduling_policy),
+    )

@@ -1,0 +1,126 @@
+"""Which workers can read each other's KV, and who gets what from whom."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+
+from quire.services.scheduler.core.prerequisites.peer_blocks import LEAST_BLOCKS, BorrowedBlocks, PeerFetches
+from quire.services.scheduler.core.sequences.sequence import Sequence
+from quire.services.scheduler.replicas.replica import Replica
+from quire.shared.kv.kv_source import KVSource
+
+MAX_FETCH_TICKS = 120  # at a fetch, a few a second: a worker that lives gives up much earlier, and says so
+
+
+class PeerTopology:
+    """Of all workers of a scheduler. Blocks of workers whose layouts differ are never mistaken for each other."""
+
+    def __init__(self, replicas: Mapping[str, Replica], wanted: str) -> None:
+        """`wanted`: SchedulerSettings.kv_handover."""
+        self._replicas = replicas
+        self._wanted = wanted
+
+    def on_workers_changed(self) -> None:
+        """Workers have come or gone."""
+        for replica in self._replicas.values():
+            fetches = replica.core.peer_blocks
+            if fetches is not None:
+                fetches.lenders = PeerView(self, replica) if self.readable_peers(replica) else None
+
+    def on_worker_detached(self, gone: Replica) -> None:
+        """Nobody waits for what it was to give, and what it was to get is its owners' again."""
+        if gone.core.peer_blocks is not None:
+            for order in gone.core.peer_blocks.orders_under_way():
+                order.borrowed.release()
+        for replica in self._replicas.values():
+            if replica.core.peer_blocks is not None:
+                replica.unblock(replica.core.peer_blocks.abandon_source(source_of(gone)))
+
+    def tick(self) -> None:
+        """A few times a second: a worker that never tells what became of a fetch keeps nobody waiting for ever."""
+        for replica in self._replicas.values():
+            if replica.core.peer_blocks is not None and replica.core.peer_blocks.num_in_flight:
+                replica.unblock(replica.core.peer_blocks.tick(MAX_FETCH_TICKS))
+
+    def readable_peers(self, replica: Replica) -> list[Replica]:
+        """Those whose KV it can read."""
+        layout = replica.hello.kv_transfer.layout
+        if self._wanted == "never" or not layout or replica.outdated:
+            return []
+        others = (other for other in self._replicas.values() if other is not replica and not other.outdated)
+        alike = [
+            other for other in others if other.hello.kv_transfer.layout == layout and other.hello.kv_transfer.address
+        ]
+        return [other for other in alike if other.weights.update == replica.weights.update]
+
+    def find_longest(self, replica: Replica, hashes: Seq[bytes], start: int, most: int) -> tuple[int, Replica | None]:
+        """Who has most of a chain from the block at `start` on, and how many blocks that are."""
+        found: tuple[int, Replica | None] = 0, None
+        for other in self.readable_peers(replica):
+            count = (
+                other.core.peer_blocks.num_found(hashes, start, most)
+                if other.core.peer_blocks and not other.leaving
+                else 0
+            )
+            if count > found[0]:
+                found = count, other
+        return found
+
+    def fetchable(
+        self, sequence: Sequence, replica: Replica, num_cached: int, longest: Seq[tuple[int, Replica]]
+    ) -> int:
+        """Tokens that `replica`, which has `num_cached` of them, need not compute since another has them, less what it
+        computes while they come. `longest`: who has how many, most first. Nothing is promised: who gives is looked up
+        again when it is the sequence's turn."""
+        core, size, layout = replica.core, replica.core.limits.block_size, replica.hello.kv_transfer.layout
+        if core.peer_blocks is None or core.peer_blocks.lenders is None or sequence.skip_reading_prefix_cache:
+            return 0
+        most, lender = next(
+            ((n, o) for n, o in longest if o is not replica and o.hello.kv_transfer.layout == layout), (0, replica)
+        )
+        count = min(most, len(sequence.block_hashes) * size) // size - num_cached // size
+        if count < LEAST_BLOCKS or not replica.links[lender.id].is_healthy:
+            return 0
+        token_s = core.estimate_prompt_s(count * size) / (count * size)
+        fetch_s = replica.links[lender.id].seconds_for(count * replica.hello.kv_transfer.block_bytes)
+        return max(0, count * size - int(fetch_s / token_s)) if token_s else 0
+
+    def is_worth_fetching(self, replica: Replica, lender: Replica, num_blocks: int) -> bool:
+        """Whether it gets so many blocks from `lender` sooner than it computes them."""
+        link = replica.links[lender.id]
+        if not link.allow_attempt():
+            return False
+        compute_s = replica.core.estimate_prompt_s(num_blocks * replica.core.limits.block_size)
+        return self._wanted == "always" or link.is_worth_fetching(
+            num_blocks * replica.hello.kv_transfer.block_bytes, compute_s
+        )
+
+
+class PeerView:
+    """The others, as one worker sees them."""
+
+    def __init__(self, peer_topology: PeerTopology, replica: Replica) -> None:
+        self._peer_topology, self._replica = peer_topology, replica
+
+    def borrow(self, hashes: Seq[bytes], start: int, most: int) -> BorrowedBlocks | None:
+        replica = self._replica
+        count, lender = self._peer_topology.find_longest(replica, hashes, start, most)
+        if lender is None or count < LEAST_BLOCKS:
+            return None
+        if not self._peer_topology.is_worth_fetching(replica, lender, count):
+            return None
+        return borrow_from(lender, hashes, start, count)
+
+
+def borrow_from(lender: Replica, hashes: Seq[bytes], start: int, count: int) -> BorrowedBlocks:
+    """They are there."""
+    lent = lender.core.peer_blocks
+    assert isinstance(lent, PeerFetches), "it shares its blocks"
+    loan = lent.lend(hashes, start, count)
+    return BorrowedBlocks(source_of(lender), loan, functools.partial(lent.end_loan, loan))
+
+
+def source_of(replica: Replica) -> KVSource:
+    return KVSource(replica.id, replica.hello.kv_transfer.address, replica.epoch)

@@ -1,0 +1,28 @@
+"""What a model whose layers are shared out among stages cannot have beside that."""
+
+from __future__ import annotations
+
+from quire.services.worker.layers.stages import FIELD
+from quire.services.worker.models.causal_lm import CausalLM
+from quire.services.worker.models.transformers_backend.transformers_model import TransformersCausalLM
+from quire.services.worker.ranks.placement import RankPlacement
+from quire.shared.errors import InvalidArgument
+from quire.shared.settings import WorkerSettings
+
+
+def check(settings: WorkerSettings, family: type[CausalLM], placement: RankPlacement) -> None:
+    """Raises InvalidArgument. KV in host memory refuses stages by itself."""
+    if placement.stages == 1:
+        return
+    contexts = f"the stages of context_parallel_size {placement.contexts} would hand on tokens that others have"
+    few = f"{settings.max_num_seqs} sequences cannot be with {placement.stages} stages at a time"
+    reasons = {
+        "speculative_config": (bool(settings.speculative_config), "drafts are made where all layers are"),
+        "batch_invariant": (settings.batch_invariant, "it has been shown for one process alone"),
+        "model_impl": (issubclass(family, TransformersCausalLM), "transformers runs all layers in one process"),
+        "context_parallel_size": (placement.contexts > 1, contexts),
+        "max_num_seqs": (0 < settings.max_num_seqs < placement.stages, few),
+    }
+    for field, (is_asked, reason) in reasons.items():
+        if is_asked:
+            raise InvalidArgument(f"{field}: not with {FIELD} {placement.stages}: {reason}", field=field)

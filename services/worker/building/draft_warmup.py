@@ -1,0 +1,90 @@
+"""Steps with drafts before anybody asks: whatever is compiled or loaded when it is first called is there by then.
+
+On a GPU the first steps with drafts took 0.7 s each, in which no sequence got a token, and a rule that judges drafts by
+what their steps take learned from that.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from quire.services.worker.limits.worker_limits import WorkerLimits
+from quire.services.worker.replica.replica import Replica
+from quire.services.worker.spec_decode.speculation import Speculation
+from quire.services.worker.step.drafts.drafts import Drafts
+from quire.services.worker.step.plan import Admission, PlanChanges, StepPlan
+from quire.shared import columns
+from quire.shared.kv import block_hash
+from quire.shared.logs import logger
+from quire.shared.pb.common.v1 import sampling_pb2
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
+
+log = logger("worker.rehearsal")
+
+SIZES = (1, 2, 16)  # sequences: kernels are compiled for 1, for multiples of 16, and for what is neither
+PROMPT = [1, 2] * 4
+TOKENS = len(PROMPT) + 3  # that two steps with drafts are sure to add to
+SAMPLINGS = [
+    sampling_pb2.SamplingParams(temperature=0.0),
+    sampling_pb2.SamplingParams(temperature=1.0, seed=1),
+]
+
+
+def warm_up_drafts(replica: Replica, speculation: Speculation) -> None:
+    """Leaves the replica as it was."""
+    started = time.perf_counter()
+    longest = TOKENS + 2 * (1 + speculation.num_speculative_tokens)
+    for size in SIZES:
+        if _fits(replica.limits, size, longest):
+            _run(replica, speculation, size, longest)
+            replica.end_epoch()
+    replica.reset_cache()
+    log.info("drafts rehearsed", seconds=round(time.perf_counter() - started, 2))
+
+
+def _fits(limits: WorkerLimits, size: int, longest: int) -> bool:
+    blocks = size * _blocks_of(limits, longest)
+    room = blocks < limits.num_blocks and longest <= limits.max_model_len
+    return room and size <= limits.max_num_seqs and size * longest <= limits.max_num_batched_tokens
+
+
+def _blocks_of(limits: WorkerLimits, num_tokens: int) -> int:
+    """Of one sequence, in all KV groups."""
+    return -(-num_tokens // limits.block_size) * limits.num_groups
+
+
+def _run(replica: Replica, speculation: Speculation, size: int, longest: int) -> None:
+    """A prompt each; drafts as they are found; one draft each that may have one, found or not."""
+    slots = np.arange(size)
+    owners = np.repeat(slots, _blocks_of(replica.limits, longest))
+    changes = PlanChanges(
+        admitted=[_admission(slot, SAMPLINGS[(slot + size) % len(SAMPLINGS)]) for slot in range(size)],
+        counted_slots=slots.astype(np.uint32),
+        token_counts=np.full(size, len(PROMPT), dtype=np.uint32),
+        num_draft_tokens=speculation.num_speculative_tokens,
+    )
+    blocks = np.arange(1, 1 + len(owners), dtype=np.uint32)
+    _step(replica, StepPlan(0, 1, blocks, owners.astype(np.uint32), changes=changes))
+    _step(replica, StepPlan(0, 2))
+    slots = slots[speculation.table.max_drafts(slots) > 0]
+    if len(slots):
+        ones = np.ones(len(slots), dtype=np.int32)
+        speculation.force_drafts(Drafts(slots, ones, ones))
+    _step(replica, StepPlan(0, 3))
+
+
+def _admission(slot: int, sampling: sampling_pb2.SamplingParams) -> Admission:
+    return Admission(
+        slot=slot,
+        token_ids=columns.i32_bytes(PROMPT),
+        num_prompt_tokens=len(PROMPT),
+        params=pb.SequenceParams(sampling=sampling).SerializeToString(),
+        root_hash=block_hash.root_hash(),
+    )
+
+
+def _step(replica: Replica, plan: StepPlan) -> None:
+    flight = replica.launch(plan)
+    replica.record(flight, flight.launch.wait())

@@ -1,0 +1,107 @@
+"""On what a model is computed: the device, the kernels, this rank's part, the attention backend."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+
+import torch
+
+from quire import kernels
+from quire.services.worker.attention.backends import choose_attention
+from quire.services.worker.attention.context_parallel import ContextParallelAttention
+from quire.services.worker.attention.port import AttentionBackend, AttentionSpec
+from quire.services.worker.building import experts
+from quire.services.worker.building.checks import batch_invariance, state_blocks
+from quire.services.worker.building.replica_config import ReplicaConfig
+from quire.services.worker.device.device import Device, choose_dtype, choose_kv_dtype, choose_quantization, open_device
+from quire.services.worker.layers.placement import LayerPlacement
+from quire.services.worker.limits.worker_limits import WorkerLimits
+from quire.services.worker.lora.open_adapters import open_adapters
+from quire.services.worker.models.attention_spec import attention_spec
+from quire.services.worker.ranks.placement import RankPlacement
+from quire.shared.logs import logger
+from quire.shared.settings import WorkerSettings
+
+log = logger("worker.build")
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    device: Device
+    place: LayerPlacement
+    kv_dtype: torch.dtype
+    limits: WorkerLimits
+    """Those wanted, with blocks that this model's states fit into."""
+    spec: AttentionSpec
+    backend: AttentionBackend
+    rank: int
+
+
+def open_environment(settings: WorkerSettings, wanted: ReplicaConfig, placement: RankPlacement) -> Environment:
+    """Raises QuireError with what the device or the machine cannot do."""
+    config = wanted.config
+    device = open_own_device(settings, placement)
+    place = _place(settings, wanted, device, placement)
+    kv_dtype = choose_kv_dtype(settings.kv_cache_dtype, place.dtype, device)
+    fitted = state_blocks.fit(wanted.limits, config, kv_dtype, settings, shard=place.shard)
+    if settings.batch_invariant:
+        batch_invariance.check(
+            settings,
+            place,
+            wanted.drafting,
+            is_latent=config.latent is not None,
+            is_recurrent=config.recurrent is not None,
+        )
+    spec = attention_spec(config, fitted.block_size, place, kv_dtype, has_trees=wanted.drafts_trees)
+    return Environment(device, place, kv_dtype, fitted, spec, _attention(settings, spec, place), placement.rank)
+
+
+def _attention(settings: WorkerSettings, spec: AttentionSpec, place: LayerPlacement) -> AttentionBackend:
+    backend = choose_attention(settings.attention_backend, spec)
+    return backend if place.context.is_whole else ContextParallelAttention(backend)
+
+
+def open_own_device(settings: WorkerSettings, placement: RankPlacement) -> Device:
+    return open_device(settings.device, settings.threads or num_cores(placement), placement.local_rank)
+
+
+def num_cores(placement: RankPlacement) -> int:
+    """For one of the ranks, which are at work at the same time."""
+    return max(1, len(os.sched_getaffinity(0)) // (placement.per_host or placement.size))
+
+
+def open_ops(settings: WorkerSettings, device: Device, placement: RankPlacement) -> kernels.Ops:
+    ops = kernels.load(device.kind, kernels.BATCH_INVARIANT[device.kind] if settings.batch_invariant else ())
+    if device.is_synchronous:
+        kernels.set_num_threads(ops, settings.threads or num_cores(placement))
+    log.info("kernels", device=device.name, refused=ops.refused or "none", sources=sorted(set(ops.sources.values())))
+    return ops
+
+
+def _place(settings: WorkerSettings, wanted: ReplicaConfig, device: Device, placement: RankPlacement) -> LayerPlacement:
+    num_copies = experts.num_copies(settings, wanted.config, placement)
+    dtype = choose_dtype(settings.dtype, wanted.config.dtype, device)
+    ops = open_ops(settings, device, placement)
+    stored = wanted.config.quantization
+    quantization = choose_quantization(settings.quantization, "" if stored is None else stored.method, device)
+    own, overlaps = settings.use_custom_all_reduce, settings.use_overlapped_all_reduce
+    shard, stage, context = placement.join(device.torch_device, use_custom_all_reduce=own, overlaps=overlaps)
+    shard = replace(
+        shard,
+        whole_experts=settings.expert_parallel,
+        spare_experts=num_copies // placement.width,
+        dispatches=settings.all2all_backend == "alltoall",
+    )
+    return LayerPlacement(
+        ops,
+        dtype,
+        device.torch_device,
+        quantization,
+        settings.batch_invariant,
+        stored,
+        shard,
+        open_adapters(settings, ops, dtype, device, wanted.limits),
+        stage,
+        context,
+    )

@@ -1,0 +1,114 @@
+"""The memory for KV: how many blocks there are, where they lie, and the steps that are recorded over them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire.services.worker.building.environment import Environment
+from quire.services.worker.building.model import LoadedModel
+from quire.services.worker.building.replica_config import ReplicaConfig
+from quire.services.worker.building.step_execution import StepExecution
+from quire.services.worker.kv import kv_cache, kv_memory
+from quire.services.worker.kv.kv_cache import LayerCache
+from quire.services.worker.limits import worker_limits
+from quire.services.worker.limits.worker_limits import WorkerLimits
+from quire.services.worker.models import taped
+from quire.services.worker.models.causal_lm import CausalLM
+from quire.services.worker.models.taped import TapedModel
+from quire.services.worker.runner.model_runner import ModelRunner
+from quire.services.worker.runner.profiling import run_largest_steps
+from quire.services.worker.spec_decode.slot_table import DraftingSlotTable
+from quire.services.worker.step.slots import SlotTable
+from quire.shared.errors import InvalidArgument
+from quire.shared.logs import logger
+from quire.shared.settings import WorkerSettings
+
+log = logger("worker.build")
+
+
+@dataclass(frozen=True, slots=True)
+class KVMemory:
+    limits: WorkerLimits
+    """What the blocks hold: those of the replica."""
+    table: SlotTable
+    caches: list[LayerCache]
+
+
+def allocate_kv_memory(
+    settings: WorkerSettings, wanted: ReplicaConfig, site: Environment, loaded: LoadedModel, steps: StepExecution
+) -> KVMemory:
+    _check_adapters(site)
+    num_blocks = site.place.min_over_ranks(settings.num_blocks or _measure(settings, wanted, site, loaded, steps))
+    fitting = _fitting(settings, site.limits, num_blocks)
+    drafting = wanted.drafting
+    table = DraftingSlotTable(fitting, drafting.num_speculative_tokens) if drafting else SlotTable(fitting)
+    caches = kv_cache.allocate(loaded.shape, num_blocks, site.place.device, loaded.sleep_memory.zeros)
+    return KVMemory(fitting, table, caches)
+
+
+def _check_adapters(site: Environment) -> None:
+    """Raises InvalidArgument where whole weights of adapters that may come have no room."""
+    adapters = site.place.adapters
+    wanted = 0 if adapters is None else adapters.reserved_bytes
+    free = kv_memory.free_bytes(site.place.device) if wanted else 0
+    if adapters is not None and wanted > free:
+        text = (
+            f"lora_modules_to_save: {adapters.max_adapters} adapters (max_loras) may take {wanted:,} bytes, "
+            f"{free:,} are free behind the model's weights"
+        )
+        raise InvalidArgument(text, field="lora_modules_to_save")
+
+
+def record_steps(
+    wanted: ReplicaConfig, site: Environment, loaded: LoadedModel, steps: StepExecution, memory: KVMemory
+) -> None:
+    """From here on the runner computes steps over these blocks."""
+    block_table = memory.table.block_table
+    steps.runner.prepare(
+        kv_cache.caches_by_layer(memory.caches, loaded.kv_layout), block_table, loaded.kv_layout.num_groups
+    )
+    if steps.graphs is not None:
+        steps.graphs.record(steps.runner, memory.limits, block_table)
+    _use_tape(steps.runner, loaded.model, site, memory.limits, trees=wanted.drafts_trees)
+    kv_memory.report(memory.limits, loaded.shape)
+
+
+def _fitting(settings: WorkerSettings, wanted: WorkerLimits, num_blocks: int) -> WorkerLimits:
+    fitting = worker_limits.fit(wanted, num_blocks, explicit=bool(settings.max_model_len))
+    if fitting.max_model_len < wanted.max_model_len:
+        log.warning(
+            "max_model_len shortened to what the KV memory holds", model=wanted.max_model_len, now=fitting.max_model_len
+        )
+    return fitting
+
+
+def _use_tape(runner: ModelRunner, model: CausalLM, site: Environment, fitting: WorkerLimits, *, trees: bool) -> None:
+    reason = taped.reject_reason(model, site.backend, site.place)
+    if reason is None:
+        runner.use_model(TapedModel(model, runner.caches, fitting, trees=trees))
+    elif site.place.device.type == "cpu":
+        log.info("no tape: steps are launched kernel by kernel", reason=reason)
+
+
+def _measure(
+    settings: WorkerSettings, wanted: ReplicaConfig, site: Environment, loaded: LoadedModel, steps: StepExecution
+) -> int:
+    """Blocks that the free memory gives, with what drafts keep beside each."""
+    block_bytes = loaded.shape.num_bytes + (steps.drafter.block_bytes if steps.drafter else 0)
+    if settings.device == "cpu":
+        return kv_memory.cpu_budget(settings.cpu_kv_cache_gib) // block_bytes
+    scratch = SlotTable(site.limits)
+    memory = kv_cache.allocate(loaded.shape, 1, site.place.device)
+    steps.runner.prepare(
+        kv_cache.caches_by_layer(memory, loaded.kv_layout), scratch.block_table, loaded.kv_layout.num_groups
+    )
+    kv_memory.reset_cuda_peak_stats()
+    drafts = wanted.drafting.num_speculative_tokens if wanted.drafting and site.limits.layout.has_states else 0
+    run_largest_steps(steps.runner, site.limits, drafts)
+    if steps.graphs is not None:
+        steps.graphs.record(steps.runner, site.limits, scratch.block_table, most=1)
+    total_bytes, other_bytes = kv_memory.measure_cuda_use()
+    other_bytes += steps.runner.heads.query_bytes
+    if site.place.adapters is not None:
+        other_bytes += site.place.adapters.reserved_bytes
+    return max(kv_memory.cuda_budget(settings.gpu_memory_utilization, total_bytes, other_bytes) // block_bytes, 0)

@@ -1,0 +1,103 @@
+"""What computes steps: the runner with its heads, the drafter, and the maker of CUDA graphs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from quire.services.worker.building.build_heads import build_heads
+from quire.services.worker.building.checks import state_blocks
+from quire.services.worker.building.environment import Environment
+from quire.services.worker.building.graph_maker import GraphBuilder
+from quire.services.worker.building.model import LoadedModel
+from quire.services.worker.building.replica_config import ReplicaConfig
+from quire.services.worker.heads.heads import Heads
+from quire.services.worker.lora.no_adapters import NO_ADAPTERS
+from quire.services.worker.models.causal_lm import CausalLM
+from quire.services.worker.runner.component import AdapterRows
+from quire.services.worker.runner.model_runner import ModelRunner
+from quire.services.worker.runner.pipeline import RunnerStage
+from quire.services.worker.spec_decode.config import SpeculativeConfig
+from quire.services.worker.spec_decode.drafter import Drafter, DraftTarget
+from quire.services.worker.spec_decode.open_speculation import create_drafter
+from quire.services.worker.structured.compile_pool import CompilePool
+from quire.shared.logs import logger
+from quire.shared.settings import WorkerSettings
+
+log = logger("worker.build")
+
+
+@dataclass(frozen=True, slots=True)
+class StepExecution:
+    runner: ModelRunner
+    drafter: Drafter | None
+    graphs: GraphBuilder | None
+
+
+def build_step_execution(
+    settings: WorkerSettings,
+    wanted: ReplicaConfig,
+    site: Environment,
+    loaded: LoadedModel,
+    grammars: CompilePool | None,
+) -> StepExecution:
+    model, place, limits = loaded.model, site.place, site.limits
+    without = replace(place, adapters=None)
+    target = DraftTarget(model, without, limits, settings.attention_backend, loaded.loader, Path(settings.model))
+    drafter = create_drafter(wanted.drafting, target, limits)
+    runner = _runner(model, build_heads(settings, model, limits, place, grammars), site)
+    return StepExecution(
+        runner, drafter, _graph_maker(settings, model, site, drafting=wanted.drafting, drafter=drafter)
+    )
+
+
+def _runner(model: CausalLM, heads: Heads, site: Environment) -> ModelRunner:
+    if not site.device.is_synchronous:
+        torch.set_num_threads(1)  # all is loaded: threads that copy would spin on, at the cost of those that fill masks
+    place = site.place
+    runner = ModelRunner(model, heads, site.device, place.adapters or NO_ADAPTERS)
+    if place.adapters is not None:
+        runner.add_component(AdapterRows(place.adapters))
+    if not place.context.is_whole:
+        runner.use_context(place.context)
+    if not place.stage.is_whole:
+        num_slots = site.limits.max_num_seqs
+        runner.use_stage(
+            lambda timer, staging: RunnerStage(model, place.dtype, num_slots, timer=timer, staging=staging)
+        )
+    return runner
+
+
+def _graph_maker(
+    settings: WorkerSettings,
+    model: CausalLM,
+    site: Environment,
+    *,
+    drafting: SpeculativeConfig | None,
+    drafter: Drafter | None,
+) -> GraphBuilder | None:
+    """None where all steps are launched kernel by kernel."""
+    backend, spec, place = site.backend, site.spec, site.place
+    if spec.device == "cpu" or not settings.cuda_graphs:
+        return None
+    if not backend.records_decodes:
+        log.warning("no CUDA graphs: the attention backend for decodes cannot be recorded")
+        return None
+    chunks = settings.cuda_graph_chunks and backend.records_chunks and state_blocks.records_chunks(model.config, place)
+    if chunks != settings.cuda_graph_chunks:
+        log.info("no CUDA graphs for chunks: what computes them cannot be recorded")
+    tile = backend.rows_per_prefix_tile(spec)
+    has_states = model.config.recurrent is not None  # steps with drafts are then recorded nowhere
+    samples_per_row = 1 + (drafting.num_speculative_tokens if drafting and not has_states else 0)
+    keeps_hidden = drafter is not None and drafter.needs_features
+    return GraphBuilder(
+        model,
+        tile,
+        place,
+        chunks=chunks,
+        samples_per_row=samples_per_row,
+        keeps_hidden=keeps_hidden,
+        has_trees=spec.has_trees,
+    )

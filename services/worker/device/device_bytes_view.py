@@ -1,0 +1,21 @@
+"""Tensors over GPU memory that torch has not allocated."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def device_bytes_view(address: int, num_bytes: int, device: torch.device) -> Tensor:
+    """uint8 [num_bytes], which keep nothing alive. Torch looks on which GPU the first of them are."""
+    return torch.as_tensor(_Bytes(address, num_bytes), device=device)
+
+
+class _Bytes:
+    def __init__(self, address: int, num_bytes: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (num_bytes,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 3,
+        }

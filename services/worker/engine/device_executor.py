@@ -1,0 +1,371 @@
+"""What the device's thread does: commands in their order, as far as they need not wait for steps in flight."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Protocol
+
+from quire.services.worker.kv.host_memory import PendingCopy
+from quire.services.worker.kv_transfer.page_orders import (
+    CommitBlocks,
+    PageOrder,
+    PageOrderQueue,
+    PendingPageIO,
+    ReadBlocks,
+    WriteBlocks,
+)
+from quire.services.worker.lora.peft.peft_folder import PeftFolder
+from quire.services.worker.ranks.group import RankFailure, RankGroup
+from quire.services.worker.replica.device_orders import RETRYABLE, compensating_order
+from quire.services.worker.replica.flight import StepInFlight
+from quire.services.worker.replica.replica import Replica
+from quire.services.worker.replica.retained_state import RetainedState
+from quire.services.worker.runner.output import RunnerOutput
+from quire.services.worker.step.plan import StepPlan
+from quire.services.worker.step.plan_violation import PlanViolation
+from quire.services.worker.step.result import StepResult
+from quire.services.worker.structured.compile_pool import CompilePool
+from quire.shared.errors import FailedPrecondition
+from quire.shared.models.adapter_ids import AdapterId
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
+from quire.shared.step_value import step_value
+
+
+class ResultReceiver(Protocol):
+    """Where the results of an attachment go, on the event loop."""
+
+    def deliver(self, result: StepResult) -> None: ...
+
+    def abort_session(self, reason: str) -> None:
+        """No result will come any more: the attachment cannot go on."""
+
+    def grammar_prepared(self, prepared: pb.GrammarPrepared) -> None: ...
+
+    def blocks_transferred(self, done: pb.Transferred) -> None: ...
+
+    def blocks_fetched(self, done: pb.BlocksFetched) -> None: ...
+
+    def adapter_loaded(self, loaded: pb.AdapterLoaded) -> None: ...
+
+    def device_order_done(self, done: pb.DeviceOrderDone) -> None: ...
+
+
+@step_value
+class Execute:
+    """A plan; skipped if its receiver is no longer the current one."""
+
+    receiver: ResultReceiver
+    plan: StepPlan
+    arrived_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndEpoch:
+    """End the epoch once no step is in flight."""
+
+    reply: asyncio.Future[RetainedState]
+
+
+@dataclass(frozen=True, slots=True)
+class ResetCache:
+    """Forget which tokens the blocks hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseGrammar:
+    """After the plans before it, which may name the grammar."""
+
+    grammar_id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class MoveBlocks:
+    """After the plans before it."""
+
+    receiver: ResultReceiver
+    order: pb.Transfer
+
+
+@dataclass(frozen=True, slots=True)
+class PendingMove:
+    """Blocks that are on their way."""
+
+    receiver: ResultReceiver
+    transfer_id: int
+    pending: PendingCopy
+    begun_ns: int
+
+
+@step_value
+class LaunchedStep:
+    """A step on the device, with what its result needs."""
+
+    receiver: ResultReceiver
+    flight: StepInFlight
+    wait_us: int
+    ticket: int  # the ranks': see RankGroup.broadcast
+
+
+@step_value
+class FinishedStep:
+    """The device is done with a step; `output` is None if it failed."""
+
+    launched: LaunchedStep
+    output: RunnerOutput | None
+
+
+@dataclass(frozen=True, slots=True)
+class StagesFinished:
+    """What the other stages made of a step is there."""
+
+    launched: LaunchedStep
+
+
+@dataclass(frozen=True, slots=True)
+class ShareGrammar:
+    """The other ranks prepare it as well."""
+
+    order: pb.PrepareGrammar
+
+
+@dataclass(frozen=True, slots=True)
+class AddAdapter:
+    """An adapter that has been read."""
+
+    receiver: ResultReceiver
+    order_id: int
+    folder: PeftFolder
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveAdapter:
+    """After the plans before it, which may name the adapter."""
+
+    adapter: AdapterId
+
+
+@dataclass(frozen=True, slots=True)
+class ExecuteDeviceOrder:
+    """After the plans before it, when no step is in flight."""
+
+    receiver: ResultReceiver
+    order: pb.DeviceOrder
+
+
+Deferred = Execute | ReleaseGrammar | MoveBlocks | RemoveAdapter | ExecuteDeviceOrder
+Command = Deferred | PageOrder | EndEpoch | ResetCache | ShareGrammar | AddAdapter | FinishedStep | StagesFinished
+
+
+class OutcomeHandler(Protocol):
+    """Where what was done goes. Called on the device's thread."""
+
+    def is_current(self, receiver: ResultReceiver) -> bool:
+        """Whether results for it are still of use."""
+
+    def step_launched(self, step: LaunchedStep) -> FinishedStep | None:
+        """A step is on the device. Returns it if it is finished already; otherwise it comes back as a command."""
+
+    def step_pending(self, step: LaunchedStep) -> None:
+        """A step is with the other stages. It comes back as StagesFinished."""
+
+    def move_started(self, move: PendingMove) -> None:
+        """Blocks are on their way."""
+
+    def page_io_started(self, begun: PendingPageIO) -> None:
+        """Pages are being read or written."""
+
+    def page_io_failed(self, order: PageOrder, error: Exception) -> None:
+        """They are not. Raises what a device that is broken raised."""
+
+    def move_failed(self, receiver: ResultReceiver, transfer_id: int, error: Exception) -> None:
+        """They stay where they are. Raises what a device that is broken raised."""
+
+    def adapter_added(self, command: AddAdapter, error: Exception | None) -> None:
+        """`error`: why not. Raises what a device that is broken raised."""
+
+    def order_executed(self, command: ExecuteDeviceOrder, error: Exception | None) -> None:
+        """`error`: why not. Raises what a device that is broken raised."""
+
+    def session_violated(self, receiver: ResultReceiver, reason: str) -> None:
+        """The session cannot go on."""
+
+    def step_failed(self, receiver: ResultReceiver, step_id: int, error: Exception) -> None:
+        """The session cannot go on because of an error that is no rule of the session."""
+
+    def epoch_ended(self, reply: asyncio.Future[RetainedState], report: RetainedState) -> None: ...
+
+
+class DeviceExecutor:
+    """Rank 0 of a replica: makes all ranks do the same, and keeps steps in order."""
+
+    def __init__(self, replica: Replica, ranks: RankGroup, grammars: CompilePool, outcomes: OutcomeHandler) -> None:
+        self._replica, self._ranks, self._grammars, self._outcomes = replica, ranks, grammars, outcomes
+        self._num_in_flight = 0
+        self.maintenance_running = False  # an order of operators is being carried out, which takes as long as it takes
+        self._pending: deque[LaunchedStep] = deque()  # with the other stages
+        self._end_epoch: EndEpoch | None = None
+        self._deferred: deque[Deferred] = deque()  # until the steps in flight have been recorded
+        self._page_orders = PageOrderQueue(replica.transfers, outcomes)
+
+    def process(self, command: Command) -> None:
+        """Does what was ordered, and what had to wait for it."""
+        match command:
+            case Execute() | ReleaseGrammar() | MoveBlocks() | RemoveAdapter() | ExecuteDeviceOrder():
+                self._deferred.append(command)
+            case ReadBlocks() | WriteBlocks() | CommitBlocks():
+                self._page_orders.process(command)
+            case FinishedStep():
+                self._record(command)
+            case StagesFinished():
+                self._settle_stages(command.launched)
+            case EndEpoch():
+                self._end_epoch = command
+            case ShareGrammar():
+                self._ranks.prepare_grammar(command.order)
+            case AddAdapter():
+                self._add_adapter(command)
+            case ResetCache():
+                self._ranks.reset_cache()
+                self._replica.reset_cache()
+        self._execute_deferred()
+        if self._end_epoch and not self._num_in_flight:
+            self._grammars.release_all()
+            self._ranks.end_epoch()
+            self._page_orders.end_epoch()
+            self._outcomes.epoch_ended(self._end_epoch.reply, self._replica.end_epoch())
+            self._end_epoch = None
+
+    def _execute_deferred(self) -> None:
+        """In order, as far as they need not wait for steps in flight."""
+        while self._deferred:
+            command = self._deferred[0]
+            if isinstance(command, Execute):
+                if self._num_in_flight and self._replica.speculation.waits_before(command.plan):
+                    return
+                self._execute(command)
+            elif isinstance(command, ReleaseGrammar):
+                self._grammars.release(command.grammar_id)
+                self._ranks.release_grammar(command.grammar_id)
+            elif isinstance(command, MoveBlocks):
+                self._move(command)
+            elif isinstance(command, RemoveAdapter):
+                self._replica.adapters.remove(command.adapter)
+            elif self._num_in_flight:
+                return
+            else:
+                self._execute_device_order(command)
+            self._deferred.popleft()
+
+    def _execute_device_order(self, command: ExecuteDeviceOrder) -> None:
+        """On all ranks, or on none."""
+        if not self._outcomes.is_current(command.receiver):
+            return
+        error: Exception | None = None
+        self.maintenance_running = True
+        try:
+            ticket = self._ranks.broadcast_order(command.order)
+            try:
+                self._replica.execute_order(command.order)
+            except Exception as raised:
+                error = raised
+            refusals = self._ranks.collect_order(ticket)
+            if self._ranks.size > 1 and (error is not None or refusals):
+                error = self._undo(command.order, error, refusals)
+        finally:
+            self.maintenance_running = False
+        self._outcomes.order_executed(command, error)
+
+    def _undo(self, order: pb.DeviceOrder, own: Exception | None, refusals: list[str]) -> Exception:
+        """Where some ranks have obeyed and others have not. Raises RankFailure if they cannot be made alike again."""
+        num_refusals = len(refusals) + (own is not None)
+        back = compensating_order(order)
+        if num_refusals < self._ranks.size and order.WhichOneof("order") not in RETRYABLE:
+            if back is None:
+                raise RankFailure(f"ranks have not all obeyed: {own or refusals[0]}")
+            ticket = self._ranks.broadcast_order(back)
+            self._replica.execute_order(back)
+            if self._ranks.collect_order(ticket):
+                raise RankFailure("ranks cannot be made alike again")
+        return own or FailedPrecondition(refusals[0])
+
+    def _execute(self, command: Execute) -> None:
+        receiver, plan = command.receiver, command.plan
+        if not self._outcomes.is_current(receiver):
+            return
+        began_ns = time.perf_counter_ns()
+        try:
+            ticket = self._ranks.broadcast(plan)
+            flight = self._replica.launch(plan)
+        except PlanViolation as violation:
+            self._outcomes.session_violated(receiver, f"step {plan.step_id} breaks the session: {violation}")
+            return
+        except Exception as error:
+            self._outcomes.step_failed(receiver, plan.step_id, error)
+            return
+        self._num_in_flight += 1
+        self._page_orders.step_launched(plan.step_id)
+        step = LaunchedStep(receiver, flight, (began_ns - command.arrived_ns) // 1000, ticket)
+        self._report_settled()  # what this one had to wait for
+        if flight.launch.heads_launched:
+            self._report_launched(step)
+        else:
+            self._pending.append(step)
+            self._outcomes.step_pending(step)
+
+    def _settle_stages(self, step: LaunchedStep) -> None:
+        if not step.flight.launch.heads_launched:  # else a later one needed it
+            self._ranks.settle_step()
+            self._replica.launch_pending_heads()
+        self._report_settled()
+
+    def _report_settled(self) -> None:
+        while self._pending and self._pending[0].flight.launch.heads_launched:
+            self._report_launched(self._pending.popleft())
+
+    def _report_launched(self, step: LaunchedStep) -> None:
+        finished = self._outcomes.step_launched(step)
+        if finished is not None:
+            self._record(finished)
+
+    def _move(self, command: MoveBlocks) -> None:
+        receiver, order = command.receiver, command.order
+        if not self._outcomes.is_current(receiver):
+            return
+        begun_ns = time.perf_counter_ns()
+        try:
+            pending = self._replica.transfers.move(order)
+            self._ranks.move_blocks(order)  # what this one cannot move none does
+        except PlanViolation as violation:
+            self._outcomes.session_violated(receiver, f"transfer {order.transfer_id} breaks the session: {violation}")
+            return
+        except RankFailure:
+            raise
+        except Exception as error:
+            self._outcomes.move_failed(receiver, order.transfer_id, error)
+            return
+        self._outcomes.move_started(PendingMove(receiver, order.transfer_id, pending, begun_ns))
+
+    def _add_adapter(self, command: AddAdapter) -> None:
+        """For a scheduler that still asks for it; another one would not know of it."""
+        if not self._outcomes.is_current(command.receiver):
+            return
+        error = None
+        try:
+            self._replica.adapters.add(command.folder, command.digest)
+        except Exception as raised:
+            error = raised
+        self._outcomes.adapter_added(command, error)
+
+    @property
+    def num_in_flight(self) -> int:
+        """Steps that are launched and not recorded. Any thread may ask."""
+        return self._num_in_flight
+
+    def _record(self, finished: FinishedStep) -> None:
+        self._num_in_flight -= 1
+        if finished.output is not None:
+            self._replica.record(finished.launched.flight, finished.output)

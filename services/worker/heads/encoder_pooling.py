@@ -1,0 +1,222 @@
+"""One vector of a prompt that is computed in one step, as encoders have it: all its hidden states are there at once.
+
+Prompts of a step that ask for the same are pooled together, in a few operations whatever their number is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.services.worker.device.staging import upload
+from quire.services.worker.heads import late_interaction
+from quire.services.worker.heads.late_interaction import LateInteractionScorer
+from quire.services.worker.heads.pooled_step import PooledStep
+from quire.services.worker.heads.pooling import check_size, requested_places, token_places
+from quire.services.worker.heads.sentence_head import SentenceHead
+from quire.services.worker.layers.pooled_classifier import PooledClassifier
+from quire.services.worker.step.admission import SlotAdmission
+from quire.services.worker.step.step_inputs import StepInputs
+from quire.shared import columns
+from quire.shared.columns import I32
+from quire.shared.errors import InvalidArgument
+from quire.shared.pb.common.v1 import pooling_pb2
+
+MODES = {
+    pooling_pb2.POOLER_LAST: "last",
+    pooling_pb2.POOLER_MEAN: "mean",
+    pooling_pb2.POOLER_CLS: "cls",
+    pooling_pb2.POOLER_ALL: "all",
+    pooling_pb2.POOLER_STEP: "all",  # of the tokens that it names
+}
+
+
+@dataclass(frozen=True, slots=True)
+class VectorSpec:
+    """What is made of a prompt. Prompts with equal ones are pooled together."""
+
+    modes: tuple[str, ...]
+    normalize: bool
+    dimensions: int
+    classify: bool
+    late: str = ""  # "query" or "document": where they stay here
+
+
+QUERY, DOCUMENT = "query", "document"  # in the order in which they are computed
+
+
+class EncoderPoolingHead:
+    """By slot, what was asked for."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        default: SentenceHead,
+        classifier: PooledClassifier | None,
+        late: LateInteractionScorer | None = None,
+    ) -> None:
+        """`default`: what the model's folder says of its vectors; `late`: None: texts are not compared here."""
+        self.late = late
+        self._hidden_size = hidden_size
+        self._default = default
+        self._classifier = classifier
+        self._asked: dict[int, VectorSpec] = {}
+        self._places: dict[int, I32] = {}  # of tokens that have a vector each
+
+    def admit(self, slot: int, admission: SlotAdmission) -> None:
+        params = admission.pooling
+        if params is None:
+            raise InvalidArgument("model: it reads texts and generates none: it is an encoder", field="model")
+        if params.pooler not in pooling_pb2.Pooler.values():
+            raise InvalidArgument(f"pooling.pooler: {params.pooler} is none", field="pooling.pooler")
+        if params.classify and self._classifier is None:
+            raise InvalidArgument("pooling.classify: this model has no classifier", field="pooling.classify")
+        if not (params.pooler or params.classify) and self._default.modes == ("all",):
+            text = "pooling.pooler: the model has a vector for each token, and none of all; see POOLER_ALL"
+            raise InvalidArgument(text, field="pooling.pooler")
+        asked = self._classification(params) if params.classify else self._pooling(params)
+        places = token_places(params.pooler, params, columns.i32(admission.token_ids))
+        if places is not None and admission.pooled_tokens:
+            places = requested_places(admission.pooled_tokens, len(places))
+        if places is not None:
+            check_size(len(places) * asked.dimensions)
+            self._places[slot] = places
+        late = late_interaction.admit(self.late, slot, admission, places is not None and not params.classify)
+        if late is not None:
+            asked = replace(asked, late=QUERY if late.is_query else DOCUMENT)
+        self._asked[slot] = asked
+
+    def _classification(self, params: pooling_pb2.PoolingParams) -> VectorSpec:
+        assert self._classifier is not None
+        mode = MODES[params.pooler] if params.pooler else self._classifier.pooler
+        return VectorSpec((mode,), False, self._classifier.num_classes, classify=True)
+
+    def _pooling(self, params: pooling_pb2.PoolingParams) -> VectorSpec:
+        """Another pooler than the model's own is taken by itself: what stands behind that was not trained for it."""
+        default = self._default
+        modes = (MODES[params.pooler],) if params.pooler else default.modes
+        own = modes == default.modes
+        size = default.size(self._hidden_size) if own else self._hidden_size
+        if params.dimensions > size:
+            text = f"pooling.dimensions: {params.dimensions} is more than the model's {size}"
+            raise InvalidArgument(text, field="pooling.dimensions")
+        normalize = params.normalize if params.HasField("normalize") else default.normalizes
+        return VectorSpec(modes, normalize, params.dimensions or size, classify=False)
+
+    def release(self, slot: int) -> None:
+        self._asked.pop(slot, None)
+        self._places.pop(slot, None)
+        if self.late is not None:
+            self.late.release(slot)
+
+    def places(self, slot: int) -> I32:
+        """Tokens of the slot that have a vector each."""
+        return self._places[slot]
+
+    def rows(self, inputs: StepInputs) -> EncoderPoolingRows | None:
+        if not self._asked:
+            return None
+        by_asked: dict[VectorSpec, list[int]] = {}
+        for row, slot in enumerate(inputs.slots.tolist()):
+            if slot in self._asked:
+                by_asked.setdefault(self._asked[slot], []).append(row)
+        if any(asked.late for asked in by_asked):  # queries before the documents that are compared with them
+            by_asked = dict(sorted(by_asked.items(), key=lambda found: found[0].late == DOCUMENT))
+        return EncoderPoolingRows(self, inputs, by_asked) if by_asked else None
+
+    def vectors(self, asked: VectorSpec, hidden: Tensor, starts: I32) -> Tensor:
+        """`hidden` [num_tokens, hidden_size] of prompts that begin at `starts` [num_rows + 1] -> float32 [num_vectors,
+        dimensions], one for each prompt or for each token"""
+        ends = upload(starts, hidden.device, np.int64)
+        pooled = torch.cat([_pool(mode, hidden, ends) for mode in asked.modes], dim=1)
+        if asked.classify:
+            assert self._classifier is not None
+            return self._classifier(pooled)
+        if asked.modes == self._default.modes:
+            pooled = self._default(pooled)
+        pooled = pooled[:, : asked.dimensions]
+        return torch.nn.functional.normalize(pooled, dim=1) if asked.normalize else pooled.contiguous()
+
+
+def _pool(mode: str, hidden: Tensor, starts: Tensor) -> Tensor:
+    """float32 [num_rows, hidden_size]; `starts` int64 [num_rows + 1]."""
+    if mode == "all":
+        return hidden.float()
+    if mode == "cls":
+        return hidden.index_select(0, starts[:-1]).float()
+    if mode == "last":
+        return hidden.index_select(0, starts[1:] - 1).float()
+    lengths = starts.diff()
+    states = hidden.float()
+    if mode == "max":
+        return torch.segment_reduce(states, "max", lengths=lengths)
+    if mode == "weighted":
+        weights = torch.arange(1, states.size(0) + 1, device=states.device) - starts[:-1].repeat_interleave(lengths)
+        sums = torch.segment_reduce(states * weights.unsqueeze(1), "sum", lengths=lengths)
+        return sums / (lengths * (lengths + 1) / 2).unsqueeze(1)
+    sums = torch.segment_reduce(states, "sum", lengths=lengths)
+    return sums / (lengths.sqrt() if mode == "mean_sqrt" else lengths).unsqueeze(1)
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderPoolingRows:
+    """The prompts of a step, by what was asked for."""
+
+    _head: EncoderPoolingHead
+    _inputs: StepInputs
+    _rows: dict[VectorSpec, list[int]]
+
+    @property
+    def tokens(self) -> I32 | None:
+        """None where all prompts ask for the same of all their tokens."""
+        parts = [part for asked, rows in self._rows.items() for part in self._tokens_of(asked, rows)]
+        tokens = np.concatenate(parts)
+        return None if len(tokens) == self._inputs.num_tokens and len(self._rows) == 1 else tokens
+
+    def _tokens_of(self, asked: VectorSpec, rows: Sequence[int]) -> list[I32]:
+        starts = self._inputs.query_start
+        if asked.modes == ("cls",):
+            return [starts[rows]]
+        if asked.modes == ("last",):
+            return [starts[[row + 1 for row in rows]] - 1]
+        if asked.modes == ("all",):
+            return [starts[row] + self._places(row) for row in rows]
+        return [np.arange(starts[row], starts[row + 1], dtype=np.int32) for row in rows]
+
+    def _places(self, row: int) -> I32:
+        return self._head.places(int(self._inputs.slots[row]))
+
+    def _counts(self, asked: VectorSpec, rows: Sequence[int]) -> I32:
+        """Of the tokens of each row that are read."""
+        if asked.modes in (("cls",), ("last",)):
+            return np.ones(len(rows), dtype=np.int32)
+        if asked.modes == ("all",):
+            return np.array([len(self._places(row)) for row in rows], dtype=np.int32)
+        counts: I32 = np.diff(self._inputs.query_start)[rows]
+        return counts
+
+    def launch(self, hidden: Tensor) -> PooledStep:
+        step, at = PooledStep(), 0
+        for asked, rows in self._rows.items():
+            starts = np.zeros(len(rows) + 1, dtype=np.int32)
+            np.cumsum(self._counts(asked, rows), out=starts[1:])
+            vectors = self._head.vectors(asked, hidden[at : at + int(starts[-1])], starts)
+            at += int(starts[-1])
+            slots = self._inputs.slots[rows].tolist()
+            if asked.late == QUERY:
+                self._late.store_queries(slots, vectors, starts)
+            elif asked.late == DOCUMENT:
+                step.add_scores(self._late, slots, vectors, starts)
+            else:
+                per_row = np.diff(starts) if asked.modes == ("all",) else np.ones(len(rows), dtype=np.int32)
+                step.add(slots, (per_row * vectors.size(1)).tolist(), vectors)
+        return step
+
+    @property
+    def _late(self) -> LateInteractionScorer:
+        assert self._head.late is not None, "somebody has been admitted with it"
+        return self._head.late

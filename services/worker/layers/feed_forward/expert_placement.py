@@ -1,0 +1,76 @@
+"""Which rank has which experts of a layer, and at which place among its own, where every expert is whole.
+
+Replicas of experts that many tokens choose, and placement by load, are those of DeepSeek V3 (arXiv 2412.19437, 3.4).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from quire.services.worker.layers.sharding import Shard
+
+PlacementMap = npt.NDArray[np.int64]  # [ranks, places]: the expert at each place of each rank, or NO_EXPERT
+NO_EXPERT = -1
+# Neighbouring tokens go to the copies of an expert in turns: 2, 3 or 4 of them have the same share of so many.
+TURNS = 12
+
+
+class ExpertPlacement:
+    """In memory of the device, which graphs read: it changes while they stand, and comes back to what a fresh model has
+    when weights are read again."""
+
+    def __init__(self, num_experts: int, shard: Shard, device: torch.device) -> None:
+        import torch  # here: families are also read where there is none
+
+        self._rank, self._has_copies = shard.rank, shard.spare_experts > 0
+        own = num_experts // shard.size
+        placement = np.full((shard.size, own + shard.spare_experts), NO_EXPERT)
+        placement[:, :own] = np.arange(num_experts).reshape(shard.size, own)
+        self._held: Tensor = torch.empty(placement.shape, dtype=torch.int64, device=device)
+        self._places: Tensor = torch.empty(TURNS, num_experts, dtype=torch.int32, device=device)
+        self._ranks: Tensor = torch.empty_like(self._places)
+        self.assign(placement)
+
+    @property
+    def placement(self) -> PlacementMap:
+        """Waits for the device."""
+        found: PlacementMap = self._held.cpu().numpy()
+        return found
+
+    def assign(self, placement: PlacementMap) -> None:
+        """From the next step on. Every rank says the same."""
+        import torch
+
+        places = np.full(self._places.shape, NO_EXPERT, dtype=np.int32)
+        ranks = np.empty_like(places)
+        for expert in range(places.shape[1]):
+            copies = np.argwhere(placement == expert)
+            turns = copies[np.arange(TURNS) % len(copies)]
+            ranks[:, expert] = turns[:, 0]
+            places[:, expert] = np.where(turns[:, 0] == self._rank, turns[:, 1], NO_EXPERT)
+        self._held.copy_(torch.from_numpy(placement))
+        self._places.copy_(torch.from_numpy(places))
+        self._ranks.copy_(torch.from_numpy(ranks))
+
+    def of(self, ids: Tensor) -> Tensor:
+        """ids int32 [num_tokens, top_k] -> the same shape: places of this rank; NO_EXPERT for other ranks'."""
+        return self._by_turn(self._places, ids)
+
+    def ranks_of(self, ids: Tensor) -> Tensor:
+        """ids int32 [num_tokens, top_k] -> the same shape: the rank that computes each."""
+        return self._by_turn(self._ranks, ids)
+
+    def _by_turn(self, table: Tensor, ids: Tensor) -> Tensor:
+        import torch
+
+        if not self._has_copies:
+            return table[0][ids]
+        turns = torch.arange(len(ids), device=ids.device) % TURNS
+        return table[turns.unsqueeze(1), ids]

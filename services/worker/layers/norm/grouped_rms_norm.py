@@ -1,0 +1,62 @@
+"""Root mean square normalisation of groups of heads, of which a rank has some."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from quire.services.worker.layers.sharding import HeadShare, head_features, portion
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from quire.services.worker.layers.placement import Destination, LayerPlacement
+    from quire.services.worker.layers.sharding import Collectives
+
+
+class GroupedRMSNorm:
+    """A group is what heads with a key in common give. Where ranks share one, squares are added up over all ranks."""
+
+    def __init__(
+        self, name: str, heads: HeadShare, num_groups: int, size: int, place: LayerPlacement, *, eps: float
+    ) -> None:
+        """`heads`: of this rank; `num_groups`, `size`: of the whole model, groups and elements of all together."""
+        import torch
+
+        shard = place.shard
+        self._name, self._total, self._eps, self._ops = name, size, eps, place.ops
+        share = shard.part(size, "the heads' elements")
+        (self._taken,) = head_features(heads.queries, len(share) // heads.num_q)
+        self._weight: Tensor = place.empty(len(share))
+        self._group_size = size // num_groups
+        self._num_parts = heads.num_kv  # of groups, on this rank
+        self._ones: Tensor = place.empty(self._group_size).fill_(1.0)
+        self._collectives = shard.collectives if num_groups % shard.size else None
+        # Where they are shared: of each part its group, and of each group 1 beside its parts.
+        self._groups: Tensor = torch.tensor(heads.keys, device=place.device)
+        self._parts_of = (self._groups[:, None] == torch.arange(num_groups, device=place.device)).float()
+
+    def destinations(self) -> Iterator[tuple[str, Destination]]:
+        yield f"{self._name}.weight", portion(self._weight, 0, (self._taken,), self._total)
+
+    def finish(self) -> None:
+        """Used as it is."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[num_tokens, elements of this rank] -> the same shape"""
+        if self._collectives is None:
+            normed: Tensor = self._ops.rms_norm(x.view(-1, self._group_size), self._ones, self._eps)
+        else:
+            normed = self._of_shared(x, self._collectives)
+        return normed.view(x.shape) * self._weight
+
+    def _of_shared(self, x: Tensor, collectives: Collectives) -> Tensor:
+        """[num_tokens, parts of groups, elements of a part]"""
+        import torch
+
+        wide = x.float().unflatten(1, (self._num_parts, -1))
+        squares = (wide.square().sum(2, keepdim=True) * self._parts_of).sum(1)  # [num_tokens, num_groups]
+        squares = collectives.all_reduce(squares).index_select(1, self._groups)
+        scale = torch.rsqrt(squares / self._group_size + self._eps)
+        normed: Tensor = (wide * scale.unsqueeze(2)).to(x.dtype)
+        return normed

@@ -1,0 +1,66 @@
+"""Root mean square normalisation of all heads at once, of which a rank has some."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from quire.services.worker.layers.norm.rms_norm import RMSNorm
+from quire.services.worker.layers.sharding import head_features, portion
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from quire.services.worker.layers.placement import Destination, LayerPlacement
+    from quire.services.worker.models.config.decoder_config import DecoderConfig
+
+
+def sharded_rms_norms(name: str, config: DecoderConfig, place: LayerPlacement) -> list[RMSNorm | ShardedRMSNorm]:
+    """Of queries, of keys."""
+    names, totals = (f"{name}.q_norm", f"{name}.k_norm"), (config.num_q_heads, config.num_kv_heads)
+    if place.shard.is_whole:
+        return [
+            RMSNorm(norm, total * config.head_dim, config.rms_norm_eps, place)
+            for norm, total in zip(names, totals, strict=True)
+        ]
+    own = place.shard.heads(*totals)
+    queries = [(head, True) for head in own.queries]
+    keys = list(zip(own.keys, own.owned, strict=True))
+    return [
+        ShardedRMSNorm(norm, heads, total, place, head_dim=config.head_dim, eps=config.rms_norm_eps)
+        for norm, heads, total in zip(names, (queries, keys), totals, strict=True)
+    ]
+
+
+class ShardedRMSNorm:
+    """Squares are added up over all ranks."""
+
+    def __init__(
+        self, name: str, heads: list[tuple[int, bool]], total: int, place: LayerPlacement, *, head_dim: int, eps: float
+    ) -> None:
+        """`heads`: of this rank, and whether they count here, because ranks may have copies of others'; `total`: how
+        many the model has."""
+        import torch
+
+        self._name, self._shard, self._eps, dim = name, place.shard, eps, head_dim
+        self.size = len(heads) * dim
+        self._taken = head_features(tuple(head for head, _ in heads), dim)
+        self._weight: Tensor = place.empty(self.size)
+        counts = torch.tensor([counts for _, counts in heads], device=place.device)
+        self._counts: Tensor = counts.repeat_interleave(dim)
+        self._total = total * dim
+
+    def destinations(self) -> Iterator[tuple[str, Destination]]:
+        yield f"{self._name}.weight", portion(self._weight, 0, self._taken, self._total)
+
+    def finish(self) -> None:
+        """Used as it is."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[num_tokens, size] -> the same shape"""
+        import torch
+
+        wide = x.float()
+        squares = self._shard.collectives.all_reduce((wide.square() * self._counts).sum(1, keepdim=True))
+        normed = wide * torch.rsqrt(squares / self._total + self._eps)
+        return normed.to(x.dtype) * self._weight

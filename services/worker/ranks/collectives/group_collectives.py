@@ -1,0 +1,166 @@
+"""What ranks do together: collectives of torch.distributed, and sums of our own over memory that GPUs share.
+
+Sums of few bytes are one shot, each rank writing all it has to every other; those of more are two, each rank adding up
+a chunk; the rest is NCCL's. The sizes are measured (peer_memory.py). Many rows may be added up beside the product that
+makes them, in pieces (copied_sums.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor, distributed
+
+from quire.services.worker.ranks.collectives.peer_memory import (
+    RankStore,
+    open_copy_engine_sums,
+    open_exchange,
+    open_mailbox,
+    uses_two_shot,
+)
+
+if TYPE_CHECKING:
+    from quire.kernels.triton.rank_sums import RankMailbox
+    from quire.kernels.triton.two_shot_sums import SumExchange
+
+# By the name that torch has for it: a newer one, or that of 2.11.
+GATHER = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
+SCATTER = getattr(distributed, "reduce_scatter_single", None) or distributed.reduce_scatter_tensor
+
+
+class OverlappedSums(Protocol):
+    """Sums of pieces of rows, while the next ones are made."""
+
+    def is_peer_ready(self) -> bool:
+        """By all others, whose opener has returned."""
+
+    def cuts(self, num_rows: int) -> list[range]:
+        """Pieces that pay, in order; one if none do."""
+
+    def overlapped_all_reduce(self, rows: Tensor, cuts: list[range], make: Callable[[Tensor], Tensor]) -> Tensor: ...
+
+
+# By device; each gives None where this rank cannot, and the others are asked.
+OVERLAPPED_SUMS: dict[str, Callable[[RankStore, int, int, torch.device], OverlappedSums | None]] = {
+    "cuda": open_copy_engine_sums
+}
+
+
+class GroupCollectives:
+    """In the order of the device's work."""
+
+    def __init__(self, size: int, device: torch.device, group: Any = None) -> None:
+        """`group`: None for that of all ranks."""
+        self._size, self._device, self._group = size, device, group
+        self._mailbox: RankMailbox | None = None
+        self._exchange: SumExchange | None = None
+        self._overlapped: OverlappedSums | None = None
+
+    @property
+    def fuses_residual_add(self) -> bool:
+        return self._mailbox is not None
+
+    @property
+    def fuses_rms_norm(self) -> bool:
+        return (
+            self._mailbox is not None and self._overlapped is None
+        )  # what is added up beside products has no norm in it
+
+    @property
+    def has_two_shots(self) -> bool:
+        return self._exchange is not None
+
+    @property
+    def has_overlapped_sums(self) -> bool:
+        """Many rows are added up beside what makes them."""
+        return self._overlapped is not None
+
+    def open_peer_memory(self, store: RankStore, rank: int) -> None:
+        """Sums are then the work of one kernel of our own, up to the size from which NCCL is faster, if all ranks can
+        write to each other."""
+        mailbox = open_mailbox(store, rank, self._size, self._device)
+        if not self.min_over_ranks(int(mailbox is not None)):
+            return
+        self._mailbox = mailbox
+        exchange = open_exchange(store, rank, self._size, self._device)
+        if self.min_over_ranks(int(exchange is not None)):
+            self._exchange = exchange
+
+    def open_overlapped_sums(self, store: RankStore, rank: int) -> None:
+        """Many rows are then added up beside what makes them, if all ranks can."""
+        opener = OVERLAPPED_SUMS.get(self._device.type)
+        if opener is None:
+            return
+        beside = opener(store, rank, self._size, self._device)
+        if self.min_over_ranks(int(beside is not None)) and self.min_over_ranks(
+            int(beside is not None and beside.is_peer_ready())
+        ):
+            self._overlapped = beside
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return self._sum(x.contiguous(), None)
+
+    def all_reduce_add(self, residual: Tensor, x: Tensor, *, pdl: bool = False) -> None:
+        self._sum(x.contiguous(), residual, pdl=pdl)
+
+    def all_reduce_rms_norm(self, residual: Tensor, x: Tensor, weight: Tensor, eps: float) -> Tensor | None:
+        if self._mailbox is None:
+            return None
+        from quire.kernels.triton.normed_sums import normed_sum_of_ranks, normed_sum_takes
+
+        if not normed_sum_takes(x, weight, self._mailbox):
+            return None
+        return normed_sum_of_ranks(x.contiguous(), self._mailbox, residual, weight, eps)
+
+    def _sum(self, x: Tensor, residual: Tensor | None, *, pdl: bool = False) -> Tensor:
+        """In place of the residual, or of `x`."""
+        if self._mailbox is not None:
+            from quire.kernels.triton.rank_sums import sum_of_ranks, sum_of_ranks_takes
+
+            if sum_of_ranks_takes(x, self._mailbox):
+                return sum_of_ranks(x, self._mailbox, residual, pdl=pdl)
+        if self._exchange is not None and uses_two_shot(x, self._size):
+            from quire.kernels.triton.two_shot_sums import two_shot_sum_of_ranks
+
+            return two_shot_sum_of_ranks(x, self._exchange, residual)
+        distributed.all_reduce(x, group=self._group)
+        return x if residual is None else residual.add_(x)
+
+    def overlapped_all_reduce(self, rows: Tensor, make: Callable[[Tensor], Tensor]) -> Tensor:
+        beside = self._overlapped
+        cuts = [] if beside is None else beside.cuts(rows.size(0))
+        if beside is None or len(cuts) < 2:
+            return self.all_reduce(make(rows))
+        return beside.overlapped_all_reduce(rows, cuts, make)
+
+    def reduce_scatter(self, x: Tensor) -> Tensor:
+        own = x.new_empty((x.size(0) // self._size, *x.shape[1:]))
+        SCATTER(own, x.contiguous(), group=self._group)
+        return own
+
+    def all_gather_columns(self, x: Tensor) -> Tensor:
+        return self.all_gather(x).transpose(0, 1).reshape(x.size(0), -1)
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        parts = x.new_empty((self._size * x.size(0), *x.shape[1:]))
+        GATHER(parts, x.contiguous(), group=self._group)
+        return parts.view(self._size, *x.shape)
+
+    def broadcast(self, x: Tensor) -> None:
+        distributed.broadcast(x, group=self._group, group_src=0)
+
+    def exchange(self, sent: Sequence[tuple[Tensor, int]], received: Sequence[tuple[Tensor, int]]) -> None:
+        wanted = [(distributed.isend, *each) for each in sent] + [(distributed.irecv, *each) for each in received]
+        works = [distributed.P2POp(do, tensor, group=self._group, group_peer=rank) for do, tensor, rank in wanted]
+        for work in distributed.batch_isend_irecv(works) if works else ():
+            work.wait()
+
+    def all_to_all(self, rows: Tensor, sent: list[int], into: Tensor, received: list[int]) -> None:
+        distributed.all_to_all_single(into, rows.contiguous(), received, sent, group=self._group)
+
+    def min_over_ranks(self, value: int) -> int:
+        shared = torch.tensor(value, dtype=torch.int64, device=self._device)
+        distributed.all_reduce(shared, op=distributed.ReduceOp.MIN, group=self._group)
+        return int(shared.item())

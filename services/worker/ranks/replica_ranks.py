@@ -1,0 +1,152 @@
+"""The other ranks of a replica, as rank 0 starts, asks and ends them: processes of this host, and of others."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from quire.services.worker.codec.step_codec import encode_plan
+from quire.services.worker.ranks.follower import RankReplica
+from quire.services.worker.ranks.group import RankFailure
+from quire.services.worker.ranks.hosts.nodes import SINGLE_HOST, Nodes
+from quire.services.worker.ranks.peer_rank import PeerRank
+from quire.services.worker.ranks.placement import RankPlacement
+from quire.services.worker.ranks.processes import RankProcesses
+from quire.services.worker.ranks.wire import ANSWERED, TRANSFER_ID_BYTES, Command, CommandKind, fingerprint
+from quire.services.worker.step.plan import StepPlan
+from quire.services.worker.step.step_inputs import StepInputs
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
+
+LOOPBACK = "127.0.0.1"
+START_TIMEOUT_S = 600.0  # a rank loads its weights
+REPLY_TIMEOUT_S = 120.0  # longest that a rank may lag behind rank 0: the time after which a step counts as hanging
+ORDER_TIMEOUT_S = 600.0  # it reads weights
+
+
+def _create_store(host: str, size: int) -> tuple[TCPStore, int]:
+    """On one address: left to itself it would listen on all of the host. And its port."""
+    with socket.create_server((host, 0)) as server:
+        port = server.getsockname()[1]
+        store = TCPStore(host, port, size, is_master=True, wait_for_workers=False, master_listen_fd=server.detach())
+    return store, port
+
+
+class ReplicaRanks:
+    """Ranks 1 to size - 1."""
+
+    def __init__(
+        self,
+        size: int,
+        build: Callable[[RankPlacement], RankReplica],
+        stages: int = 1,
+        nodes: Nodes = SINGLE_HOST,
+        *,
+        contexts: int = 1,
+    ) -> None:
+        """`build` makes the part of a rank, in its process: it must be picklable. The processes begin at once.
+        `stages`, `contexts`: groups that they are shared out among; `nodes`: the other hosts, which have equally
+        many."""
+        self.size = size
+        host = nodes.address or LOOPBACK
+        self._store, port = _create_store(host, size)
+        per_host = size // nodes.num_hosts
+        self.placements = [
+            RankPlacement(rank, size, host, port, stages, per_host, nodes.interface, contexts)
+            for rank in range(per_host)
+        ]
+        self._number = 0  # of the last command
+        self._writing = threading.Lock()  # commands come from the device's thread, ends of moves and of all from any
+        self.local = RankProcesses(self.placements[1:], build)
+        self.nodes = nodes
+        nodes.open(self.placements[0])
+
+    @property
+    def _ranks(self) -> Sequence[PeerRank]:
+        return (*self.local.ranks, *self.nodes.ranks)
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the ranks' processes on this host."""
+        return [rank.process.pid or 0 for rank in self.local.ranks]
+
+    def start(self) -> None:
+        for rank in self._ranks:
+            rank.await_reply(0, START_TIMEOUT_S)
+            rank.ready = True
+
+    def broadcast(self, plan: StepPlan) -> int:
+        return self._send(CommandKind.PLAN, encode_plan(plan).SerializeToString())
+
+    def collect(self, ticket: int, inputs: StepInputs) -> None:
+        own = fingerprint(inputs)
+        for rank in self._ranks:
+            if rank.await_reply(ticket, REPLY_TIMEOUT_S).text != own:
+                raise RankFailure(f"rank {rank.number} derived another step than rank 0")
+
+    def move_blocks(self, order: pb.Transfer) -> None:
+        self._send(CommandKind.MOVE_BLOCKS, order.SerializeToString())
+
+    def blocks_moved(self, transfer_id: int) -> None:
+        self._send(CommandKind.BLOCKS_MOVED, transfer_id.to_bytes(TRANSFER_ID_BYTES, "little"))
+
+    def prepare_grammar(self, order: pb.PrepareGrammar) -> None:
+        self._send(CommandKind.PREPARE_GRAMMAR, order.SerializeToString())
+
+    def release_grammar(self, grammar_id: bytes) -> None:
+        self._send(CommandKind.RELEASE_GRAMMAR, grammar_id)
+
+    def settle_step(self) -> None:
+        if self.placements[0].stages > 1 and self.placements[0].width > 1:
+            self._send(CommandKind.SETTLE)
+
+    def end_epoch(self) -> None:
+        ticket = self._send(CommandKind.END_EPOCH)
+        for rank in self._ranks:
+            rank.await_reply(ticket, REPLY_TIMEOUT_S)
+
+    def reset_cache(self) -> None:
+        self._send(CommandKind.RESET_CACHE)
+
+    def broadcast_order(self, order: pb.DeviceOrder) -> int:
+        return self._send(CommandKind.ORDER, order.SerializeToString())
+
+    def collect_order(self, ticket: int) -> list[str]:
+        replies = [rank.await_reply(ticket, ORDER_TIMEOUT_S) for rank in self._ranks]
+        pairs = zip(self._ranks, replies, strict=True)
+        return [f"rank {rank.number}: {reply.text.decode(errors='replace')}" for rank, reply in pairs if reply.text]
+
+    def check(self) -> None:
+        for rank in self._ranks:
+            rank.check()
+
+    def stop(self, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        stopping = [rank.stopping for rank in self._ranks]
+        for rank in self._ranks:
+            rank.stopping = True
+        if not all(stopping) and timeout_s > 0 and self._writing.acquire(timeout=timeout_s):
+            try:
+                stop = Command(0, CommandKind.STOP).encode()
+                with contextlib.suppress(RankFailure):  # its host hears of the end of the link
+                    self.nodes.write(stop)
+                with contextlib.suppress(RankFailure):  # it is ended by force
+                    self.local.write(stop, timeout_s)
+            finally:
+                self._writing.release()
+        for rank in self._ranks:
+            rank.terminate(deadline)
+        self.nodes.close()
+
+    def _send(self, kind: CommandKind, body: bytes = b"") -> int:
+        """Returns the number that answers have, if there will be some."""
+        with self._writing:
+            self._number += kind in ANSWERED
+            data = Command(self._number if kind in ANSWERED else 0, kind, body).encode()
+            self.nodes.write(data)
+            self.local.write(data, REPLY_TIMEOUT_S)
+        return self._number

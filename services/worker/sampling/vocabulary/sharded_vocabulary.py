@@ -1,0 +1,123 @@
+"""The vocabulary of a rank that has a shard of the tokens, and asks the others for no more than it needs: a number, a
+token or a few of each row."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from quire.kernels import Ops
+from quire.services.worker.layers.sharding import Shard
+from quire.services.worker.sampling.ranking import largest_by_id
+from quire.services.worker.sampling.vocabulary.columns import ChoiceColumns
+from quire.services.worker.sampling.vocabulary.filter_thresholds import FilterThresholds, kth_of_best
+from quire.services.worker.sampling.vocabulary.vocab_shard import VocabShard
+
+BANNED = float("-inf")
+
+
+class ShardedVocabulary:
+    """Each rank finds its shard of every answer, and all make the same of the parts."""
+
+    def __init__(self, shard: Shard, vocab_size: int, ops: Ops) -> None:
+        self.shard = VocabShard.for_rank(shard, vocab_size)
+        self.accepts_16_bit = ops.sources["best_of_part"] == "quire.kernels.triton"
+        self._best_of_part, self._best_of_parts = ops.best_of_part, ops.best_of_parts
+        self._log_softmax = ops.log_softmax
+        self._ranks = shard.collectives
+        self._thresholds = FilterThresholds(ops.digit_sums, self.all_reduce_sum)
+
+    def sample(self, logits: Tensor, columns: ChoiceColumns, seeds: Tensor, positions: Tensor) -> Tensor:
+        temperature = columns.temperature
+        if temperature is not None and columns.have_filters:
+            logits = self.filtered(logits, columns)
+            temperature = (temperature > 0).float()  # which they have been divided by
+        found = self._best_of_part(logits, temperature, seeds, positions, self.shard.first)
+        return self._best_of_parts(self._ranks.all_gather(found))
+
+    def filtered(self, logits: Tensor, columns: ChoiceColumns) -> Tensor:
+        temperature, values = columns.temperature, logits.float()
+        if temperature is not None:
+            values = values / temperature.masked_fill(temperature == 0, 1).unsqueeze(1)
+        if not columns.have_filters:
+            return values
+        tops = self.all_reduce_max(values.amax(dim=1, keepdim=True))
+        least = columns.min_p_threshold(tops)
+        if least is not None:
+            values = _mask_below(values, least)
+        if columns.top_k is not None and columns.max_kept:
+            return self._filter_few(values, tops, columns, columns.top_k)
+        if columns.top_k is not None:
+            values = _mask_below(values, self._thresholds.kth_largest(values, columns.top_k))
+        if columns.top_p is not None:
+            values = _mask_below(values, self._thresholds.nucleus(values, tops, columns.top_p))
+        return values
+
+    def _filter_few(self, values: Tensor, tops: Tensor, columns: ChoiceColumns, top_k: Tensor) -> Tensor:
+        """Where every row that is to lose tokens keeps a few at most."""
+        count = min(columns.max_kept, self.shard.size)
+        parts = self._ranks.all_gather(values.topk(count, dim=1).values)
+        best = parts.transpose(0, 1).flatten(1).sort(dim=1, descending=True).values[:, : columns.max_kept]
+        floors = kth_of_best(best, top_k)
+        values = _mask_below(values, floors)
+        if columns.top_p is None:
+            return values
+        return _mask_below(
+            values, self._thresholds.nucleus_of_best(_mask_below(best, floors), values, tops, columns.top_p)
+        )
+
+    def draw(self, logits: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+        return self.sample(logits, ChoiceColumns(torch.ones_like(logits[:, 0])), seeds, positions).clamp_(min=0).long()
+
+    def softmax(self, logits: Tensor) -> Tensor:
+        return self.log_softmax(logits).exp_()
+
+    def log_softmax(self, logits: Tensor) -> Tensor:
+        """By the kernel, as if there were no other tokens; then the others' weight is taken into account."""
+        values: Tensor = self._log_softmax(logits)
+        tops, best = logits.amax(dim=1, keepdim=True), values.amax(dim=1, keepdim=True)
+        is_banned = tops == BANNED  # all that is here
+        weight = (tops - best).masked_fill(is_banned, BANNED)  # logarithm of the sum of exponentials
+        of_all, *others = self._ranks.all_gather(weight).unbind(0)
+        for other in others:  # in the order of ranks, on all of them
+            of_all = torch.logaddexp(of_all, other)
+        return (values + (weight - of_all)).masked_fill_(is_banned, BANNED)
+
+    def most_likely(self, values: Tensor, count: int, *, by_id: bool) -> Tensor:
+        """Each rank's, then of those."""
+        values = values[:, : self.shard.count]
+        here, sent = min(count, self.shard.count), min(count, self.shard.size)
+        places = largest_by_id(values, here) if by_id else values.topk(here, dim=1).indices
+        best = functional.pad(values.gather(1, places), (0, sent - here), value=BANNED)
+        token_ids = functional.pad(places.int() + self.shard.first, (0, sent - here))
+        found = self._ranks.all_gather(torch.stack((best.view(torch.int32), token_ids), dim=2))
+        candidates, token_ids = found.transpose(0, 1).flatten(1, 2).unbind(2)
+        order = candidates.contiguous().view(torch.float32).sort(dim=1, descending=True, stable=True).indices
+        return token_ids.gather(1, order[:, :count]).long()
+
+    def gather(self, values: Tensor, token_ids: Tensor) -> Tensor:
+        places, here = self.shard.local_columns(token_ids)
+        return self.all_reduce_max(values.gather(1, places).masked_fill_(~here, BANNED))
+
+    def count_at_least(self, values: Tensor, least: Tensor) -> Tensor:
+        counts = (values[:, : self.shard.count] >= least).sum(dim=1).int()
+        return self.all_reduce_sum(counts)
+
+    def all_reduce_max(self, of_part: Tensor) -> Tensor:
+        return self._ranks.all_gather(of_part).amax(dim=0)
+
+    def all_reduce_sum(self, of_part: Tensor) -> Tensor:
+        return self._ranks.all_reduce(of_part)
+
+    def all_gather(self, logits: Tensor) -> Tensor:
+        return self._ranks.all_gather_columns(logits)[:, : self.shard.vocab_size].contiguous()
+
+    def local_logits(self, whole: Tensor) -> Tensor:
+        shard = self.shard
+        here = whole[:, shard.first : shard.first + shard.count]
+        return functional.pad(here, (0, shard.size - shard.count), value=BANNED)
+
+
+def _mask_below(values: Tensor, floors: Tensor) -> Tensor:
+    return values.masked_fill(values < floors.unsqueeze(1), BANNED)

@@ -1,0 +1,60 @@
+"""How drafts are drawn from a drafter's logits.
+
+With the noise that the model will draw with at the same position: what both find likely, both say. For the rejection
+rule with noise of its own, and with a record of what the draft was drawn from.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.services.worker.device.staging import upload
+from quire.services.worker.sampling.choice import BoundChoice
+from quire.services.worker.sampling.features.component import Positions
+from quire.services.worker.sampling.rejection import DRAFT
+from quire.services.worker.sampling.sampler import Sampler
+from quire.services.worker.spec_decode.config import SpeculativeConfig
+from quire.services.worker.step.drafts.drafts import Drafts
+from quire.services.worker.step.slots import Rows
+from quire.shared.columns import I32
+
+
+class DraftSampler:
+    """The drafts of a step, one of each slot at a time."""
+
+    def __init__(self, sampler: Sampler, config: SpeculativeConfig, slots: Rows, lengths: I32, counts: I32) -> None:
+        """`slots`, whose sequences have `lengths` tokens, get `counts` drafts each, at least 1."""
+        self._greedy = config.draft_sample_method == "greedy"
+        self._ruled = config.rejection_sample_method == "standard" and not self._greedy
+        self._slots, self._lengths, self._counts = slots, lengths, counts
+        self._choice: BoundChoice = sampler.bind_choice(slots)
+        self._tokens: list[Tensor] = []  # of each turn, [num_slots]
+        self._proposed: list[Tensor] = []
+
+    def draw(self, logits: Tensor) -> Tensor:
+        """int32 [num_slots]: the next draft of each."""
+        self._tokens.append(self._choose(logits).clamp_(min=0))
+        return self._tokens[-1]
+
+    def drafts(self) -> Drafts:
+        """What was drawn; of each slot as many as it was to get."""
+        wanted = np.arange(len(self._tokens)) < self._counts[:, None]
+        token_ids = torch.stack(self._tokens, dim=1).cpu().numpy()[wanted]
+        proposed = None
+        if self._proposed:
+            proposed = torch.stack(self._proposed, dim=1)[upload(wanted, self._proposed[0].device)]
+        return Drafts(self._slots, self._counts, token_ids, proposed)
+
+    def _choose(self, logits: Tensor) -> Tensor:
+        choice = self._choice
+        if self._greedy or choice.temperature is None:
+            return logits.argmax(dim=1).int()
+        logits = logits.float()
+        places = self._lengths + len(self._tokens)
+        positions = Positions(places, upload(places, logits.device))
+        if not self._ruled:
+            return choice.choose(logits, positions)
+        self._proposed.append(choice.filtered(logits, slice(None)))
+        return choice.choose(logits, positions, stream=DRAFT)

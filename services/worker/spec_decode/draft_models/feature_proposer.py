@@ -1,0 +1,132 @@
+"""Drafting with layers that continue the model's own features: an EAGLE head, or multi-token prediction modules.
+
+From the feature of position i (what the model's output head gets) and the token of position i + 1 the first makes one
+that says the token of position i + 2; how others go on from there: module_chain.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+from torch import Tensor
+
+from quire.services.worker.device.staging import upload
+from quire.services.worker.runner.output import RunnerOutput
+from quire.services.worker.spec_decode.draft_models.draft_passes import DraftPasses, FilledBlocks, spread
+from quire.services.worker.spec_decode.draft_models.draft_sampler import DraftSampler
+from quire.services.worker.spec_decode.draft_models.module_chain import FeatureDrafter, ModuleChain
+from quire.services.worker.spec_decode.drafter import DrafterWorker
+from quire.services.worker.spec_decode.proposer import DraftRequest
+from quire.services.worker.spec_decode.trees.token_tree import TokenTree
+from quire.services.worker.spec_decode.trees.tree_sampler import TreeSampler
+from quire.services.worker.step.block_copies import BlockCopies
+from quire.services.worker.step.drafts.drafts import Drafts
+from quire.services.worker.step.slots import NewBlocks, Rows
+from quire.services.worker.step.step_inputs import StepInputs
+from quire.shared.columns import I32
+
+MIN_SEEN_SHARE = 0.5  # of a sequence's positions: a layer that has seen less would only guess
+
+
+class FeatureProposer:
+    """Sees every step's features once, when they are there; what it missed (outputs of steps without drafts, prompts
+    and prefixes that came in large steps then) it never sees."""
+
+    def __init__(
+        self,
+        drafter: FeatureDrafter,
+        worker: DrafterWorker,
+        *,
+        size: int = 0,
+        project: Callable[[Tensor], Tensor] = lambda features: features,
+    ) -> None:
+        """`size`: of the layer's features; 0: as the model's. `project`: from what the model gives to such."""
+        self._worker, self._drafter, self._project = worker, drafter, project
+        limits, device = worker.limits, drafter.place.device
+        self._passes = DraftPasses(worker.table, device)
+        self._chain = ModuleChain(drafter, self._passes, limits, size or drafter.model.config.hidden_size)
+        self._blocks = FilledBlocks(worker.table, limits.num_blocks)
+        self._num_seen = np.zeros(limits.max_num_seqs, dtype=np.int32)  # positions, holes between them left out
+
+    def add_blocks(self, new: NewBlocks) -> None:
+        self._blocks.add_blocks(new)
+
+    def copy_blocks(self, copies: BlockCopies) -> None:
+        self._chain.copy_blocks(copies)
+        self._blocks.copy(copies)
+
+    def start_sequence(self, slot: int) -> None:
+        self._num_seen[slot] = self._blocks.start_sequence(slot)
+        self._chain.start_sequence(slot)
+
+    def end_sequence(self, slot: int) -> None:
+        """A new sequence overwrites all."""
+
+    def clear_history(self) -> None:
+        """Nothing outlives a sequence."""
+
+    def record_step(self, inputs: StepInputs, output: RunnerOutput) -> None:
+        """Pairs each feature with the token behind it, as far as there is one that stays."""
+        history = self._worker.history
+        if output.features is None:
+            return
+        firsts, counts = inputs.query_start[:-1], np.diff(inputs.query_start)
+        starts = inputs.positions[firsts]
+        counts = np.minimum(counts, history.lengths[inputs.slots] - 1 - starts)
+        kept = np.flatnonzero(counts > 0)
+        if not len(kept):
+            return
+        slots, starts, counts = inputs.slots[kept], starts[kept], counts[kept].astype(np.int32)
+        features = output.features
+        if len(kept) != inputs.num_rows or int(counts.sum()) != inputs.num_tokens:
+            tokens = output.in_place(spread(firsts[kept], counts)[1], inputs.sampling_tokens)
+            features = features.index_select(0, self._up(tokens))
+        rows, positions = spread(starts, counts)
+        token_ids = history.tokens[slots[rows], positions + 1]
+        self._chain.process_features(slots, starts, counts, token_ids, self._project(features))
+        self._record_seen(slots, starts, counts)
+
+    def propose(self, wanted: DraftRequest) -> Drafts | None:
+        lengths = wanted.history.lengths[wanted.slots]
+        can = self._chain.can_draft(wanted.slots, lengths) & (self._num_seen[wanted.slots] >= MIN_SEEN_SHARE * lengths)
+        if not can.any():
+            return None
+        slots, lengths, counts = wanted.slots[can], lengths[can], wanted.counts[can]
+        if self._worker.config.tree is not None:
+            return self._propose_trees(self._worker.config.tree, slots, lengths, counts)
+        draws = DraftSampler(self._worker.sampler, self._worker.config, slots, lengths, counts)
+        self._chain.draft(draws, slots, lengths, counts)
+        return draws.drafts()
+
+    def _propose_trees(self, tree: TokenTree, slots: Rows, lengths: I32, counts: I32) -> Drafts | None:
+        """The layer keeps KV of each node that others stand behind, where the model will keep that of drafts: who has
+        no room for so many has no drafts in this step."""
+        tree = tree.truncate(int(counts.max()))
+        fits = counts >= tree.num_inner
+        if not fits.any():
+            return None
+        slots, lengths, counts = slots[fits], lengths[fits], counts[fits]
+        draws = TreeSampler(self._worker.sampler, self._worker.config, tree, slots, lengths)
+        drafter, features = self._drafter, self._chain.features(slots)
+        (head,), (cache,) = drafter.heads, self._chain.caches
+        tokens = draws.draw(tree.levels[0], drafter.logits(features))
+        for (above, level), batch in zip(
+            pairwise(tree.levels), self._passes.trees(tree, slots, lengths - 1), strict=True
+        ):
+            features = features.view(len(slots), -1, features.size(1))[:, self._up(above.parents[above.inner])]
+            given = replace(batch, token_ids=self._up(tokens[:, above.inner].ravel()))
+            features = head(drafter.model, features.flatten(0, 1), given, cache)
+            tokens = draws.draw(level, drafter.logits(features))
+        return draws.drafts(counts)
+
+    def _record_seen(self, slots: Rows, starts: I32, counts: I32) -> None:
+        """Positions follow those seen before, or leave a hole, which keeps the blocks behind it from others."""
+        whole = self._num_seen[slots] >= starts
+        self._num_seen[slots] = np.where(whole, starts + counts, self._num_seen[slots] + counts)
+        self._blocks.mark(slots[whole], self._num_seen[slots[whole]])
+
+    def _up(self, array: object) -> Tensor:
+        return upload(np.asarray(array), self._drafter.place.device)

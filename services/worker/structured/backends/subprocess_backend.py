@@ -1,0 +1,69 @@
+"""A library whose compiling can take any time and memory: it happens in processes of its own, and what comes of it is
+loaded here."""
+
+from __future__ import annotations
+
+import queue
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+
+from quire.services.worker.structured.backends import compile_child, libraries
+from quire.services.worker.structured.backends.vocabulary import ModelVocabulary
+from quire.services.worker.structured.port import Grammar, MaskFiller
+from quire.shared import structured_output
+from quire.shared.pb.common.v1 import sampling_pb2 as pb
+from quire.shared.process.child import Child, ChildEnded
+from quire.shared.structured_output.checks import refuse
+
+MAX_COMPILED_BYTES = 64 << 20
+
+
+class SubprocessBackend:
+    """A grammar backend."""
+
+    def __init__(self, name: str, folder: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        self._name = name
+        self._vocabulary = ModelVocabulary.read(folder, vocab_size, eos_token_ids)
+        self._library = libraries.library_class(name)(self._vocabulary)
+        self._init_message = compile_child.init_message(name, folder, vocab_size, list(eos_token_ids))
+        self._idle_children: queue.LifoQueue[Child] = queue.LifoQueue()  # as many as have compiled at a time
+        weakref.finalize(self, _close, self._idle_children)
+        first = self._acquire_child()
+        first.start()  # which takes longer than most grammars
+        self._idle_children.put(first)
+
+    def compile(self, constraint: pb.StructuredOutput) -> Grammar:
+        structured_output.check(constraint)
+        compiled = self._ask(constraint.SerializeToString(deterministic=True))
+        if len(compiled) > MAX_COMPILED_BYTES:
+            raise refuse(f"{self._name} makes {len(compiled) >> 20} MiB of it; at most {MAX_COMPILED_BYTES >> 20}")
+        return self._library.load(constraint, compiled)
+
+    def filler(self) -> MaskFiller:
+        return self._library.filler()
+
+    def _ask(self, message: bytes) -> bytes:
+        child = self._acquire_child()
+        try:
+            answer = child.ask(message)
+        except ChildEnded as ended:
+            too_slow = ended.status in (None, -compile_child.OUT_OF_TIME)
+            bound = f"{compile_child.SECONDS:.0f} s" if too_slow else f"{compile_child.MEMORY_BYTES >> 20} MiB"
+            raise refuse(f"{self._name} takes more than {bound} to compile it") from None
+        finally:
+            self._idle_children.put(child)
+        if answer[:1] == compile_child.FAILED:
+            raise structured_output.compile_refusal(f"{self._name}: {answer[1:].decode(errors='replace')}")
+        return answer[1:]
+
+    def _acquire_child(self) -> Child:
+        try:
+            return self._idle_children.get_nowait()
+        except queue.Empty:
+            return Child(compile_child.__name__, self._init_message)
+
+
+def _close(children: queue.LifoQueue[Child]) -> None:
+    while not children.empty():
+        children.get_nowait().close()

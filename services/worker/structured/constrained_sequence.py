@@ -1,0 +1,115 @@
+"""A sequence under a grammar: where it is, whether it may end, why it cannot go on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from quire.services.worker.step.admission import SlotAdmission
+from quire.services.worker.structured.fair_filler import SLOW_TOKEN_S, TokenPace
+from quire.services.worker.structured.port import Matcher
+from quire.shared import columns
+from quire.shared.columns import I32
+from quire.shared.errors import InvalidArgument, QuireError
+from quire.shared.structured_output.checks import DEAD_END, without_grammar
+
+MASK_BITS = 32
+
+
+class ConstrainedSequence:
+    """A sequence under a grammar."""
+
+    def __init__(self, slot: int, matcher: Matcher, admission: SlotAdmission, vocab_size: int) -> None:
+        self.slot = slot
+        self.grammar_id = admission.grammar_id
+        self.tenant = admission.tenant
+        self.matcher = matcher
+        self.eos_ids = [i for i in columns.u32(admission.eos_token_ids).tolist() if i < vocab_size]
+        self.may_end_early = not admission.sampling.ignore_eos
+        self.ended = False
+        self.must_end = False  # the grammar allows nothing more
+        self.error: QuireError | None = None
+        self.failed_mask_number: int | None = None  # the number of the masks among which its own could not be made
+        self._pace = TokenPace()
+        self.forced_tokens: list[int] = []  # tokens that must come next
+        self.advance_alone = False
+        self.token_s = 0.0
+        self.cost_s = 0.0
+        self.was_too_slow = False
+        self.fill_alone = False
+
+    @property
+    def is_live(self) -> bool:
+        return not self.ended and self.error is None
+
+    def advance(self, token_id: int) -> None:
+        """A token that was sampled; negative: none was."""
+        if not self.should_advance(token_id):
+            return
+        if not self._accepts(token_id):
+            self.reject_token(token_id)
+        elif self._pace.is_slow:
+            self.fail_as_too_slow(str(self._pace))
+
+    def should_advance(self, token_id: int) -> bool:
+        """Whether its matcher has to take the token: it is no end, and the sequence has not ended."""
+        if token_id < 0 or not self.is_live:
+            return False
+        self.ended = token_id in self.eos_ids
+        return not self.ended
+
+    def reject_token(self, token_id: int) -> None:
+        """Fails it for a token that its matcher did not take: a library at its limits takes none."""
+        if not self._fail_by_fault():
+            self.fail(f"the grammar does not allow token {token_id}, which the output holds")
+
+    def _fail_by_fault(self) -> bool:
+        fault = self.matcher.fault
+        if DEAD_END in fault:
+            self.fail("the grammar came to a place where nothing may follow, and the text is not complete")
+        elif fault:
+            self.fail(f"the grammar became too complex: {without_grammar(fault)}")
+        return bool(fault)
+
+    def _accepts(self, token_id: int) -> bool:
+        began = time.thread_time()
+        accepted = self.matcher.accept_sampled(token_id)
+        seconds = time.thread_time() - began
+        self.advance_alone = seconds > SLOW_TOKEN_S
+        self.token_s = seconds
+        self._pace.add(seconds)
+        return accepted
+
+    def try_advance(self, token_ids: Sequence[int]) -> bool:
+        """Takes all of these tokens, or none where the grammar does not allow them all."""
+        if any(token_id in self.eos_ids for token_id in token_ids):
+            return False
+        taken = self.matcher.accept(token_ids)
+        if taken < len(token_ids):
+            self.matcher.rollback(taken)
+        return taken == len(token_ids)
+
+    def allow_end_tokens(self, mask: I32) -> None:
+        """Completes a mask just filled by what ends the sequence: the request says which tokens do."""
+        if not self.is_live or self._fail_by_fault():
+            mask[:] = 0
+        elif not self.matcher.can_end:
+            return
+        self.must_end = not mask.any()
+        if self.must_end or self.may_end_early:
+            for token_id in self.eos_ids:
+                mask[token_id // MASK_BITS] |= bit(token_id)
+
+    def fail_as_too_slow(self, text: str) -> None:
+        self.was_too_slow = True
+        self.fail(f"the grammar is too slow: {text}")
+
+    def fail(self, text: str) -> None:
+        self.error = InvalidArgument(f"structured_output: {text}", field="structured_output")
+
+
+def bit(token_id: int) -> np.int32:
+    """Of a token in its word."""
+    return np.uint32(1 << token_id % MASK_BITS).view(np.int32)

@@ -1,0 +1,56 @@
+"""How commands find a service's admin port and its key: a file in a folder that only this user can open.
+
+One file for each service process, named after its gRPC port, so that `quire status --grpc-port N` needs nothing else on
+the machine that the service runs on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from quire.shared.errors import FailedPrecondition
+from quire.shared.process.runtime_folder import runtime_folder
+from quire.shared.security import secret_file
+from quire.shared.settings.base import LOOPBACK
+
+
+@dataclass(frozen=True, slots=True)
+class AdminCredentials:
+    """Where to go and what to show."""
+
+    address: str
+    key: str
+
+
+def publish(role: str, grpc_port: int, admin: AdminCredentials) -> Path:
+    """Writes the file, and takes away those of processes that ended without doing so."""
+    place = runtime_folder()
+    for path in place.glob("*.json"):
+        if not _is_alive(path):
+            path.unlink(missing_ok=True)
+    path = place / f"{role}-{grpc_port}-{os.getpid()}.json"
+    secret_file.write(path, json.dumps(asdict(admin)))
+    return path
+
+
+def find(address: str, role: str = "*") -> AdminCredentials | None:
+    """Of the service of this user whose gRPC is at `address`, whatever it is, if that is on this machine."""
+    host, _, port = address.rpartition(":")
+    if host not in LOOPBACK:
+        return None
+    with contextlib.suppress(FailedPrecondition, OSError, ValueError):
+        for path in sorted(runtime_folder().glob(f"{role}-{port}-*.json")):
+            if _is_alive(path):
+                return AdminCredentials(**json.loads(path.read_text()))
+    return None
+
+
+def _is_alive(path: Path) -> bool:
+    with contextlib.suppress(ValueError, ProcessLookupError, PermissionError):
+        os.kill(int(path.stem.rsplit("-", 1)[1]), 0)
+        return True
+    return False

@@ -1,0 +1,36 @@
+"""What a proof is about, and whether it holds. Pure."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+NONCE_BYTES = 32
+CONTEXT = "quire/handshake/1"
+
+Side = Literal["client", "server"]
+
+
+@dataclass(frozen=True, slots=True)
+class HandshakeTranscript:
+    """Who meets whom, where, and the two nonces. Names are role and id."""
+
+    service: str
+    client: str
+    server: str
+    dialled: str
+    client_nonce: bytes
+    server_nonce: bytes
+
+    def proof(self, secret: bytes, side: Side) -> bytes:
+        texts = (CONTEXT, side, self.service, self.client, self.server, self.dialled)
+        parts = (*(text.encode() for text in texts), self.client_nonce, self.server_nonce)
+        message = b"".join(len(part).to_bytes(4, "little") + part for part in parts)
+        return hmac.digest(secret, message, "sha256")
+
+    def is_proved(self, proof: bytes, secrets: Iterable[bytes], side: Side) -> bool:
+        """Takes as long whatever was shown."""
+        found = [hmac.compare_digest(self.proof(secret, side), proof) for secret in secrets]
+        return any(found)

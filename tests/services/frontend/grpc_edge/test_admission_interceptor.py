@@ -1,0 +1,118 @@
+"""What is refused from its headers while there is no room, and what is not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+
+from quire.services.frontend.bounds.messages import REQUESTS
+from quire.services.frontend.grpc_edge.admission_interceptor import WORK
+from quire.shared.pb.common.v1 import sampling_pb2
+from quire.shared.pb.inference.v1 import inference_pb2 as pb
+from tests.services.frontend.running import Running, running
+from tests.services.frontend.scripted_scheduler import ScriptedScheduler, scheduler
+
+NO_MESSAGE = b"\xff\xff"  # no protobuf message at all: whoever reads it says INVALID_ARGUMENT
+LONG = pb.GenerateRequest(text="x", sampling=sampling_pb2.SamplingParams(max_tokens=60, ignore_eos=True))
+EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
+COUNT = "quire_frontend_grpc_requests_total{code=RESOURCE_EXHAUSTED,method=Generate}"
+REJECTED = "vllm:admission_rejections_total{reason=max_inflight_requests}"
+
+
+@asynccontextmanager
+async def full(folder: Path, **settings: Any) -> AsyncIterator[Running]:
+    """A frontend whose only place is held."""
+    script = ScriptedScheduler()
+    script.pause()
+    one_place = {"max_inflight_requests": 1, "retry_after_ms": 1500, **settings}
+    metadata = (("authorization", "Bearer secret"),)
+    async with scheduler(script), running(folder, script.address, **one_place) as frontend:
+        call = frontend.inference.Generate(LONG, metadata=metadata)
+        held = asyncio.create_task(call.read())
+        await script.until(lambda: script.num_running)
+        yield frontend
+        held.cancel()
+        await asyncio.gather(held, return_exceptions=True)
+
+
+async def error_of(frontend: Running, path: str, message: bytes, **arguments: Any) -> grpc.aio.AioRpcError | None:
+    try:
+        async for _ in frontend.channel.unary_stream(path)(message, **arguments):
+            pass
+    except grpc.aio.AioRpcError as error:
+        return error
+    return None
+
+
+def code(error: grpc.aio.AioRpcError | None) -> grpc.StatusCode:
+    return grpc.StatusCode.OK if error is None else error.code()
+
+
+async def test_what_takes_a_place_is_refused_unread_with_a_hint_when_to_come_again(folder: Path) -> None:
+    async with full(folder) as frontend:
+        refused = [await error_of(frontend, path, NO_MESSAGE) for path in sorted(WORK)]
+    assert [code(error) for error in refused] == [EXHAUSTED] * len(WORK)
+    for error in refused:
+        assert error is not None
+        assert error.details() == "max_inflight_requests: 1 in flight and 1 asked for exceed 1"
+        retry = error_details_pb2.RetryInfo()
+        status = rpc_status.from_call(error)
+        assert status is not None
+        assert status.details[0].Unpack(retry)
+        assert retry.retry_delay.ToMilliseconds() == 1500
+
+
+async def test_with_room_it_is_read(folder: Path) -> None:
+    async with running(folder, until_health=(503,)) as frontend:
+        found = [code(await error_of(frontend, path, NO_MESSAGE)) for path in sorted(WORK)]
+    assert found == [grpc.StatusCode.INVALID_ARGUMENT] * len(WORK)
+
+
+async def test_all_other_methods_are_answered_as_ever(folder: Path) -> None:
+    """So that WORK has every method that takes a place, but for streams of requests, which are told one by one."""
+    others = sorted(REQUESTS.keys() - WORK)
+    async with full(folder) as frontend:
+        found = {path: code(await error_of(frontend, path, b"", timeout=60)) for path in others}
+    assert EXHAUSTED not in found.values(), found
+    assert found["/quire.inference.v1.InferenceService/ListModels"] is grpc.StatusCode.OK
+
+
+async def test_the_refused_are_counted_like_any_call(folder: Path) -> None:
+    path = "/quire.inference.v1.InferenceService/Generate"
+    async with full(folder) as frontend:
+        for _ in range(100):
+            await error_of(frontend, path, LONG.SerializeToString())
+        metrics = await frontend.metrics()
+    assert (metrics[COUNT], metrics[REJECTED]) == (100, 100)
+
+
+async def test_a_draining_frontend_says_so(folder: Path) -> None:
+    async with full(folder) as frontend:
+        frontend.frontend.ingress.admission.close()
+        error = await error_of(frontend, sorted(WORK)[0], NO_MESSAGE)
+    assert error is not None
+    assert (error.code(), error.details()) == (grpc.StatusCode.UNAVAILABLE, "this frontend is draining")
+
+
+async def test_who_has_no_key_learns_nothing_of_how_full_it_is(folder: Path) -> None:
+    async with full(folder, api_key="secret") as frontend:
+        found = [code(await error_of(frontend, path, NO_MESSAGE)) for path in sorted(WORK)]
+    assert found == [grpc.StatusCode.UNAUTHENTICATED] * len(WORK)
+
+
+async def test_a_long_message_is_refused_before_it_is_there(folder: Path) -> None:
+    """A client that has sent the beginning of a call hears of it without having sent a message."""
+    async with full(folder) as frontend:
+        call = frontend.channel.stream_stream("/quire.inference.v1.InferenceService/Generate")()
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await asyncio.wait_for(call.read(), 60)
+    assert refused.value.code() is EXHAUSTED

@@ -1,0 +1,93 @@
+"""Places of lines are those of all batches of a frontend: however one ends, they are free again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.services.frontend.access.access import Access
+from quire.services.frontend.offline.batches import BatchStore
+from quire.services.frontend.offline.files import FileStore
+from quire.services.frontend.offline.internal_client import InternalClient
+from quire.services.frontend.offline.runner import BatchDependencies, BatchRun
+from quire.shared.metrics.frontend import FrontendMetrics
+
+CHAT = "/v1/chat/completions"
+
+
+class Bench:
+    """A batch of so many lines, that has been looked at, and what answers them."""
+
+    def __init__(self, folder: Path, num_lines: int) -> None:
+        self.files, self.batches = FileStore(folder / "files", 1 << 20, 1 << 20), BatchStore(folder / "batches")
+        self.places = asyncio.Semaphore(num_lines)
+        self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        scratch = self.files.temp_path()
+        bodies = [{"custom_id": f"q{i}", "method": "POST", "url": CHAT, "body": {}} for i in range(num_lines)]
+        scratch.write_text("".join(json.dumps(body) + "\n" for body in bodies))
+        file_id = self.files.store(scratch, "", "in.jsonl", "batch").id
+        made = self.batches.create("", "", endpoint=CHAT, input_file_id=file_id, metadata=None)
+        batch = made.with_status("in_progress", 1, total=num_lines)
+        metrics, looks = FrontendMetrics("m", 100), asyncio.Semaphore(1)
+        access, calls = Access([], metrics, time.monotonic), InternalClient(self._break)
+        stores = self.files, self.batches
+        means = BatchDependencies(
+            *stores, calls, access, line_slots=self.places, validation_slots=looks, metrics=metrics.batches
+        )
+        self.run = BatchRun(batch, means)
+
+    async def _break(self, *_: Any) -> None:
+        await self.broken
+
+    @property
+    def num_free(self) -> int:
+        return self.places._value
+
+
+async def test_a_batch_that_ends_as_it_has_just_got_a_place_gives_it_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(tmp_path, 1)
+    asked, answered = threading.Event(), threading.Event()
+
+    def is_cancelled(_: str) -> bool:
+        asked.set()
+        return not answered.wait(60)
+
+    monkeypatch.setattr(bench.batches, "is_cancelled", is_cancelled)
+    running = asyncio.create_task(bench.run.run())
+    assert await asyncio.to_thread(asked.wait, 60)
+    running.cancel()
+    answered.set()
+    await asyncio.wait([running])
+    assert running.cancelled()
+    assert bench.num_free == 1
+
+
+async def test_a_line_that_ends_before_its_first_step_gives_its_place_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one fails at the very moment when it is begun, as where the disk is full."""
+    bench = Bench(tmp_path, 2)
+    asked: asyncio.Queue[asyncio.Future[str]] = asyncio.Queue()
+
+    async def ending() -> str:
+        may_begin = asyncio.get_running_loop().create_future()
+        asked.put_nowait(may_begin)
+        return await may_begin
+
+    monkeypatch.setattr(bench.run, "_ending", ending)
+    running = asyncio.create_task(bench.run.run())
+    (await asked.get()).set_result("completed")
+    second = await asked.get()
+    bench.broken.set_exception(OSError(28, "No space left on device"))
+    second.set_result("completed")
+    await asyncio.wait([running])
+    assert isinstance(running.exception(), ExceptionGroup)
+    assert bench.num_free == 2

@@ -1,0 +1,52 @@
+"""Who waits, waits for a bounded time in which somebody could have come."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from quire.services.frontend.scheduler_client.pending_queue import Group, PendingQueue
+
+
+def group_of(name: str) -> Any:
+    """The queue looks at identity only."""
+    return (name,)
+
+
+async def test_a_group_that_has_waited_for_its_time_is_told_of_once() -> None:
+    told: asyncio.Queue[Group] = asyncio.Queue()
+    queue = PendingQueue(told.put_nowait)
+    queue.add(group_of("a"), 0.01, 1.0)
+    assert await asyncio.wait_for(told.get(), 60) == group_of("a")
+    assert len(queue) == 0
+    assert told.empty()
+
+
+async def test_time_in_which_the_process_stood_still_is_not_all_there_is() -> None:
+    """Sessions that ended meanwhile come back in a few turns, and find the group still there."""
+    told: list[Group] = []
+    queue = PendingQueue(told.append, late_s=0.2, second_wait_s=60.0)
+    queue.add(group_of("a"), 0.1, 1.0)
+    time.sleep(0.5)  # noqa: ASYNC251 - the standstill
+    await asyncio.sleep(0.05)
+    assert told == []
+    assert queue.take_all() == [group_of("a")]
+
+
+async def test_a_standstill_is_forgiven_for_a_bounded_time() -> None:
+    told: asyncio.Queue[Group] = asyncio.Queue()
+    PendingQueue(told.put_nowait, late_s=0.2, second_wait_s=0.01).add(group_of("a"), 0.1, 1.0)
+    time.sleep(0.5)  # noqa: ASYNC251 - the standstill
+    assert await asyncio.wait_for(told.get(), 60) == group_of("a")
+
+
+async def test_who_waits_waits_anew_when_somebody_shows_up_and_not_for_ever() -> None:
+    told: asyncio.Queue[Group] = asyncio.Queue()
+    queue, loop = PendingQueue(told.put_nowait), asyncio.get_running_loop()
+    began_s = loop.time()
+    queue.add(group_of("a"), 0.9, 1.0)  # each renewal gives more than there may be
+    while told.empty():
+        queue.extend_waits(0.9)
+        await asyncio.sleep(0.01)
+    assert loop.time() - began_s >= 1.0 - 0.01

@@ -1,0 +1,193 @@
+"""Conversations are put through the template by processes of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.services.frontend.output_processor.answer_formats import AnswerFormats
+from quire.services.frontend.request.request import ChatPrompt, Request, Sampling
+from quire.services.frontend.tokenizer.chat_rendering.chat_renderer import ChatRenderer
+from quire.services.frontend.tokenizer.chat_rendering.prompt_renderer import PromptRenderer, RendererConfig
+from quire.services.frontend.tokenizer.chat_rendering.template_runner import RenderBudget
+from quire.services.frontend.tokenizer.chat_template import ChatTemplate
+from quire.services.frontend.tokenizer.tokenizer import Tokenizer
+from quire.shared.errors import InvalidArgument
+from quire.shared.pb.common.v1.sampling_pb2 import StructuredOutput
+from tests.priorities import has_stepped_back
+from tests.services.frontend.tiny_folder import CHATML, END, write_folder
+from tests.services.frontend.tokenizer.template_families import source
+from tests.services.frontend.tool_model import tool_model_folder
+from tests.waiting import eventually, has_ended
+
+TEMPLATE = (
+    "{% if messages[0].content == 'odd' %}{{ raise_exception('it is odd') }}{% endif %}"
+    "{% if messages[0].content == 'broken' %}{{ 1 // 0 }}{% endif %}"
+    "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}" + CHATML
+)
+FILLING = "word " * 5000  # so that it is not done at once
+
+
+@pytest.fixture
+def conversations(tmp_path: Path) -> Iterator[ChatRenderer]:
+    tokenizer = Tokenizer(write_folder(tmp_path, chat_template=TEMPLATE), 1)
+    with contextlib.closing(tokenizer):
+        yield tokenizer.chat_renderer
+
+
+def rendering() -> PromptRenderer:
+    """The same in this process."""
+    added = [
+        {"content": text, "special": True, "normalized": False, "single_word": False, "lstrip": False, "rstrip": False}
+        for text in ("<|im_start|>", END)
+    ]
+    return PromptRenderer(RendererConfig(TEMPLATE, None, {}, "it", {"eos_token": END}, added, (), None, guarded=True))
+
+
+def said(*texts: str, **more: Any) -> ChatPrompt:
+    return ChatPrompt([{"role": "user", "content": text} for text in texts], **more)
+
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"x": [1, 2.5, None, True, 2**70]}}}
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        said(FILLING),
+        said("", FILLING, "你好 🙂"),
+        said(f"{END}{FILLING}", "<|im_", "end|>", f"x{END}"),
+        said(FILLING, tools=[TOOL] * 600, add_generation_prompt=False),
+        said(
+            FILLING,
+            continue_final_message=True,
+            add_generation_prompt=False,
+            template_variables={"enable_thinking": False},
+        ),
+    ],
+)
+async def test_its_sections_are_those_of_the_template(conversations: ChatRenderer, prompt: ChatPrompt) -> None:
+    assert await conversations.sections(prompt) == rendering().sections(prompt)
+    whole = "".join(section.text for section in await conversations.sections(prompt))
+    for characters in (1, 40, 10**6):
+        assert await conversations.prompt_end(prompt, characters) == whole[-characters:]
+
+
+async def test_what_the_template_refuses_is_refused_in_its_words(conversations: ChatRenderer) -> None:
+    for texts in (("odd",), ("odd", FILLING)):
+        with pytest.raises(InvalidArgument, match="it is odd") as refused:
+            await conversations.sections(said(*texts))
+        assert refused.value.field == "messages"
+
+
+async def test_a_process_that_is_killed_is_started_again(conversations: ChatRenderer) -> None:
+    expected = rendering().sections(said(FILLING))
+    for prompt, place in ((said(FILLING), 1), (said("hello"), 0)):
+        assert await conversations.sections(prompt)
+        first = conversations.pids[place]
+        assert first is not None
+        os.kill(first, signal.SIGKILL)
+        await eventually(lambda first=first: has_ended(first))
+        assert await conversations.sections(prompt) == rendering().sections(prompt)
+        assert conversations.pids[place] not in (None, first)
+    assert await conversations.sections(said(FILLING)) == expected
+
+
+async def test_a_short_conversation_whose_process_stands_still_is_done_by_the_other(
+    conversations: ChatRenderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = await conversations.sections(said("hello"))
+    pid = conversations.pids[0]
+    assert pid is not None
+    monkeypatch.setattr(conversations.light, "_budget", RenderBudget(1.0, 0.05))
+    os.kill(pid, signal.SIGSTOP)
+    assert await conversations.sections(said("hello")) == expected
+    assert conversations.pids[0] is None
+
+
+async def test_a_fault_of_the_template_is_one_of_the_request_alone(conversations: ChatRenderer) -> None:
+    """The process goes on: who sends such conversations would else start one after the other."""
+    await conversations.sections(said(FILLING))
+    pids = conversations.pids
+    with pytest.raises(InvalidArgument, match=r"refuses them: .*zero"):
+        await conversations.sections(said("broken", FILLING))
+    assert await conversations.sections(said(FILLING))
+    assert conversations.pids == pids
+
+
+async def test_those_of_few_messages_do_not_wait_for_those_of_many(conversations: ChatRenderer) -> None:
+    order: list[int] = []
+
+    async def render(count: int) -> None:
+        await conversations.sections(said(*[FILLING] * count))
+        order.append(count)
+
+    await asyncio.gather(*(render(count) for count in (9, 5, 7, 1)))
+    assert order == [9, 1, 5, 7]
+
+
+async def test_nothing_of_a_template_runs_in_this_process(
+    conversations: ChatRenderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("render", "run"):
+        monkeypatch.setattr(ChatTemplate, name, None)
+    assert await conversations.sections(said(*["hello"] * 4000))
+    assert await conversations.sections(said("hello"))
+
+
+def test_the_shape_of_messages_is_one_line_of_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "quire.conversations")
+    for template, expected in ((source("mistral nemo"), "nine"), (source("qwen2.5"), "given")):
+        caplog.clear()
+        with contextlib.closing(Tokenizer(write_folder(tmp_path, chat_template=template), 1)) as tokenizer:
+            tokenizer.chat_renderer.start()
+            assert tokenizer.chat_renderer.shapes()["default"].call_ids == expected
+        (line,) = [record for record in caplog.records if record.getMessage() == "chat template"]
+        assert line.__dict__["values"] | {"name": "default", "call_ids": expected} == line.__dict__["values"]
+        assert line.__dict__["values"]["template"] == "tokenizer_config.json"
+
+
+def test_a_template_that_does_not_compile_is_one_line_of_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = write_folder(tmp_path, chat_template="{{ messages | no_such_filter }}")
+    with contextlib.closing(Tokenizer(folder, 1)) as tokenizer:
+        tokenizer.chat_renderer.start()
+        with pytest.raises(InvalidArgument, match=r"tokenizer_config\.json does not compile: No filter named"):
+            tokenizer.chat_renderer.shapes()
+    assert [record.levelname for record in caplog.records if record.name == "quire.conversations"] == ["ERROR"]
+
+
+async def test_they_step_back_behind_what_clients_wait_for(conversations: ChatRenderer) -> None:
+    await conversations.sections(said(FILLING))
+    await conversations.sections(said("hello"))
+    for pid in conversations.pids:
+        assert pid is not None
+        assert has_stepped_back(pid)
+
+
+async def test_where_an_answer_begins_is_looked_up_there_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forms of answers begin behind the reasoning, which templates may begin themselves."""
+    tokenizer = Tokenizer(tool_model_folder(tmp_path / "talking"), 1)
+    formats = AnswerFormats("auto", "qwen3", tokenizer)
+    form = StructuredOutput(regex="[a-z]{1,5}")
+    with contextlib.closing(tokenizer):
+        await tokenizer.chat_renderer.sections(said(FILLING))
+        monkeypatch.setattr(ChatTemplate, "render", None)
+        tags = []
+        for begun in (False, True):
+            prompt = said(*["hello"] * 4000, template_variables={"enable_thinking": begun})
+            request = Request("r", "", [prompt], Sampling(structured_output=form), 0.0, parse_answer=True)
+            sampling = (await formats.with_constraint(request)).sampling
+            assert sampling.structured_output is not None
+            tags.append(sampling.structured_output.structural_tag)
+    assert "<think>" in tags[0]
+    assert "<think>" not in tags[1]
+    assert "</think>" in tags[1]

@@ -1,0 +1,58 @@
+"""Host memory of few bytes, and somebody who waits for moves."""
+
+from __future__ import annotations
+
+import queue
+from collections import Counter
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.services.worker.offload.disk_moves import DiskMove
+from quire.services.worker.offload.disk_store import DiskStore
+from quire.shared.kv.block_hash import page_name
+
+MOVE_TIMEOUT_S = 60.0
+
+
+class FakeHostMemory:
+    def __init__(self, num_places: int = 8, block_bytes: int = 64) -> None:
+        self.block_bytes = block_bytes
+        self.rows = np.zeros((num_places, block_bytes), dtype=np.uint8)
+        self.names: dict[int, bytes] = {}
+
+    def row(self, place: int) -> npt.NDArray[np.uint8]:
+        return self.rows[place]
+
+    def fill(self, place: int, name: bytes, content: bytearray) -> None:
+        self.rows[place] = np.frombuffer(content, dtype=np.uint8)
+        self.names[place] = name
+
+
+class DiskRecorder:
+    """What the store tells of itself."""
+
+    def __init__(self) -> None:
+        self.failures: Counter[tuple[str, str]] = Counter()
+        self.num_bytes: Counter[str] = Counter()
+
+    def wrote(self, num_bytes: int) -> None:
+        self.num_bytes["write"] += num_bytes
+
+    def read(self, num_bytes: int) -> None:
+        self.num_bytes["read"] += num_bytes
+
+    def failed(self, what: str, reason: str) -> None:
+        self.failures[what, reason] += 1
+
+
+def name(number: int) -> bytes:
+    """Pages of three KV groups."""
+    return page_name(bytes([number]) * 32, number % 3)
+
+
+def move(store: DiskStore, places: list[int], on_disk: list[int], numbers: list[int], *, to_disk: bool) -> list[int]:
+    """The blocks that could not be moved."""
+    answers: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
+    store.start_move(DiskMove(to_disk, places, on_disk, [name(n) for n in numbers]), lambda lost, _: answers.put(lost))
+    return answers.get(timeout=MOVE_TIMEOUT_S)
