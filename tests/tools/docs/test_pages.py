@@ -23,6 +23,18 @@ ROOT = Path(__file__).resolve().parents[3]
 DOCS = ROOT / "docs"
 README = (ROOT / "README.md").read_text()
 PRODUCT = ("quire", "services", "shared")
+CODE = {".py", ".proto", ".yml", ".yaml", ".cpp", ".h", ".toml", ".js", ".sh", ".html"}
+FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+SPAN = re.compile(r"`([^`\n]+)`")
+WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+NAME = re.compile(r"(?!us_)[a-z]\w*_\w+|[A-Z][a-z]+[A-Z]\w*|QUIRE_\w+")  # snake_case, CamelCase, variables
+OF_OTHERS = set(  # names of other programs, and beginnings or placeholders of names
+    WORD.findall(
+        """DeprecationWarning EngineDeadError OLLAMA_HOST QUIRE_WORKER_MAX_NUM_SEQS ReadWriteOncePod RssAnon bash_
+        memory_ text_editor_ raw_ init_custom_process_group launch_server session_params special_token
+        trust_remote_code"""
+    )
+)
 
 
 def product_text() -> str:
@@ -108,3 +120,27 @@ def test_every_named_result_is_stored() -> None:
     assert len(results) > 15
     missing = (name for name in results if not list(benchmarks.RESULTS.glob(f"{name.removesuffix('.json')}.json")))
     assert sorted(missing) == []
+
+
+def test_names_in_pages_exist() -> None:
+    """Names of code, settings, fields and metrics between backquotes occur in the repository's other files."""
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    code = [ROOT / name for name in tracked if Path(name).suffix in CODE and "/results/" not in name]
+    known = set(WORD.findall("\n".join(path.read_text(errors="replace") for path in code)))
+    known |= {Path(name).stem for name in tracked} | OF_OTHERS
+    known |= {name for family in families() for name in (family.name, *family.series)}
+    pages = [
+        ROOT / name for name in tracked if name.endswith(".md") and name.startswith(("docs/", "services/", "kernels/"))
+    ]
+    spans = {(page.stem, span) for page in pages for span in SPAN.findall(FENCE.sub("", page.read_text()))}
+    named = {(page, word) for page, span in spans for word in WORD.findall(span) if NAME.fullmatch(word)}
+    assert sorted((page, word) for page, word in named if word not in known) == []
+
+
+def test_messages_on_the_way_of_a_token_have_the_fields_of_the_protocols() -> None:
+    page = (DOCS / "design" / "a-tokens-way.md").read_text()
+    blocks = "\n".join(FENCE.findall(page))
+    fields = set(re.findall(r"\b([a-z_]+)(?=:| \{)", blocks))
+    protocol = "\n".join(path.read_text() for path in (ROOT / "protos" / "quire").rglob("*.proto"))
+    assert len(fields) > 20
+    assert fields - set(WORD.findall(protocol)) == set()
