@@ -21,13 +21,13 @@ class CpuTimeExceeded(Exception):
     """The template has used up its processor time."""
 
 
-def bound_memory() -> None:
+def bound_memory(num_bytes: int = MEMORY_BYTES) -> None:
     """Makes allocations beyond the bound a MemoryError of this process, which leaves no dump of its memory either."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if not STATM.exists():
         return
     used = int(STATM.read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY_BYTES, used + MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_AS, (used + num_bytes, used + num_bytes))
 
 
 @contextlib.contextmanager
