@@ -10,6 +10,7 @@ from quire.services.frontend.media import decoder_process
 from quire.services.frontend.media.pictures import Picture
 from quire.services.frontend.media.policy import MediaBounds
 from quire.shared.errors import InvalidArgument
+from quire.shared.media.picture_sizes import FixedSize
 from quire.shared.process.child import Child, ChildEnded
 
 ATTEMPTS = 2  # a process can be killed from outside
@@ -35,27 +36,29 @@ class PictureDecoder:
         """Pictures that wait for a process or are being decoded."""
         return self._num_waiting
 
-    async def decode(self, content: bytes) -> Picture:
-        """Raises InvalidArgument for what is no picture, or is too large to decode within the bounds."""
+    async def decode(self, content: bytes, size: FixedSize | None = None) -> Picture:
+        """Returns the picture as a model wants it; without `size` in its own.
+
+        Raises InvalidArgument for what is no picture, or is too large to decode within the bounds."""
         self._num_waiting += 1
         child: Child | None = None
         try:
             child = await self._free.get()
-            return await asyncio.shield(self._started(child, content))
+            return await asyncio.shield(self._started(child, decoder_process.question(content, size)))
         finally:
             self._num_waiting -= 1
 
-    def _started(self, child: Child, content: bytes) -> asyncio.Future[Picture]:
+    def _started(self, child: Child, question: bytes) -> asyncio.Future[Picture]:
         """Has `child` decode; it is free again when it has answered, also where the caller has left."""
         loop = asyncio.get_running_loop()
-        future = loop.run_in_executor(self._threads, self._ask, child, content)
+        future = loop.run_in_executor(self._threads, self._ask, child, question)
         future.add_done_callback(lambda done: (self._free.put_nowait(child), done.cancelled() or done.exception()))
         return future
 
-    def _ask(self, child: Child, content: bytes) -> Picture:
+    def _ask(self, child: Child, question: bytes) -> Picture:
         for _ in range(ATTEMPTS):
             try:
-                return decoder_process.decode(child.ask(content, self._bounds.decode_s * SLACK + 1.0))
+                return decoder_process.decode(child.ask(question, self._bounds.decode_s * SLACK + 1.0))
             except ChildEnded as ended:
                 if ended.status in (None, -signal.SIGXCPU):
                     raise InvalidArgument(decoder_process.over_time(self._bounds), field="messages") from None

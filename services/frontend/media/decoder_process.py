@@ -1,6 +1,7 @@
 """A child process that decodes pictures under bounds of memory and processor time; decoder.py owns it.
 
-Introduced with the bounds; asked with a file's bytes; answers with a JSON line and, if it could, the pixels after it.
+Introduced with the bounds; asked with a JSON line that says the wanted size and, after it, a file's bytes; answers with
+a JSON line and, if it could, the pixels after it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from quire.services.frontend.media.pictures import Picture
 from quire.services.frontend.media.policy import MediaBounds
 from quire.services.frontend.tokenizer.conversations import limits
 from quire.shared.errors import InvalidArgument
+from quire.shared.media.picture_sizes import FixedSize
 from quire.shared.process.child import answer_all
 
 END = b"\n"  # of the JSON
@@ -30,10 +32,12 @@ def begin(introduced: bytes) -> Callable[[bytes], bytes]:
     bounds = MediaBounds(**json.loads(introduced))
     limits.bound_memory(bounds.decode_bytes)
 
-    def answer(content: bytes) -> bytes:
+    def answer(message: bytes) -> bytes:
+        head, _, content = message.partition(END)
+        wanted = json.loads(head)
         try:
             with limits.processor_time(bounds.decode_s):
-                picture = pictures.decode(content, bounds)
+                picture = pictures.decode(content, bounds, wanted and FixedSize(**wanted))
             return encode(picture)
         except InvalidArgument as error:
             return json.dumps({"refused": error.message}).encode() + END
@@ -43,6 +47,10 @@ def begin(introduced: bytes) -> Callable[[bytes], bytes]:
             return json.dumps({"refused": OVER_MEMORY}).encode() + END
 
     return answer
+
+
+def question(content: bytes, size: FixedSize | None) -> bytes:
+    return json.dumps(None if size is None else asdict(size)).encode() + END + content
 
 
 OVER_MEMORY = "Failed to load image: decoding it takes too much memory"

@@ -16,6 +16,7 @@ from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
 
 from quire.services.frontend.media.policy import MediaBounds
 from quire.shared.errors import InvalidArgument
+from quire.shared.media.picture_sizes import FixedSize
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")  # JPEG 2000, EPS and PSD have had worse decoders
 WHITE = (255, 255, 255)
@@ -44,8 +45,10 @@ class Picture(NamedTuple):
         return self.pixels.shape[0], self.pixels.shape[1]
 
 
-def decode(content: bytes, bounds: MediaBounds) -> Picture:
-    """Decodes a file. Raises InvalidArgument; its text never repeats the decoder's own, which may hold addresses."""
+def decode(content: bytes, bounds: MediaBounds, size: FixedSize | None = None) -> Picture:
+    """Decodes a file, and resizes it as a model wants its pictures; None: leaves its size.
+
+    Raises InvalidArgument; its text never repeats the decoder's own, which may hold addresses."""
     ImageFile.LOAD_TRUNCATED_IMAGES = False
     Image.MAX_IMAGE_PIXELS = None  # checked below, with our own words
     with warnings.catch_warnings():
@@ -53,7 +56,8 @@ def decode(content: bytes, bounds: MediaBounds) -> Picture:
         try:
             with Image.open(io.BytesIO(content), formats=FORMATS) as image:
                 _check_size(image, bounds)
-                return Picture(np.asarray(_rgb(image), dtype=np.uint8))
+                shown = _rgb(image)
+                return Picture(np.asarray(shown if size is None else _resized(shown, size), dtype=np.uint8))
         except UnidentifiedImageError:
             raise _refused(f"it is none of {', '.join(FORMATS)}") from None
         except Image.DecompressionBombError:
@@ -88,6 +92,13 @@ def _rgb(image: Image.Image) -> Image.Image:
         background = Image.new("RGBA", turned.size, (*WHITE, 255))
         return Image.alpha_composite(background, turned).convert("RGB")
     return turned.convert("RGB")
+
+
+def _resized(image: Image.Image, size: FixedSize) -> Image.Image:
+    plan = size.resize(image.height, image.width)
+    resampling = Image.Resampling[size.resampling.upper()]
+    scaled = image.resize((plan.width, plan.height), resampling)
+    return scaled.crop((plan.left, plan.top, plan.left + plan.crop_width, plan.top + plan.crop_height))
 
 
 def _eight_bits(image: Image.Image, most: float) -> Image.Image:
