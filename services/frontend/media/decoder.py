@@ -52,7 +52,13 @@ class PictureDecoder:
         """Has `child` decode; it is free again when it has answered, also where the caller has left."""
         loop = asyncio.get_running_loop()
         future = loop.run_in_executor(self._threads, self._ask, child, question)
-        future.add_done_callback(lambda done: (self._free.put_nowait(child), done.cancelled() or done.exception()))
+
+        def release(done: asyncio.Future[Picture]) -> None:
+            self._free.put_nowait(child)
+            if not done.cancelled():
+                done.exception()  # the caller may have left: nothing else asks for it
+
+        future.add_done_callback(release)
         return future
 
     def _ask(self, child: Child, question: bytes) -> Picture:

@@ -16,10 +16,10 @@ import numpy as np
 from quire.services.frontend.media import pictures
 from quire.services.frontend.media.pictures import Picture
 from quire.services.frontend.media.policy import MediaBounds
-from quire.services.frontend.tokenizer.conversations import limits
 from quire.shared.errors import InvalidArgument
 from quire.shared.media.picture_sizes import FixedSize
-from quire.shared.process.child import answer_all
+from quire.shared.process.child import serve_requests
+from quire.shared.process.resource_limits import CpuTimeExceeded, cpu_time_limit, limit_memory
 
 END = b"\n"  # of the JSON
 
@@ -30,18 +30,18 @@ def introduction(bounds: MediaBounds) -> bytes:
 
 def begin(introduced: bytes) -> Callable[[bytes], bytes]:
     bounds = MediaBounds(**json.loads(introduced))
-    limits.bound_memory(bounds.decode_bytes)
+    limit_memory(bounds.decode_bytes)
 
     def answer(message: bytes) -> bytes:
         head, _, content = message.partition(END)
         wanted = json.loads(head)
         try:
-            with limits.processor_time(bounds.decode_s):
+            with cpu_time_limit(bounds.decode_s):
                 picture = pictures.decode(content, bounds, wanted and FixedSize(**wanted))
             return encode(picture)
         except InvalidArgument as error:
             return json.dumps({"refused": error.message}).encode() + END
-        except limits.OverTime:
+        except CpuTimeExceeded:
             return json.dumps({"refused": over_time(bounds)}).encode() + END
         except MemoryError:
             return json.dumps({"refused": OVER_MEMORY}).encode() + END
@@ -75,4 +75,4 @@ def decode(answer: bytes) -> Picture:
 
 if __name__ == "__main__":
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # it writes no file
-    answer_all(begin)
+    serve_requests(begin)

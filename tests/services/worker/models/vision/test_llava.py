@@ -67,7 +67,7 @@ def opened(folder: Path) -> LlavaVision:
     assert vision is not None
     place = LayerPlacement(kernels.load("cpu"), torch.float32, torch.device("cpu"))
     found = LlavaVision(read_llava(file, vision, TEXT_SIZE), place)
-    Loader("auto", 0).load(found, folder, is_elsewhere=lambda _: True)
+    Loader("auto", 0).load(found, folder, is_on_other_stage=lambda _: True)
     return found
 
 
