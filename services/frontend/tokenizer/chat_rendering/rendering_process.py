@@ -17,6 +17,7 @@ from quire.services.frontend.tokenizer.control_tokens import TextSection
 from quire.services.frontend.tokenizer.message_shapes.shape import MessageShape
 from quire.shared.errors import Internal, InvalidArgument
 from quire.shared.process.child import serve_requests
+from quire.shared.process.resource_limits import CpuTimeExceeded, cpu_time_limit, limit_memory
 
 END = b"\n"  # of the JSON
 SHAPES = b""  # the question for the shapes of messages
@@ -34,14 +35,14 @@ def question(prompt: ChatPrompt, seconds: float) -> bytes:
 
 def begin(renderer_config: bytes) -> Callable[[bytes], bytes]:
     rendering = PromptRenderer(RendererConfig.decode(renderer_config))
-    limits.bound_memory()
+    limit_memory(limits.MEMORY_BYTES)
 
     def answer(message: bytes) -> bytes:
         try:
             return _answer(rendering, message)
         except InvalidArgument as error:
             return _told(message=error.message, field=error.field, reason=error.reason)
-        except limits.CpuTimeExceeded:
+        except CpuTimeExceeded:
             return _told(late="")
         except MemoryError:
             refusal = limits.memory_error(rendering.template.label)
@@ -54,13 +55,13 @@ def begin(renderer_config: bytes) -> Callable[[bytes], bytes]:
 
 def _answer(rendering: PromptRenderer, message: bytes) -> bytes:
     if message == SHAPES or not rendering.has_shapes:
-        with limits.processor_time(PROBING_S):
+        with cpu_time_limit(PROBING_S):
             shapes = rendering.shapes()
     if message == SHAPES:
         return json.dumps({name: asdict(shape) for name, shape in shapes.items()}).encode() + END
     prompt, seconds = pickle.loads(message)
     assert isinstance(prompt, ChatPrompt)
-    with limits.processor_time(seconds):
+    with cpu_time_limit(seconds):
         sections = rendering.sections(prompt)
     if sum(len(section.text) for section in sections) > limits.TEXT_CHARACTERS:
         raise MemoryError
