@@ -87,6 +87,11 @@ def test_python_blocks_compile(block: Block) -> None:
     ast.parse(block.text)
 
 
+def test_every_command_for_operators_is_shown() -> None:
+    shown = {words[1] for words, place in TYPED.items() if place.startswith("docs/operations/")}
+    assert {"doctor", "up", "health", "chat", "status", "top", "scheduler", "worker", "frontend"} <= shown
+
+
 def test_there_is_something_to_check() -> None:
     assert len(of(TYPED, "quire")) > 40
     assert len(of(NAMED, "quire")) > 40
