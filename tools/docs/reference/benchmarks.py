@@ -68,6 +68,8 @@ def _section(path: Path) -> Iterator[str]:
     document = json.loads(path.read_text())
     yield f"## {path.stem}\n\n`{path.relative_to(ROOT)}`, {_machine(document['machine'])}:\n"
     yield f"```\n{document['command']}\n```\n"
+    if notes := document.get("notes"):
+        yield f"{notes}\n"
     rows = document["rows"]
     keys = [key for key in COLUMNS if any(key in row for row in rows)]
     yield table([COLUMNS[key] for key in keys], ([_value(row.get(key, "")) for key in keys] for row in rows))
