@@ -1,6 +1,6 @@
 """Values by the compute capability of a GPU: tuning constants of kernels, and what a generation can do. Needs no torch.
 
-A kernel has one table, beside its launch (kernels/README.md, "Another GPU generation").
+A kernel has one table, beside its launch (docs/design/kernels.md, "Tuning for a GPU generation").
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The functions of kernels in compiled C++ (build.py), for CPUs. README.md: how a row keeps its bits in any batch."""
+"""The functions of kernels in compiled C++ (build.py), for CPUs; docs/design/cpu-kernels.md describes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A forward pass as a list of calls that C replays: what a CUDA graph is to a GPU. README.md shows its use."""
+"""A forward pass as a list of calls that C replays, like a CUDA graph (docs/design/cpu-kernels.md shows its use)."""
 
 from __future__ import annotations
 

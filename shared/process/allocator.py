@@ -3,8 +3,7 @@
 By default every thread has an arena of its own and up to 230 KiB of freed pieces that are counted as in use. gRPC has a
 dozen threads, some of which free what others allocate, so that for tens of thousands of calls a service grows by some
 70 bytes a call without having leaked one. With one arena for all and small pieces alone kept by thread (what is larger
-is rare here: Python has its own allocator) most of that is over after some thousands (docs/benchmarks/README.md, long
-runs).
+is rare here: Python has its own allocator) most of that is over after some thousands (docs/benchmarks/long-runs.md).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
     """Checked before a part costs anything. A body of all of them together is worked on in some tens of milliseconds;
-    services/frontend/README.md says what each is for."""
+    docs/serving/limits.md says what each is for."""
 
     max_values: int = 262_144  # a JSON body's values, and the fields of a gRPC message: more than a prompt's token ids
     max_keys: int = 65_536  # of these, names of fields, which cost four times as much as other values

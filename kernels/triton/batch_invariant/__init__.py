@@ -1,4 +1,4 @@
-"""Functions of kernels for CUDA that give a row the same bits whatever the batch (kernels/README.md says how).
+"""Functions of kernels for CUDA that give a row the same bits whatever the batch (docs/design/kernels.md says how).
 
 What is missing here (norms, rotation, gate: one program a row; routing: a few rows, each by itself) is so in
 quire.kernels.triton already.

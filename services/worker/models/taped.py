@@ -1,4 +1,4 @@
-"""A model as a tape: what a CUDA graph is to a GPU, but for steps of any size (kernels/cpu/README.md, "Tape").
+"""A model as a tape: what a CUDA graph is to a GPU, but for steps of any size (docs/design/cpu-kernels.md, "Tape").
 
 Its inputs lie in the same memory at every step. What it costs beside the kernels is one call and the copies into that
 memory, instead of a Python call for every kernel of every layer.
