@@ -437,7 +437,7 @@ def test_marks_of_several_tokens_and_an_end_that_nothing_else_allows() -> None:
 def test_a_logits_processor_that_is_not_installed_is_refused_and_leaves_nothing() -> None:
     bench = Bench()
     with pytest.raises(
-        InvalidArgument, match="logits_processors: 'nobodys' does not exist on this worker; there are none"
+        InvalidArgument, match="logits_processors: 'nobodys' does not exist on this worker; available: none"
     ):
         bench.admit(0, logits_processors={"nobodys": ""}, logit_bias={1: 100.0})
     bench.admit(0)

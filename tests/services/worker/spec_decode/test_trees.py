@@ -40,11 +40,11 @@ def test_a_tree_is_read_in_the_order_of_depth() -> None:
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"speculative_token_tree": "[(0,), (1, 0)]"}, r"\(1, 0\) is there without \(1,\)"),
+        ({"speculative_token_tree": "[(0,), (1, 0)]"}, r"\(1, 0\) has no parent \(1,\)"),
         ({"speculative_token_tree": "[(0,), (0,)]"}, "a path occurs twice"),
-        ({"speculative_token_tree": "[(0,), (-1,)]"}, r"\(-1,\) is no path"),
-        ({"speculative_token_tree": "[(0,), 1]"}, "1 is no path"),
-        ({"speculative_token_tree": "[(0,), (True,)]"}, "is no path"),
+        ({"speculative_token_tree": "[(0,), (-1,)]"}, r"\(-1,\) is not a path"),
+        ({"speculative_token_tree": "[(0,), 1]"}, "1 is not a path"),
+        ({"speculative_token_tree": "[(0,), (True,)]"}, "is not a path"),
         ({"speculative_token_tree": "[]"}, "must be a list of 1 to 256 paths"),
         ({"speculative_token_tree": "[(0,), (1)"}, "not a list of paths"),
         ({"speculative_token_tree": "[" * 9000}, "not a list of paths"),
@@ -54,7 +54,7 @@ def test_a_tree_is_read_in_the_order_of_depth() -> None:
             "num_speculative_tokens: 2 drafts of a speculative_token_tree of 1 paths",
         ),
         ({"speculative_token_tree": str([(i,) for i in range(80)]), "num_speculative_tokens": 63}, "at most 62"),
-        ({"speculative_token_tree": "[(0,), (0, 0), (0, 0, 0), (0, 0, 0, 0)]"}, "others stand behind 3 paths"),
+        ({"speculative_token_tree": "[(0,), (0, 0), (0, 0, 0), (0, 0, 0, 0)]"}, "3 paths have children"),
         ({"speculative_token_tree": "[(0,), (1,)]", "rejection_sample_method": "standard"}, "a rule for chains"),
         (
             {"speculative_token_tree": "[(0,), (1,)]", "method": "ngram"},
