@@ -109,7 +109,7 @@ def test_a_stat_logger(example: Path, tmp_path: Path, monkeypatch: pytest.Monkey
 def test_unknown_names_are_told_apart_from_those_installed(example: Path) -> None:
     with pytest.raises(InvalidArgument, match=r"there are .*Qwen3ForCausalLM, .*BackwardsLlamaForCausalLM"):
         registry.find_model({"architectures": ["NobodysForCausalLM"]})
-    with pytest.raises(InvalidArgument, match=r"there are .*grammar, same_again"):
+    with pytest.raises(InvalidArgument, match=r"available: .*grammar, same_again"):
         speculative_config.parse(json.dumps({"method": "nobodys", "num_speculative_tokens": 1}))
     with pytest.raises(InvalidArgument, match=r"'nobodys' does not exist; there are fcfs, .*fair, shortest_first"):
         find_policy("nobodys")

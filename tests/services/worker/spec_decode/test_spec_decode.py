@@ -394,7 +394,7 @@ def test_history_takes_several_tokens_of_each_slot() -> None:
     [
         ("{", "speculative_config: not JSON"),
         ("[1]", "must be a JSON object"),
-        ('{"method": "magic", "num_speculative_tokens": 2}', "method: 'magic' does not exist; available: ngram, suffix"),
+        ('{"method": "magic", "num_speculative_tokens": 2}', "'magic' does not exist; available: ngram, suffix"),
         ('{"method": "ngram"}', "speculative_config.num_speculative_tokens: Field required"),
         ('{"method": "ngram", "num_speculative_tokens": 0}', "num_speculative_tokens: .* greater than or equal to 1"),
         ('{"method": "ngram", "num_speculative_tokens": 2, "topk": 1}', "speculative_config.topk: unknown setting"),

@@ -79,7 +79,7 @@ def test_on_a_gpu_nobody_waits_long_for_masks_that_never_come(
     new = [admit(tokenizer, 0, digits)]
     with torch.inference_mode():
         flight = rig.replica.launch(decode_plan(rig.scheduler.plan(new, {0: len(new[0].tokens)})))
-        with pytest.raises(Internal, match="masks were not made within"):
+        with pytest.raises(Internal, match="grammar masks were not built within"):
             flight.launch.wait()
         torch.cuda.synchronize()
     rig.end_epoch()
