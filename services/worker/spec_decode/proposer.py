@@ -19,7 +19,7 @@ T = TypeVar("T")
 # Work is counted in tokens read, about 1 per ns in compiled code and NumPy. It is not measured in time, so that equal
 # requests take equal steps, however busy the machine is.
 MAX_WORK = 3 * 2**20  # per step for searching drafts, some 3 ms
-SEARCH_WORK = 2**16  # fixed cost of one search: the 60 µs that suffix decoding takes in Python
+SEARCH_WORK = 2**16  # fixed cost of one search: the 60 µs that suffix decoding needs in Python
 
 
 @dataclass(frozen=True, slots=True)

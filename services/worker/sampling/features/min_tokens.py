@@ -55,4 +55,4 @@ class BoundMinTokens:
         logits.index_put_((joined.rows, joined.places), bans, accumulate=True)
 
     def sampled(self, token_ids: Tensor) -> None:
-        """Does nothing: positions tell the output's length."""
+        """Does nothing: the positions give the output's length."""

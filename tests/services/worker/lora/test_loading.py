@@ -109,12 +109,12 @@ def test_the_place_of_one_that_is_unloaded_is_free_at_once(checkpoint: Make, tmp
     rig = rig_of(made, tmp_path, max_loras=1)
     adapter = load(rig, first)
     rig.step([New(0, prompt(8), adapter="a")], {0: 8})
-    with pytest.raises(ResourceExhausted, match="there are 1 adapters, which is max_loras"):
+    with pytest.raises(ResourceExhausted, match="1 adapters are loaded, which is max_loras"):
         load(rig, second, "b")
     unload(rig, adapter)
     load(rig, second, "b")
     rig.step([New(1, prompt(8), adapter="b"), New(2, prompt(8), adapter="a")], {1: 8, 2: 8}, released=[0])
-    assert "'a' does not exist on this worker; there are b" in rig.last_result.failures[0].error.message
+    assert "'a' does not exist on this worker; available: b" in rig.last_result.failures[0].error.message
     rig.step()
     assert error(rig, second, 1) < MAX_ERROR
     assert [held.id.name for held in rig.replica.adapters.loaded()] == ["b"]

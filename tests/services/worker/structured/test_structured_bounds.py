@@ -84,7 +84,7 @@ def test_slow_grammars_that_use_up_a_step_together_end_until_the_rest_is_within_
     rounds(sequences, 4)
     assert [bool(s.failed) for s in sequences] == [False, False, True, True, False]
     assert re.fullmatch(
-        r"a token takes \d+ ms and all slow grammars of the tenant \d+ in a step; which may take 10; .*",
+        r"a token takes \d+ ms and all slow grammars of the tenant \d+ in a step, which may take 10; .*",
         sequences[3].failed,
     )
 
