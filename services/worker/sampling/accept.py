@@ -51,7 +51,7 @@ REJECTION_METHODS: dict[str, ChooseTokens] = {"coupled": choose_coupled, "standa
 def accept_drafts(chosen: Tensor, rows: DraftRows, last_tokens: Tensor, scratch_slot: int) -> Tensor:
     """Accepts each slot's drafts up to the first mismatch and stores the slot's last token in `last_tokens`.
 
-    Returns int32 [num_rows]: `chosen` for the accepted drafts and one token more, REFUSED in the rows after that.
+    Returns int32 [num_rows]: `chosen` for the accepted drafts and one token more, REJECTED in the rows after that.
     """
     if rows.tree is not None:
         return _accept_path(chosen, rows, rows.tree, last_tokens, scratch_slot)

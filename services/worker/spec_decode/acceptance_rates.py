@@ -18,7 +18,7 @@ MIN_RATE = 0.02
 PROBE_INTERVAL = 12  # steps after which a sequence without worthwhile drafts gets one draft to re-estimate its rate
 
 
-class MethodAcceptanceRates:
+class SequenceAcceptanceRates:
     """Estimates by slot the probability that a draft is accepted if all drafts before it are."""
 
     def __init__(self, num_slots: int) -> None:

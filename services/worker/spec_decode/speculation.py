@@ -8,7 +8,7 @@ import numpy as np
 
 from quire.services.worker.limits.worker_limits import WorkerLimits
 from quire.services.worker.runner.output import RunnerOutput
-from quire.services.worker.spec_decode.acceptance_rates import MethodAcceptanceRates
+from quire.services.worker.spec_decode.acceptance_rates import SequenceAcceptanceRates
 from quire.services.worker.spec_decode.history import TokenHistory
 from quire.services.worker.spec_decode.proposer import DraftRequest, Proposer
 from quire.services.worker.spec_decode.slot_table import DraftingSlotTable
@@ -47,7 +47,7 @@ class Speculation:
         self.table = table
         self.adaptive = adaptive
         self._adapts_lengths = adaptive and not trees
-        self._acceptance = MethodAcceptanceRates(limits.max_num_seqs)
+        self._acceptance = SequenceAcceptanceRates(limits.max_num_seqs)
         self.num_speculative_tokens = table.num_speculative_tokens
         self._proposer = proposer
         self.constrained_only = constrained_only

@@ -15,7 +15,7 @@ from quire.kernels import cpu
 from quire.services.worker.codec.step_codec import decode_plan
 from quire.services.worker.limits.worker_limits import WorkerLimits
 from quire.services.worker.sampling.accept import accept_drafts
-from quire.services.worker.spec_decode.acceptance_rates import MethodAcceptanceRates
+from quire.services.worker.spec_decode.acceptance_rates import SequenceAcceptanceRates
 from quire.services.worker.spec_decode.config import parse
 from quire.services.worker.spec_decode.history import TokenHistory
 from quire.services.worker.spec_decode.methods import ngram, past_outputs
@@ -243,7 +243,7 @@ def test_suffix_never_crosses_from_one_output_to_the_next() -> None:
 
 
 def test_sequences_whose_drafts_are_wrong_get_shorter_ones_and_another_chance() -> None:
-    acceptance = MethodAcceptanceRates(4)
+    acceptance = SequenceAcceptanceRates(4)
     slots = np.array([0, 1])
     for slot in (0, 1):
         acceptance.reset(slot)
