@@ -45,8 +45,8 @@ FIRST_CASES = {
     "tests/services/worker/ranks/test_expert_parallel.py::test_experts_that_move_at_every_step_say_the_same": 2,
     "tests/services/worker/ranks/test_expert_parallel.py::test_ranks_with_whole_experts_say_what_one_does": 3,
     "tests/services/worker/ranks/test_sharding.py::test_two_ranks_say_what_one_does": 8,
-    "tests/spec_decode/test_prefix_parts.py::test_preempted_sequences_say_the_same": 2,
-    "tests/spec_decode/test_prefix_parts.py::test_the_same_texts_with_hardly_anything_computed_again": 2,
+    "tests/spec_decode/test_prefix_parts.py::test_preempted_sequences_generate_the_same": 2,
+    "tests/spec_decode/test_prefix_parts.py::test_the_same_texts_with_little_recomputation": 2,
 }
 
 # Of the slow ones, too, only so many stay where each case takes half a minute; the others are `sweep`.
