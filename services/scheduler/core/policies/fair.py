@@ -52,7 +52,7 @@ class Fair:
         self._weights = options.tenant_weights
         self.tenants: dict[str, TenantAccount] = {}
         # Least recently emptied queue first.
-        self._without_queue: OrderedDict[str, TenantAccount] = OrderedDict()
+        self._idle_tenants: OrderedDict[str, TenantAccount] = OrderedDict()
         self._by_index: dict[int, TenantAccount] = {}
         self.heap: list[Rank] = []
         self._num_waits = 0
@@ -80,7 +80,7 @@ class Fair:
             tenant.waits_since = self._num_waits
         tenant.queue[sequence.key] = sequence
         sequence.tenant_index = tenant.index
-        self._without_queue.pop(tenant.name, None)
+        self._idle_tenants.pop(tenant.name, None)
         if not tenant.ranked:
             tenant.ranked = True
             heapq.heappush(self.heap, tenant.rank)
@@ -105,7 +105,7 @@ class Fair:
         """Updates the bookkeeping after one of the tenant's sequences left the queue."""
         self._waiting -= 1
         if not tenant.queue:
-            self._without_queue[tenant.name] = tenant
+            self._idle_tenants[tenant.name] = tenant
 
     def __len__(self) -> int:
         return self._waiting
@@ -181,8 +181,8 @@ class Fair:
         bounded."""
         if len(self.tenants) < REMEMBERED_TENANTS:
             return
-        if self._without_queue:
-            name, tenant = self._without_queue.popitem(last=False)
+        if self._idle_tenants:
+            name, tenant = self._idle_tenants.popitem(last=False)
             del self.tenants[name]
             del self._by_index[tenant.index]
         if len(self.heap) > 2 * len(self.tenants):  # most entries are of removed tenants
