@@ -41,7 +41,7 @@ class RunningSearches:
 
     def __init__(self) -> None:
         self._groups: dict[int, RunningSearch] = {}  # by the root's key
-        self._of: dict[int, tuple[RunningSearch, Beam]] = {}  # by the key of the beam's sequence
+        self._by_beam_key: dict[int, tuple[RunningSearch, Beam]] = {}  # by the key of the beam's sequence
 
     def __bool__(self) -> bool:
         return bool(self._groups)
@@ -66,23 +66,23 @@ class RunningSearches:
     def add_beam(self, group: RunningSearch, beam: Beam) -> None:
         """Appends a beam to a search."""
         group.beams.append(beam)
-        self._of[beam.sequence.key] = group, beam
+        self._by_beam_key[beam.sequence.key] = group, beam
 
     def remove_beam(self, group: RunningSearch, beam: Beam) -> None:
         """Removes a beam that no child continues."""
         group.beams.remove(beam)
-        del self._of[beam.sequence.key]
+        del self._by_beam_key[beam.sequence.key]
 
     def is_running(self, group: RunningSearch) -> bool:
         return self._groups.get(group.root.key) is group
 
     def find(self, key: int) -> tuple[RunningSearch, Beam] | None:
         """Returns the search and the beam of a sequence, by its key."""
-        return self._of.get(key)
+        return self._by_beam_key.get(key)
 
     def root_of(self, key: int) -> Sequence | None:
         """Returns the root of the search that the sequence with this key is a beam of, or None."""
-        found = self._of.get(key)
+        found = self._by_beam_key.get(key)
         return None if found is None else found[0].root
 
     def slots_of(self, root: Sequence) -> list[int]:
@@ -92,12 +92,12 @@ class RunningSearches:
         """Removes a search that has ended or is preempted; returns the beams whose slots the caller releases."""
         beams = self._groups.pop(root.key).beams
         for beam in beams:
-            del self._of[beam.sequence.key]
+            del self._by_beam_key[beam.sequence.key]
         return beams
 
     def clear(self) -> list[Sequence]:
         """Removes all searches of a worker that is gone; returns their roots."""
         roots = [group.root for group in self._groups.values()]
         self._groups.clear()
-        self._of.clear()
+        self._by_beam_key.clear()
         return roots

@@ -31,7 +31,7 @@ class InFlightStep:
         int, int
     ]  # slots that may return prompt log-probabilities, and the keys of their sequences
     num_tokens: int
-    num_prompt_tokens: int  # of these
+    num_prompt_tokens: int  # prompt tokens among these
     planned_at: float
     drafts: I32 | None = None  # maximum drafts of each; None: no drafts
     pooled_keys: Mapping[int, int] = field(default_factory=dict)  # keys of sequences that end without a sample, by slot

@@ -113,7 +113,7 @@ class MultiGroupLookup:
         if self._groups.has_states:  # the same prompt may come again: its last token is computed anew
             ends.add((sequence.num_tokens - 1) // size)
         sequence.restart_points = tuple(sorted(ends))
-        worth = self._groups.pages_behind(ends)
+        worth = self._groups.pages_read_from(ends)
         names = [
             page_name(block_hash, group)
             for block, block_hash in enumerate(hashes)
