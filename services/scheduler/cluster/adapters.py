@@ -128,7 +128,7 @@ class ClusterAdapters:
                     self._order(replica, known)
 
     def fetch(self, adapter: AdapterId) -> None:
-        """Has the least loaded candidates worker load an adapter that a sequence waits for, instead of one without users. If
+        """Has the least loaded able worker load an adapter that a sequence waits for, instead of one without users. If
         all slots are in use, the least recently used adapter is reserved for its current users; the caller asks again
         later."""
         known = self._known.get(adapter)

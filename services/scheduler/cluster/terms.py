@@ -55,7 +55,7 @@ class ClusterTerms:
         if self.model is None:
             self.model, self._set_by = model, service
             return
-        first_service = f"{service}, when it came first_service," if service == self._set_by else self._set_by
+        first_service = f"{service}, when it connected first," if service == self._set_by else self._set_by
         problem = model_identity.mismatch(self.model, model, first_service, service)
         if problem:
             raise FailedPrecondition(problem, field="model")
@@ -297,7 +297,7 @@ def _check_ids(field: str, ids: bytes, hashes: bytes, valid: range, what: str) -
     num_held = len(ids) // TOKEN_BYTES
     if len(ids) % TOKEN_BYTES or len(hashes) != block_hash.HASH_BYTES * num_held or num_held > len(valid):
         raise FailedPrecondition(
-            f"{field}: {len(ids)} bytes of ids and {len(hashes)} of hashes for {what}, of which valid are {len(valid)}",
+            f"{field}: {len(ids)} bytes of ids and {len(hashes)} of hashes for {what}, of which there are {len(valid)}",
             field=field,
         )
     sent = u32(ids)

@@ -124,7 +124,7 @@ class BlockPool:
 
     def release(self, blocks: Iterable[int]) -> None:
         """Drops one reference to each block, in the given order; a sequence releases its blocks last to first, so that
-        the tail of a prefix is evicted before its head. Blocks without a cached prefix are allocated again first."""
+        the tail of a prefix is evicted before its head. Blocks without a known prefix are allocated again first."""
         references, hash_of, twin_hash = self._references, self._hash_of, self._twin_hash
         cached = []
         for block in blocks:

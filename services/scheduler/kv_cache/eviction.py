@@ -16,7 +16,7 @@ class Eviction(Protocol):
         """Notes that a block will be added, before another one is evicted for it."""
 
     def add(self, block_hash: bytes) -> None:
-        """Adds a block."""
+        """Adds a block to the order."""
 
     def use(self, block_hash: bytes) -> None:
         """Marks a block as used."""

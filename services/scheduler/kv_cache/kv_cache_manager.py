@@ -58,7 +58,9 @@ class KVCacheManager:
             int, tuple[Container[int], ...]
         ] = {}  # block positions worth storing by slot and group, see set_restart_points()
         self._worth_without_ends: tuple[Container[int], ...] = ()
-        self._num_slid = {window: np.zeros(num_slots, dtype=np.int32) for window in groups.windows}  # block positions
+        self._num_slid = {
+            window: np.zeros(num_slots, dtype=np.int32) for window in groups.windows
+        }  # [num_slots] positions slid past
 
     @property
     def use(self) -> BlockUse:

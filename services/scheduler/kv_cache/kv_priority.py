@@ -46,20 +46,20 @@ class PriorityEviction:
                 self._low.pop(block_hash, None)
                 self._high[block_hash] = None
                 self._high.move_to_end(block_hash)
-                self._regrade(block_hash)
+                self._update_priority(block_hash)
             while len(self._high) > self._most_high:
-                self._regrade(self._high.popitem(last=False)[0])
+                self._update_priority(self._high.popitem(last=False)[0])
         elif priority is KVPriority.LOW:
             for block_hash in block_hashes:
                 if block_hash not in self._held and block_hash not in self._high:
                     self._low[block_hash] = None
             while len(self._low) > self._most_low:
-                self._regrade(self._low.popitem(last=False)[0])
+                self._update_priority(self._low.popitem(last=False)[0])
         elif self._low:
             for block_hash in block_hashes:
                 if block_hash in self._low:
                     del self._low[block_hash]
-                    self._regrade(block_hash)
+                    self._update_priority(block_hash)
 
     def is_high(self, block_hash: bytes) -> bool:
         return block_hash in self._high
@@ -101,8 +101,8 @@ class PriorityEviction:
             return KVPriority.HIGH
         return KVPriority.LOW if block_hash in self._low else KVPriority.NORMAL
 
-    def _regrade(self, block_hash: bytes) -> None:
-        """What is asked for a block may have changed."""
+    def _update_priority(self, block_hash: bytes) -> None:
+        """Moves a stored block to the policy of its requested priority."""
         if block_hash not in self._held:
             return
         before, now = self._priorities.get(block_hash, KVPriority.NORMAL), self._requested(block_hash)

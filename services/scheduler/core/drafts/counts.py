@@ -1,4 +1,4 @@
-"""Counters of speculative decoding."""
+"""Counters of drafted and accepted tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Interface of scheduling policies."""
+"""Interface that every scheduling policy implements."""
 
 from __future__ import annotations
 

@@ -221,7 +221,7 @@ class PeerFetches(BlockSource):
         return _without_further_fetches(freed) if failed else freed
 
     def abandon_source(self, source: object) -> list[Sequence]:
-        """Returns the sequences that waited for blocks of a worker that is fetches: they compute the blocks."""
+        """Returns the sequences that waited for blocks of a worker that is gone: they compute the blocks."""
         fetches = [fetch for fetch in self._in_flight.values() if fetch.order.borrowed.source == source]
         return [sequence for fetch in fetches for sequence in self._stop_waiting(fetch)]
 

@@ -81,14 +81,14 @@ class InternalSequences(Protocol):
     """Runs sequences on behalf of other sequences; clients do not see them."""
 
     def submit(self, sequence: Sequence) -> None:
-        """Queues an internal sequence."""
+        """Queues an internal sequence of a prerequisite."""
 
     def withdraw(self, sequence: Sequence) -> None:
         """Cancels an internal sequence, whatever its state; it need not have been submitted."""
 
 
 class Requeue(Protocol):
-    """Changes of waiting sequences."""
+    """Operations on waiting sequences that prerequisites may request."""
 
     def block(self, sequence: Sequence) -> None:
         """Blocks a sequence that was ready to run."""

@@ -1,4 +1,4 @@
-"""Free slots by micro-batch."""
+"""Allocator of free slots by micro-batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Admission of waiting sequences."""
+"""Admission of waiting sequences to a step."""
 
 from __future__ import annotations
 

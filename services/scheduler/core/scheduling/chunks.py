@@ -1,4 +1,4 @@
-"""Sizes of prompt chunks."""
+"""Sizes of prompt chunks within a step's budget."""
 
 from __future__ import annotations
 

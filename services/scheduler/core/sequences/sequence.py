@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class SequenceStatus(Enum):
-    """State of a sequence."""
+    """Scheduling state of a sequence."""
 
     BLOCKED = "blocked"
     WAITING = "waiting"
@@ -43,7 +43,7 @@ class SampleGroup:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LateQuery:
-    """Query of late interaction, which documents are scored against token by token."""
+    """Late-interaction query, which documents are scored against token by token."""
 
     name: bytes  # 32 bytes; equal queries have equal names
     tokens: bytes  # i32 column

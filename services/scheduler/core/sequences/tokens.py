@@ -1,4 +1,4 @@
-"""Tokens of one sequence."""
+"""Known tokens of one sequence: prompt and output."""
 
 from __future__ import annotations
 

@@ -72,8 +72,8 @@ class DiskTransfers:
             self._order(DiskOrder(self._next_id(), True, self._host.pin(hashes), disk_places, hashes))
 
     def order_read(self, hashes: Blocks[bytes]) -> int | None:
-        """Returns a transfer after which as many blocks of the chain are in host memory as in_host is room for; None if
-        no missing block can be read. Each of `hashes` is in host memory, on its way in_host, or on disk."""
+        """Returns a transfer after which as many blocks of the chain are in host memory as there is room for; None if
+        no missing block can be read. Each of `hashes` is in host memory, on its way there, or on disk."""
         transfer_id = next((self._incoming[block_hash] for block_hash in hashes if block_hash in self._incoming), None)
         if transfer_id is not None:
             return transfer_id
