@@ -1,1 +1,1 @@
-"""What is read in Redis: which schedulers there are, and where the beginning of a prompt is cached."""
+"""What frontends read from Redis: the list of schedulers, and where prompt prefixes are cached."""
