@@ -1,4 +1,4 @@
-"""A frontend as a process of its own: its ready line, its signals, its exit status, ports shared by two."""
+"""Tests of a frontend process: its ready line, its signals, its exit status, ports shared by two."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ async def test_it_announces_serves_and_leaves_on_sigterm(folder: Path) -> None:
     assert script.hellos[0].address == where["grpc"]
 
 
-async def test_whoever_hears_that_it_is_ready_finds_it_ready(folder: Path) -> None:
-    """Its scheduler is there only later."""
+async def test_the_ready_line_is_printed_when_it_is_ready(folder: Path) -> None:
+    """Checks this where the scheduler starts only later."""
     port = quiet_port()
     async with process(folder, f"127.0.0.1:{port}") as frontend:
         assert frontend.stderr is not None
@@ -90,14 +90,14 @@ async def test_whoever_hears_that_it_is_ready_finds_it_ready(folder: Path) -> No
 @pytest.mark.parametrize(
     ("settings", "warned"), [({}, False), ({"insecure": True, "host": "0.0.0.0"}, True)], ids=["loopback", "everywhere"]
 )
-async def test_whoever_opens_it_to_other_machines_without_keys_is_warned(
+async def test_an_open_address_without_keys_is_logged_as_a_warning(
     folder: Path, settings: dict[str, Any], warned: bool
 ) -> None:
     async with scheduler(ScriptedScheduler()) as script, process(folder, script.address, **settings) as frontend:
         await ready(frontend)
         frontend.send_signal(signal.SIGTERM)
-        _, said = await asyncio.wait_for(frontend.communicate(), 60)
-    assert (b"there are no API keys: whoever reaches this port may use it" in said) is warned
+        _, errors = await asyncio.wait_for(frontend.communicate(), 60)
+    assert (b"there are no API keys: whoever reaches this port may use it" in errors) is warned
 
 
 async def test_sigterm_lets_a_stream_end_first(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Walks along a grammar in a few ways, to find the places where nothing may follow and the text may not end."""
+"""Walks through a grammar that search for states without a continuation in which the text may not end."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from llguidance import LLMatcher
 
 from quire.shared.structured_output.checks import DEAD_END
 
-NUM_CHOICES = 48  # of one walk; what leaves no choice is taken in one go
-STEP_ITEMS = 2_000  # of llguidance, a step: a walk that needs more is left, and says nothing
+NUM_CHOICES = 48  # maximum number of choices per walk; forced tokens are consumed at once
+STEP_ITEMS = 2_000  # of llguidance, per step: a walk that needs more stops without a result
 NUM_BYTES = 256
 SHOWN_CHARACTERS = 60
-CLOSING, CONTINUING = b'}]" ', b'," '  # whitespace last: one space rather than a line's indentation
+CLOSING, CONTINUING = b'}]" ', b'," '  # white space last: one space rather than a line's indentation
 Choose = Callable[[Sequence[int]], int]
 
 
 def find_dead_end(start: LLMatcher, first: int) -> str:
-    """Returns what a walk has written where it cannot go on; empty if none gets to such a place. `first`: the token of
-    byte 0, which those of all other bytes and the end follow."""
+    """Returns the text of a walk that reaches a dead end; empty if none does.
+
+    `first`: the token of byte 0; those of all other bytes and the end follow it.
+    """
     rng = random.Random(0)
     walks: tuple[Choose, ...] = (
         lambda choices: _wanted([first + byte for byte in CLOSING], choices),
@@ -36,7 +38,7 @@ def _wanted(wanted: Sequence[int], choices: Sequence[int]) -> int:
 
 
 def _walk(matcher: LLMatcher, first: int, choose: Choose) -> str:
-    """Ends of sequence are never chosen where the text may go on."""
+    """Follows one walk, which never ends the text where it may continue."""
     taken: list[int] = []
     for _ in range(NUM_CHOICES):
         allowed = np.flatnonzero(np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little"))

@@ -1,4 +1,4 @@
-"""Prompts that are pooled: their tokens, cut where that was asked for, and the parameters of their vectors."""
+"""Preparation of pooled prompts: their tokens, truncated if requested, and the parameters of their vectors."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from quire.shared.pb.common.v1 import sampling_pb2
 
 
 class PoolingPreparer:
-    """Prepares the requests that ask for vectors, classes or scores; `traits`: how the model reads texts."""
+    """Preparer of requests for vectors, classes or scores; `traits`: how the model reads texts."""
 
     def __init__(self, tokens: PromptTokens, tokenizer: Tokenizer, vocab_size: int, traits: PoolingTraits) -> None:
         self._tokens = tokens
@@ -50,13 +50,13 @@ class PoolingPreparer:
     async def prepare(
         self, request: Request, pooled: Pooling, limits: ClusterLimits, adapter: AdapterId | None
     ) -> list[PreparedPrompt]:
-        """Raises InvalidArgument."""
+        """Returns the prepared prompts; raises InvalidArgument."""
 
         async def read_query(query: LateInteractionPrompt) -> LateQuery:
             found, column = await self._read(query, request, pooled, limits.max_model_len)
             return LateQuery(column, pooling.params(pooled, adapter, found))
 
-        queries, maker, sampling = (
+        queries, builder, sampling = (
             LateQueryCache(read_query),
             PromptRequestBuilder(request, adapter),
             self._sampling(pooled),
@@ -66,7 +66,7 @@ class PoolingPreparer:
             await yield_periodically(number)
             found, column = await self._read(prompt, request, pooled, limits.max_model_len)
             options = PromptOptions(sampling, pooling.params(pooled, adapter, found), samples_nothing=True)
-            work, num_vectors = maker.build(column, options), pooling.num_vectors(pooled, found)
+            work, num_vectors = builder.build(column, options), pooling.num_vectors(pooled, found)
             query, num_query_tokens = await queries.query_for(prompt)
             if query is not None:
                 work, num_vectors = replace(work, late_query=query), None
@@ -74,7 +74,8 @@ class PoolingPreparer:
         return prepared
 
     def _sampling(self, pooled: Pooling) -> sampling_pb2.SamplingParams:
-        """Where more than the last token's state is read, no prefix may come from a cache."""
+        """Returns the sampling parameters; poolers that use more than the last token's state cannot read the prefix
+        cache."""
         pools_last_token = (
             self._traits.texts.pools_last_token if not pooled.pooler else pooled.pooler in pooling.LAST_TOKEN_POOLERS
         )
@@ -85,10 +86,10 @@ class PoolingPreparer:
     ) -> tuple[Tokenized, bytes]:
         """Returns a prompt as tokens, and the column of their ids."""
         found = await self._tokenize(prompt, request, pooled.prompt_name, max_model_len)
-        return found, prompt_limits.column(found.token_ids, max_model_len, self._vocab_size, goes_on=False)
+        return found, prompt_limits.column(found.token_ids, max_model_len, self._vocab_size, generates=False)
 
     async def _tokenize(self, prompt: Prompt, request: Request, prompt_name: str, max_model_len: int) -> Tokenized:
-        """What is cut off is text: marks that the tokenizer puts around it stay."""
+        """Tokenizes a prompt; truncation removes text only and keeps the special tokens around it."""
         late = self._traits.late
         if late is not None and isinstance(prompt, TextPrompt) and prompt_name in (QUERY, DOCUMENT):
             prompt = LateInteractionPrompt(prompt.text, is_query=prompt_name == QUERY)
@@ -117,7 +118,7 @@ class PoolingPreparer:
     async def _read_late(
         self, prompt: LateInteractionPrompt, late: LateInteractionInputs, max_model_len: int
     ) -> Tokenized:
-        """What is too long is cut, as the model was trained."""
+        """Reads a query or document and truncates it to the length that the model was trained with."""
         room = PromptLimit(late.max_text_tokens(is_query=prompt.is_query), self._tokenizer.longest_token)
         text = TextPrompt(room.truncate(self._traits.texts.text(prompt.text, "")), add_special_tokens=False)
         found = await self._tokens.read(text, max_model_len, room.max_model_len)

@@ -1,4 +1,4 @@
-"""Which logits processors a request may name: those that all workers have; the arguments are theirs to judge."""
+"""Checks of a request's logits processors: all workers must have them; they check their arguments themselves."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MAX_CHARACTERS = 65536  # of names and arguments together
 
 
 def check(sampling: Sampling) -> None:
-    """Arguments are JSON objects, and not too long. Raises InvalidArgument."""
+    """Raises InvalidArgument if arguments are not JSON objects or too long."""
     asked = sampling.logits_processors
     count = sum(len(name) + len(arguments) for name, arguments in asked.items())
     if count > MAX_CHARACTERS:

@@ -1,4 +1,4 @@
-"""What a sampling field may be, and what its sender reads if it is not."""
+"""Rules of the sampling fields and their error texts."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ MAX_BAD_WORDS = 128
 MAX_LOGPROB_TOKEN_IDS = 128
 MAX_LOGIT_BIAS = 100.0
 WHOLE_VOCABULARY = -1
-UNBOUNDED = -1  # thinking_token_budget
+UNBOUNDED = -1  # for thinking_token_budget
 SEED_BOUND = 2**63
 MAX_BUDGET = 2**31 - 1  # more than any context
-MAX_REPETITION = 2**31 - 1  # tokens looked at; more than any context
-NO_DETECTION = RepetitionDetection(1, 2)  # keeps every rule, where none was asked for
+MAX_REPETITION = 2**31 - 1  # in tokens; more than any context
+NO_DETECTION = RepetitionDetection(1, 2)  # satisfies every rule; used where none is requested
 
 
 def _detection(sampling: Sampling) -> RepetitionDetection:
@@ -153,10 +153,10 @@ RULES = (
 
 
 def build(given: Mapping[str, Any], defaults: GenerationDefaults) -> Sampling:
-    """What the request gives, else what the model recommends, else the protocol's default; None counts as not given."""
+    """Merges the request's values over the model's recommendations over the defaults; None counts as not given."""
     values: dict[str, Any] = dict(defaults.sampling)
     if given.get("beam_search") is not None:
-        for name in scalar_parameters.NOT_WITH_BEAMS:  # recommended for sampling
+        for name in scalar_parameters.NOT_WITH_BEAMS:  # the recommendations are for sampling
             values.pop(name, None)
     values |= {name: value for name, value in given.items() if value is not None}
     scalars = {name: values.pop(name) for name in scalar_parameters.NAMES & values.keys()}
@@ -164,14 +164,14 @@ def build(given: Mapping[str, Any], defaults: GenerationDefaults) -> Sampling:
 
 
 def check(sampling: Sampling) -> None:
-    """The rules that need no model; raises InvalidArgument naming the first field that breaks one."""
+    """Checks the rules that need no model; raises InvalidArgument for the first field that breaks one."""
     for rule in RULES:
         if not rule.holds(sampling):
             raise InvalidArgument(rule.text.format(s=sampling), field=rule.field)
 
 
 def check_model(sampling: Sampling, vocab_size: int, max_logprobs: int) -> None:
-    """The rules that depend on the model and the workers."""
+    """Checks the rules that depend on the model and the workers."""
     for field, ids in (
         ("stop_token_ids", sampling.stop_token_ids),
         ("allowed_token_ids", sampling.allowed_token_ids or ()),
@@ -194,7 +194,7 @@ def check_model(sampling: Sampling, vocab_size: int, max_logprobs: int) -> None:
 
 
 def normalize(sampling: Sampling) -> Sampling:
-    """One spelling for each meaning: greedy without filters, 0 for no top_k, no seed for -1, biases within bounds."""
+    """Normalizes equivalent values: greedy without filters, 0 for no top_k, no seed for -1, biases within bounds."""
     if is_greedy(sampling.temperature):
         sampling = replace(sampling, temperature=0.0)
     elif sampling.temperature < LOWEST_TEMPERATURE:

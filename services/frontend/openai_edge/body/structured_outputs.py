@@ -1,4 +1,4 @@
-"""The form of the output as OpenAI's clients ask for it (response_format) and as vLLM's do (structured_outputs)."""
+"""Constraints on the output in OpenAI's form (response_format) and in vLLM's (structured_outputs)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_
 
 
 class JsonSchemaFormat(BaseModel):
-    """response_format.json_schema; name, description and strict change nothing: every schema is kept to."""
+    """Schema of response_format; name, description and strict have no effect: every schema is enforced."""
 
     model_config = ConfigDict(extra="allow", populate_by_name=True)
 
@@ -28,7 +28,7 @@ class JsonSchemaFormat(BaseModel):
 
 
 class ResponseFormat(BaseModel):
-    """OpenAI's field, and vLLM's structural tags."""
+    """OpenAI's response_format with vLLM's structural tags."""
 
     model_config = ConfigDict(extra="allow", populate_by_name=True)
 
@@ -38,18 +38,18 @@ class ResponseFormat(BaseModel):
         default=None, alias="schema", description="json_schema.schema as clients of llama.cpp write it"
     )
     format: Any = Field(default=None, description="of a structural_tag")
-    structures: Any = Field(default=None, description="of a structural_tag, in its older form")
-    triggers: Any = Field(default=None, description="of a structural_tag, in its older form")
+    structures: Any = Field(default=None, description="of a structural_tag, in its legacy form")
+    triggers: Any = Field(default=None, description="of a structural_tag, in its legacy form")
 
     @property
     def requested_schema(self) -> dict[str, Any] | bool | None:
-        """The schema, wherever it stands."""
+        """Schema in either of its places."""
         nested = None if self.json_schema is None else self.json_schema.schema_
         return self.schema_ if nested is None else nested
 
 
 class StructuredOutputsBody(BaseModel):
-    """vLLM's field: exactly one constraint; StructuredOutput of sampling.proto."""
+    """vLLM's structured_outputs with exactly one constraint; StructuredOutput of sampling.proto."""
 
     model_config = ConfigDict(extra="allow", populate_by_name=True, json_schema_extra=exactly_one(*CONSTRAINTS))
 
@@ -66,7 +66,7 @@ class StructuredOutputsBody(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class FormatFieldNames:
-    """What an API calls the form of an answer, and the schema in it."""
+    """Names that an API gives to the format of an answer and its schema."""
 
     form: str = "response_format"
     schema: str = "json_schema.schema"
@@ -80,7 +80,7 @@ def constraint(
     outputs: StructuredOutputsBody | None,
     names: FormatFieldNames = CHAT_FIELD_NAMES,
 ) -> Any:
-    """The one constraint that was asked for, or None. Raises InvalidArgument."""
+    """Returns the requested constraint, or None; raises InvalidArgument."""
     asked = None if response_format is None else _of_response_format(response_format, names)
     if outputs is None:
         return asked

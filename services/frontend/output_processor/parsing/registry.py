@@ -1,4 +1,4 @@
-"""Parsers by the names that vLLM's users know. A file is imported when its name is first used."""
+"""Registry of parsers under the names that vLLM uses. A file is imported on its first use."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from quire.shared.errors import InvalidArgument
 
 PACKAGE = "quire.services.frontend.output_processor"
 
-# name -> file, or file:attribute where one file has several formats
+# name -> file, or file:attribute for files with several formats
 TOOL_PARSERS = {
     "apertus": "apertus",
     "cohere_command3": "cohere_command3",

@@ -1,4 +1,4 @@
-"""Bounds on what a chat template may cost, in the process that runs it."""
+"""Limits of memory and processor time for a chat template, in the process that runs it."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from pathlib import Path
 
 from quire.shared.errors import InvalidArgument
 
-MEMORY_BYTES = 512 << 20  # beyond what the process has when it begins
-TEXT_CHARACTERS = 1 << 26  # of a rendered conversation
+MEMORY_BYTES = 512 << 20  # beyond what the process uses when it starts
+TEXT_CHARACTERS = 1 << 26  # maximum size of a rendered conversation
 STATM = Path("/proc/self/statm")
 
 
 class CpuTimeExceeded(Exception):
-    """The template has used up its processor time."""
+    """Signal that the template has used up its processor time."""
 
 
 def bound_memory() -> None:
-    """Makes allocations beyond the bound a MemoryError of this process, which leaves no dump of its memory either."""
+    """Makes allocations beyond the limit raise MemoryError in this process, and disables core dumps."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if not STATM.exists():
         return
@@ -32,8 +32,11 @@ def bound_memory() -> None:
 
 @contextlib.contextmanager
 def processor_time(seconds: float) -> Iterator[None]:
-    """Raises CpuTimeExceeded in the body after `seconds` of processor time; main thread only. A process that
-    is busy within one operation, and does not come to that, is ended by the system a second or two later (SIGXCPU)."""
+    """Raises CpuTimeExceeded in the body after `seconds` of processor time; main thread only.
+
+    A process that is busy within one operation and cannot handle the signal is ended by the system a second or two
+    later (SIGXCPU).
+    """
     signal.signal(signal.SIGPROF, _stop)
     signal.setitimer(signal.ITIMER_PROF, seconds)
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)

@@ -1,4 +1,4 @@
-"""Prompts that are empty, too long or out of vocabulary, and how much may follow the others."""
+"""Tests of empty, too long and out-of-vocabulary prompts, and of the output length after valid ones."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_an_id_that_fits_no_column_is_out_of_vocabulary(wrong: int) -> None:
         prompt_limits.column([1, wrong], max_model_len=10, vocab_size=50)
 
 
-def test_output_length_is_asked_recommended_default_or_what_fits() -> None:
+def test_output_length_is_the_requested_recommended_default_or_fitting_one() -> None:
     assert prompt_limits.output_length(request(), 4, 10, None) == 6
     assert prompt_limits.output_length(request(), 4, 10, 3) == 3
     assert prompt_limits.output_length(request(default_max_tokens=2), 4, 10, None) == 2

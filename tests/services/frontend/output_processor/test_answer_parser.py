@@ -1,4 +1,4 @@
-"""From tokens to parts: however steps and slow readers group the tokens, characters torn apart included."""
+"""Tests of the conversion from tokens to parts, for every grouping of tokens by steps and slow readers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 def read(tokenizer: Tokenizer, groups: list[list[int]], *, most_calls: int | None = None) -> list[Part]:
-    """Joined, as a client joins them."""
+    """Reads the groups and joins the parts as a client does."""
     thoughts, calls = reasoning_format("qwen3"), tool_format("hermes")
     shown = frozenset((*thoughts.tokens, *calls.tokens))
     words = new_text(Sampling(), tokenizer, final_only=False, shown=shown)

@@ -1,4 +1,5 @@
-"""A stop string ends the text at the same place however tokens cut it, and nothing of it gets out before."""
+"""Tests that a stop string ends the text at the same place for every split, and that no part of it is emitted
+before."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ def run(stops: list[str], parts: list[str], include: bool = False) -> tuple[str,
 
 
 def expected(stops: list[str], text: str, include: bool = False) -> tuple[str, str | None]:
-    """By definition: the first end of any match, of those the longest string."""
+    """Returns the result by definition: the first end of any match, of those the longest string."""
     ends = [(text.find(stop) + len(stop), -len(stop), stop) for stop in stops if stop in text]
     if not ends:
         return text, None

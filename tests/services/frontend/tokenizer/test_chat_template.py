@@ -1,4 +1,4 @@
-"""Templates: where they come from, what they can use, what they cannot do."""
+"""Tests of templates: their sources, their functions, and the limits of the sandbox."""
 
 from __future__ import annotations
 
@@ -75,12 +75,12 @@ def test_a_template_that_refuses_or_reaches_out_is_the_requests_fault(source: st
     assert refusal.value.field == "messages"
 
 
-def test_the_templates_own_words_reach_the_client() -> None:
+def test_the_templates_message_reaches_the_client() -> None:
     with pytest.raises(InvalidArgument, match="roles must alternate"):
         render("{{ raise_exception('roles must alternate') }}")
 
 
-def test_no_template_is_said() -> None:
+def test_a_missing_template_is_an_error() -> None:
     with pytest.raises(InvalidArgument, match="no chat template"):
         ChatTemplate(None, {}).render(HELLO, add_generation_prompt=True, continue_final_message=False, variables={})
 

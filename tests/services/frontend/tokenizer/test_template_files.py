@@ -1,4 +1,4 @@
-"""Chat templates of a folder: where they are looked for, and which one a conversation gets."""
+"""Tests of the chat templates of a folder: where they are searched for, and which one a conversation gets."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_file_comes_before_the_config(tmp_path: Path) -> None:
 
 
 async def test_additional_templates_of_a_folder_are_read(tmp_path: Path) -> None:
-    """ct08: what save_pretrained of transformers 4.50 and later writes."""
+    """Checks ct08: the files that save_pretrained of transformers 4.50 and later writes."""
     folder = additional(write_folder(tmp_path, chat_template="C"), tool_use="T {{ tools | length }}", rag="R")
     (folder / "chat_template.jinja").write_text("D")
     with contextlib.closing(Tokenizer(folder, 1)) as tokenizer:

@@ -1,7 +1,8 @@
-"""Every tool format with its reasoning format on answers with faults: the outcome does not depend on how the text came,
-calls are of offered tools with whole arguments, and no markup reaches the content.
+"""Tests of every tool format with its reasoning format on faulty answers.
 
-`python -m tests.services.frontend.output_processor.fuzz` does more of it than a test has time for."""
+The result does not depend on how the text is split, calls are of offered tools with complete arguments, and no markup
+reaches the content. `python -m tests.services.frontend.output_processor.fuzz` runs more cases than a test has time for.
+"""
 
 from __future__ import annotations
 

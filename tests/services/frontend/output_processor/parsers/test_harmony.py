@@ -1,4 +1,4 @@
-"""gpt-oss's messages: headers as models really write them, and what becomes of their calls."""
+"""Tests of gpt-oss's messages: headers as models really write them, and the resulting calls."""
 
 from __future__ import annotations
 

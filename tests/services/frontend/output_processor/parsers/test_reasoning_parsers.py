@@ -1,4 +1,4 @@
-"""Every reasoning parser: what it sets apart, wherever the answer is cut."""
+"""Tests of every reasoning parser: its result is the same for every split of the answer."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ANSWERS: list[tuple[str, str, list[Event]]] = [
         "<|START_THINKING|>A<|END_THINKING|><|START_ACTION|>[]<|END_ACTION|>",
         [R("A"), C("<|START_ACTION|>[]<|END_ACTION|>")],
     ),
-    # vllm's test_minimax_m3_reasoning_parser: an end alone in front of an answer, and within one
+    # vllm's test_minimax_m3_reasoning_parser: a lone end before an answer, and within one
     ("minimax_m3", "<mm:think>A</mm:think>Yes.", [R("A"), C("Yes.")]),
     ("minimax_m3", "</mm:think>Yes.", [C("Yes.")]),
     ("minimax_m3", "Yes</mm:think>.", [C("Yes</mm:think>.")]),
@@ -80,7 +80,7 @@ ANSWERS: list[tuple[str, str, list[Event]]] = [
         '<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": "<|x|>" }<|call|>',
         [R("A"), C("First."), CallStart("f"), CallArguments('{"a": "<|x|>"}')],
     ),
-    # openai/harmony#60: another word behind <|constrain|>
+    # openai/harmony#60: another word after <|constrain|>
     ("openai_gptoss", "<|channel|>final <|constrain|>response<|message|>Hello<|return|>", [C("Hello")]),
     # llama.cpp#27720: a header without a message
     (
