@@ -82,8 +82,8 @@ def _budget(body: MessagesBody, tokenizer: Tokenizer) -> int | None:
 
 
 def _form(body: MessagesBody) -> sampling_pb2.StructuredOutput | None:
-    asked = None if body.output_config is None else body.output_config.format
-    form = body.output_format if asked is None else asked
+    output_format = None if body.output_config is None else body.output_config.format
+    form = body.output_format if output_format is None else output_format
     if form is None:
         return None
     schema = form.get("schema")

@@ -43,9 +43,9 @@ def _texts(content: Any) -> str | None:
         return content
     if not isinstance(content, list):
         return None
-    found = [block.get("text") if isinstance(block, Mapping) else None for block in content]
-    texts = [text for text in found if isinstance(text, str)]
-    return "\n".join(texts) if len(texts) == len(found) else None
+    block_texts = [block.get("text") if isinstance(block, Mapping) else None for block in content]
+    texts = [text for text in block_texts if isinstance(text, str)]
+    return "\n".join(texts) if len(texts) == len(block_texts) else None
 
 
 def _under(body: str, *heads: Any) -> str:

@@ -57,9 +57,9 @@ class GenerationPreparer:
         truncated = request.truncate_prompt_tokens is not None
         if isinstance(prompt, TokenPrompt) and not truncated:
             check_length(len(prompt.token_ids), max_model_len)  # before they are copied
-        found = await self._tokens.read(prompt, max_model_len, None if truncated else max_model_len)
-        kept = prompt_limits.truncate(found.token_ids, request, max_model_len)
-        return prompt_limits.column(kept, max_model_len, self._vocab_size)
+        tokenized = await self._tokens.read(prompt, max_model_len, None if truncated else max_model_len)
+        token_ids = prompt_limits.truncate(tokenized.token_ids, request, max_model_len)
+        return prompt_limits.column(token_ids, max_model_len, self._vocab_size)
 
     async def _options(self, request: Request, limits: ClusterLimits, adapter: AdapterId | None) -> OptionsFactory:
         if request.sampling.structured_output is not None:

@@ -92,10 +92,10 @@ def column(token_ids: Sequence[int], max_model_len: int, vocab_size: int, *, gen
 
 def check_output(request: Request, max_model_len: int) -> None:
     """Raises InvalidArgument if max_tokens exceeds the context length; `max_model_len`: 0 while unknown."""
-    asked = request.sampling.max_tokens or 0
-    if request.strict_length and 0 < max_model_len <= asked:
+    requested = request.sampling.max_tokens or 0
+    if request.strict_length and 0 < max_model_len <= requested:
         raise InvalidArgument(
-            f"This model's maximum context length is {max_model_len} tokens. However, you requested {asked} output "
+            f"This model's maximum context length is {max_model_len} tokens. However, you requested {requested} output "
             "tokens. Please reduce the number of requested output tokens.",
             field="max_tokens",
             reason=TOO_LONG,
@@ -118,18 +118,18 @@ def check_prompt_logprobs(sampling: Sampling, num_prompt_tokens: int) -> None:
 
 def output_length(request: Request, num_prompt_tokens: int, max_model_len: int, recommended: int | None) -> int:
     """Returns max_tokens for this prompt; `recommended`: the model's default."""
-    room = max_model_len - num_prompt_tokens
-    asked = request.sampling.max_tokens
-    if asked is None:
+    num_available = max_model_len - num_prompt_tokens
+    requested = request.sampling.max_tokens
+    if requested is None:
         default = recommended if recommended is not None else request.default_max_tokens
-        return room if default is None else min(default, room)
-    if asked > room and request.strict_length:
+        return num_available if default is None else min(default, num_available)
+    if requested > num_available and request.strict_length:
         raise InvalidArgument(
-            f"This model's maximum context length is {max_model_len} tokens. However, you requested {asked} output "
+            f"This model's maximum context length is {max_model_len} tokens. However, you requested {requested} output "
             f"tokens and your prompt contains {num_prompt_tokens} input tokens, for a total of "
-            f"{asked + num_prompt_tokens} tokens. Please reduce the length of the input "
+            f"{requested + num_prompt_tokens} tokens. Please reduce the length of the input "
             "prompt or the number of requested output tokens.",
             field="max_tokens",
             reason=TOO_LONG,
         )
-    return min(asked, room)
+    return min(requested, num_available)

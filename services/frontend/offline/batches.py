@@ -65,10 +65,10 @@ class BatchStore:
         write_json(self._path(batch.id, "json"), batch.to_dict(), self._temp_files.new())
 
     def get(self, batch_id: str, tenant: str) -> Batch:
-        found = self.find(batch_id)
-        if found is None or found.tenant != tenant:
+        batch = self.find(batch_id)
+        if batch is None or batch.tenant != tenant:
             raise NotFound(f"No such batch: {batch_id[:64]!r}", field="batch_id")
-        return found
+        return batch
 
     def find(self, batch_id: str) -> Batch | None:
         if not BATCH_ID.fullmatch(batch_id):
@@ -79,24 +79,24 @@ class BatchStore:
             return None
 
     def all(self) -> list[Batch]:
-        found = (self.find(path.stem) for path in self._folder.glob("batch_*.json"))
-        return [batch for batch in found if batch is not None]
+        batches = (self.find(path.stem) for path in self._folder.glob("batch_*.json"))
+        return [batch for batch in batches if batch is not None]
 
     def unfinished(self) -> list[Batch]:
         """Returns the unfinished batches; the state of ended ones is not read again."""
-        found = []
+        unfinished = []
         for path in self._folder.glob("batch_*.json"):
             batch = None if path.stem in self._ended else self.find(path.stem)
             if batch is not None and batch.has_ended:
                 self._ended.add(batch.id)
             elif batch is not None:
-                found.append(batch)
-        return found
+                unfinished.append(batch)
+        return unfinished
 
     def list_for(self, tenant: str) -> list[Batch]:
         """Returns the tenant's batches, the newest first."""
-        found = [batch for batch in self.all() if batch.tenant == tenant]
-        return sorted(found, key=lambda batch: (batch.created_at, batch.id), reverse=True)
+        batches = [batch for batch in self.all() if batch.tenant == tenant]
+        return sorted(batches, key=lambda batch: (batch.created_at, batch.id), reverse=True)
 
     def cancel(self, batch_id: str, tenant: str) -> Batch:
         batch = self.get(batch_id, tenant)

@@ -85,10 +85,10 @@ class FileStore:
 
     def get(self, file_id: str, tenant: str) -> StoredFile:
         """Returns the file's metadata; raises NotFound, also for files of other tenants."""
-        found = self._read(self._facts(file_id)) if FILE_ID.fullmatch(file_id) else None
-        if found is None or found.tenant != tenant:
+        file = self._read(self._facts(file_id)) if FILE_ID.fullmatch(file_id) else None
+        if file is None or file.tenant != tenant:
             raise _not_found(file_id)
-        return found
+        return file
 
     def path(self, file_id: str, tenant: str) -> Path:
         self.get(file_id, tenant)
@@ -104,8 +104,8 @@ class FileStore:
 
     def list_for(self, tenant: str) -> list[StoredFile]:
         """Returns the tenant's files, the newest first."""
-        found = [file for file in self._all() if file.tenant == tenant]
-        return sorted(found, key=lambda file: (file.created_at, file.id), reverse=True)
+        files = [file for file in self._all() if file.tenant == tenant]
+        return sorted(files, key=lambda file: (file.created_at, file.id), reverse=True)
 
     def _all(self) -> Iterator[StoredFile]:
         for path in self._folder.glob("file-*.json"):

@@ -85,8 +85,8 @@ class OfflineOperations:
     async def list_files(
         self, tenant: str, purpose: str, after: str, limit: int, *, oldest_first: bool = False
     ) -> ListPage[StoredFile]:
-        found = await asyncio.to_thread(self.files.list_for, tenant)
-        wanted = [file for file in found if purpose in ("", file.purpose)]
+        files = await asyncio.to_thread(self.files.list_for, tenant)
+        wanted = [file for file in files if purpose in ("", file.purpose)]
         return _page(wanted[::-1] if oldest_first else wanted, after, limit)
 
     async def create(
@@ -119,8 +119,8 @@ class OfflineOperations:
 
     async def batch(self, batch_id: str, tenant: str) -> tuple[Batch, bool]:
         """Returns a batch, and whether its cancellation was requested."""
-        found = await asyncio.to_thread(self._batches.get, batch_id, tenant)
-        return found, await asyncio.to_thread(self._batches.is_cancelled, batch_id)
+        batch = await asyncio.to_thread(self._batches.get, batch_id, tenant)
+        return batch, await asyncio.to_thread(self._batches.is_cancelled, batch_id)
 
     async def cancel(self, batch_id: str, tenant: str) -> Batch:
         return await asyncio.to_thread(self._batches.cancel, batch_id, tenant)
@@ -138,14 +138,14 @@ def _disk_errors() -> Iterator[None]:
 
 async def write_chunks(chunks: AsyncIterator[bytes], target: Path) -> int:
     """Writes the chunks to `target` and returns the number of bytes."""
-    kept, num_bytes = bytearray(), 0
+    buffer, num_bytes = bytearray(), 0
     async for chunk in chunks:
-        kept += chunk
+        buffer += chunk
         num_bytes += len(chunk)
-        if len(kept) >= WRITE_BYTES:
-            await asyncio.to_thread(_append, target, bytes(kept))
-            kept.clear()
-    await asyncio.to_thread(_append, target, bytes(kept))
+        if len(buffer) >= WRITE_BYTES:
+            await asyncio.to_thread(_append, target, bytes(buffer))
+            buffer.clear()
+    await asyncio.to_thread(_append, target, bytes(buffer))
     return num_bytes
 
 
@@ -159,10 +159,10 @@ def _unlink(*paths: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _page(found: Sequence[Listed], after: str, limit: int) -> ListPage[Listed]:
+def _page(entries: Sequence[Listed], after: str, limit: int) -> ListPage[Listed]:
     """Returns a page; `after`: the id of the previous page's last entry."""
     if not 1 <= limit <= MAX_LISTED:
         raise InvalidArgument(f"limit must be in 1 to {MAX_LISTED}, got {limit}", field="limit")
-    ids = [one.id for one in found]
+    ids = [entry.id for entry in entries]
     start = ids.index(after) + 1 if after in ids else 0
-    return ListPage(found[start : start + limit], start + limit < len(found))
+    return ListPage(entries[start : start + limit], start + limit < len(entries))

@@ -88,9 +88,9 @@ class OfflineRoutes:
         announced = int(http.headers.get("content-length", most))
         async with self._work.reserve(min(announced, most)) as (form, target):
             await write_chunks(http.stream(), form)
-            taken = await asyncio.to_thread(upload.parse_form, form, boundary, target)
-            purpose = taken.fields.get("purpose", "")
-            return (await self._work.store(target, headers.tenant(http), taken.filename, purpose)).to_openai()
+            uploaded = await asyncio.to_thread(upload.parse_form, form, boundary, target)
+            purpose = uploaded.fields.get("purpose", "")
+            return (await self._work.store(target, headers.tenant(http), uploaded.filename, purpose)).to_openai()
 
     async def list_files(
         self, http: Request, purpose: str = "", after: str = "", limit: Most = MAX_LISTED, order: Order = "desc"

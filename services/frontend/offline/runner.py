@@ -239,8 +239,8 @@ async def _validate_lines(source: Path, endpoint: str) -> tuple[int, list[dict[s
             "param": None,
         }
         return 0, [error]
-    found = json.loads(output)
-    return found["total"], found["errors"]
+    result = json.loads(output)
+    return result["total"], result["errors"]
 
 
 def _portions(lines: Iterator[tuple[int, bytes]]) -> Iterator[list[tuple[int, bytes]]]:

@@ -44,9 +44,9 @@ def parse_form(body: Path, boundary: bytes, target: Path) -> Upload:
         if not body.stat().st_size:
             raise InvalidArgument("the form is empty", field="file")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as form:
-            for name, given, start, end in _parts(form, boundary):
+            for name, part_filename, start, end in _parts(form, boundary):
                 if name == "file":
-                    filename = given
+                    filename = part_filename
                     _copy(form, start, end, target)
                 elif end - start > MAX_VALUE_BYTES:
                     raise InvalidArgument(f"{name[:64]}: at most {MAX_VALUE_BYTES} bytes are accepted", field=name[:64])

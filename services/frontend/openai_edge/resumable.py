@@ -62,24 +62,24 @@ class ResumableHttp:
         )
         self.router.add_api_route(STREAMS, self.cancel, methods=["DELETE"])
 
-    def offer(self, kind: str, factory: RequestFactory) -> None:
+    def register(self, kind: str, factory: RequestFactory) -> None:
         """Registers how a stream of this kind is restored from its stored request."""
 
-        def remake(kept: stream_pb2.KeptRequest) -> RestoredRequest:
+        def restore(kept: stream_pb2.KeptRequest) -> RestoredRequest:
             sent = CallHeaders(kept.request_id, kept.tenant, None, asyncio.get_running_loop().time())
-            found = factory(kept.body, sent, kept.created_unix_s)
-            return RestoredRequest(found.request, EventMessageWriter(found.format))
+            formatted = factory(kept.body, sent, kept.created_unix_s)
+            return RestoredRequest(formatted.request, EventMessageWriter(formatted.format))
 
-        self._streams.register_restorers({kind: remake})
+        self._streams.register_restorers({kind: restore})
 
     def answer(
         self, kind: str, body: BaseModel, sent: CallHeaders, factory: RequestFactory, asked_s: float | None = None
     ) -> Response:
         """Returns the answer of a new stream; `asked_s`: the retention in the body, if any. Raises QuireError."""
-        begin, (request, answer_format) = self.beginning(kind, body, sent, factory, asked_s)
+        begin, (request, answer_format) = self.prepare_stream(kind, body, sent, factory, asked_s)
         return StreamResponse(self._streams, begin, 0, answer_format, request.structured_output_field)
 
-    def beginning(
+    def prepare_stream(
         self,
         kind: str,
         body: BaseModel,
@@ -89,7 +89,10 @@ class ResumableHttp:
         *,
         runs_unread: bool = False,
     ) -> NewStream:
-        """Returns how to begin a stream; `runs_unread`: it runs to its end without a reader. Raises QuireError."""
+        """Checks a request and returns the function that begins its stream.
+
+        `runs_unread`: the stream runs to its end without a reader. Raises QuireError.
+        """
         retention_s = self._streams.policy.retention_for_s(asked_s or 0)
         if sent.timeout_s is not None:
             raise InvalidArgument(

@@ -123,9 +123,9 @@ class AnswerFormats:
         chooses."""
         form, use = request.sampling.structured_output, request.tool_use
         options = []
-        if use is not None and (found := self._call_grammar(use)) is not None:
+        if use is not None and (grammar := self._call_grammar(use)) is not None:
             tools = [tool for tool in use.tools if use.name in ("", tool.name)]
-            options.append(call_grammar.calls(found, tools, only_one=bool(use.name) or not use.parallel))
+            options.append(call_grammar.calls(grammar, tools, only_one=bool(use.name) or not use.parallel))
         if form is not None:
             if (content := constraint.to_structural_format(form)) is None:
                 return None
@@ -134,9 +134,13 @@ class AnswerFormats:
         return call_grammar.one_of(options)
 
     def _call_grammar(self, use: ToolUse) -> call_grammar.CallGrammar | None:
-        found = self._tool_format(use)
-        fits = (each for each in found.grammars if not each.needs or self._tokenizer.token_id(each.needs) is not None)
-        return next(fits, None)
+        tool_format = self._tool_format(use)
+        usable = (
+            grammar
+            for grammar in tool_format.grammars
+            if not grammar.needs or self._tokenizer.token_id(grammar.needs) is not None
+        )
+        return next(usable, None)
 
     def _tool_format(self, use: ToolUse) -> ToolFormat:
         """Returns the model's native format, or plain JSON where a required call cannot be enforced in it."""
@@ -178,8 +182,8 @@ class AnswerFormats:
         if not request.sampling.skip_special_tokens:
             return None
         special = self._tokenizer.special_ids
-        found = [text for text in self.visible_tokens(request) if self._tokenizer.token_id(text) in special]
-        return Markers(*found, padding=no_padding) if found else None
+        texts = [text for text in self.visible_tokens(request) if self._tokenizer.token_id(text) in special]
+        return Markers(*texts, padding=no_padding) if texts else None
 
     @staticmethod
     def _parser(
@@ -244,13 +248,13 @@ class AnswerFormats:
         return AnswerStart.AFTER_REASONING if end.endswith(self._reasoning.ends) else AnswerStart.BEFORE_REASONING
 
 
-def _with_known_spellings(found: ReasoningFormat, tokenizer: Tokenizer) -> ReasoningFormat:
+def _with_known_spellings(reasoning: ReasoningFormat, tokenizer: Tokenizer) -> ReasoningFormat:
     """Puts the spellings first that are tokens of this vocabulary: checkpoints of a family may differ in them."""
 
     def known_first(texts: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(sorted(texts, key=lambda text: tokenizer.token_id(text) is None))
 
-    return replace(found, starts=known_first(found.starts), ends=known_first(found.ends))
+    return replace(reasoning, starts=known_first(reasoning.starts), ends=known_first(reasoning.ends))
 
 
 def _readers(
@@ -272,10 +276,10 @@ def _readers(
 
 
 def _read_reasoning(
-    found: ReasoningFormat, is_open: bool, calls: CallProbe, scan: Scanner, writer: EventWriter
+    reasoning: ReasoningFormat, is_open: bool, calls: CallProbe, scan: Scanner, writer: EventWriter
 ) -> Steps[None]:
-    return found.read(scan, writer, is_open, calls)
+    return reasoning.read(scan, writer, is_open, calls)
 
 
-def _read_calls(found: ToolFormat, schemas: ToolSchemas, scan: Scanner, writer: EventWriter) -> Steps[None]:
-    return found.read(scan, writer, schemas)
+def _read_calls(tools: ToolFormat, schemas: ToolSchemas, scan: Scanner, writer: EventWriter) -> Steps[None]:
+    return tools.read(scan, writer, schemas)

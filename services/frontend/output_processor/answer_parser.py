@@ -103,13 +103,13 @@ class AnswerParser:
         return parts
 
     def _with_calls(self, events: list[Event] | list[Content]) -> list[Event]:
-        found: list[Event] = []
+        with_calls: list[Event] = []
         for event in events:
             if isinstance(event, Content) and self._tools is not None:
-                found += self._filtered(self._tools.push(event.text))
+                with_calls += self._filtered(self._tools.push(event.text))
             else:
-                found.append(event)
-        return found
+                with_calls.append(event)
+        return with_calls
 
     def _filtered(self, events: list[Event]) -> list[Event]:
         """Drops the end marker of reasoning where a call has ended the reasoning before."""

@@ -58,8 +58,8 @@ def _inner(tag: str) -> Json | None:
         document: Any = json.loads(tag)
     except (ValueError, RecursionError):
         return None
-    found = document.get("format") if isinstance(document, dict) else None
-    return found if isinstance(found, dict) else None
+    inner = document.get("format") if isinstance(document, dict) else None
+    return inner if isinstance(inner, dict) else None
 
 
 def after_reasoning(answer: Json, reasoning: ReasoningFormat | None, place: AnswerStart) -> Json:

@@ -30,7 +30,7 @@ class SampleOwner(Protocol):
 
 
 class Sample:
-    """OutputSink for one sequence. The hot path: on_tokens runs once per step and sample."""
+    """Output sink of one sequence. The hot path: on_tokens runs once per step and sample."""
 
     __slots__ = (
         "_detokenizer",

@@ -65,8 +65,8 @@ class SglangGenerateFormat:
         return errors.as_response(error)
 
     def whole(self, deltas: list[SampleDelta], generation: Generation) -> Any:
-        found = [self._add(delta, generation) for delta in deltas]
-        return found if self._several else found[0]
+        outputs = [self._add(delta, generation) for delta in deltas]
+        return outputs if self._several else outputs[0]
 
     def _add(self, delta: SampleDelta, generation: Generation) -> Json:
         so_far = self._samples.setdefault(delta.sample, _SampleOutput())

@@ -82,9 +82,9 @@ def _form(sampling: SamplingBody) -> sampling_pb2.StructuredOutput | None:
         return None
     if len(given) > 1:
         raise InvalidArgument(f"{given[0]} and {given[1]} both constrain the output: send one of them", field=given[1])
-    asked = getattr(sampling, given[0])
+    value = getattr(sampling, given[0])
     form = sampling_pb2.StructuredOutput()
-    setattr(form, FORMS[given[0]], asked if isinstance(asked, str) else json.dumps(asked))
+    setattr(form, FORMS[given[0]], value if isinstance(value, str) else json.dumps(value))
     return form
 
 

@@ -25,12 +25,12 @@ def read_optional_json(path: Path) -> dict[str, Any]:
 def special_tokens(folder: Path) -> dict[str, str]:
     """Returns the texts of bos_token, eos_token and the like; tokenizer_config.json overrides
     special_tokens_map.json."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for file in ("special_tokens_map.json", "tokenizer_config.json"):
         for name, value in read_optional_json(folder / file).items():
             if not name.endswith("_token"):
                 continue
             text = value.get("content") if isinstance(value, dict) else value
             if isinstance(text, str):
-                found[name] = text
-    return found
+                texts[name] = text
+    return texts

@@ -21,7 +21,7 @@ from quire.shared.errors import InvalidArgument
 FIRST, LAST = 0xF0000, 0x10FFFD
 PRIVATE = f"[{chr(FIRST)}-{chr(LAST)}]"  # planes of private use
 HIDDEN = re.compile(PRIVATE)
-# the same, escaped in ASCII JSON
+# The same, escaped in ASCII JSON
 ESCAPED = re.compile(r"((?<!\\)(?:\\\\)*)\\u(db[89a-f][0-9a-f])\\u(d[c-f][0-9a-f]{2})")
 ANSWER_FIELDS = frozenset({"content", "reasoning_content", "reasoning", "thinking"})
 
@@ -61,23 +61,27 @@ class ControlTokens:
         contain them. `normalize`: the tokenizer's normalization of a text.
         """
         marks = set(marks)
-        found = [_mark(token) for token in added if token["special"] or _is_mark(token["content"], template, marks)]
-        alone = [mark.text for mark in found if mark.single_word]
-        self.marks: dict[str, ControlToken] = {mark.text: mark for mark in found}
-        self._written = TextMatcher(self.marks, alone)
-        self._asked = TextMatcher(self.marks, others=PRIVATE)
+        control_tokens = [
+            _control_token(token)
+            for token in added
+            if token["special"] or _is_control_token(token["content"], template, marks)
+        ]
+        whole_words = [token.text for token in control_tokens if token.single_word]
+        self.tokens: dict[str, ControlToken] = {token.text: token for token in control_tokens}
+        self._in_rendered = TextMatcher(self.tokens, whole_words)
+        self._in_questions = TextMatcher(self.tokens, others=PRIVATE)
         # The assistant's earlier turns may contain what the parsers of answers left in them.
-        self._answered = TextMatcher(
-            (mark.text for mark in found if mark.special and mark.text not in marks), others=PRIVATE
+        self._in_answers = TextMatcher(
+            (token.text for token in control_tokens if token.special and token.text not in marks), others=PRIVATE
         )
-        self._normalize = normalize if any(mark.normalized for mark in found) else None
+        self._normalize = normalize if any(token.normalized for token in control_tokens) else None
 
     def hide(self, prompt: ChatPrompt) -> tuple[ChatPrompt, HiddenTexts]:
         """Returns the conversation with all spellings of control tokens replaced."""
         hidden = HiddenTexts()
         messages = [self._message(message, hidden) for message in prompt.messages]
-        tools = [self._value(tool, self._asked, hidden) for tool in prompt.tools]
-        variables = self._value(prompt.template_variables, self._asked, hidden)
+        tools = [self._value(tool, self._in_questions, hidden) for tool in prompt.tools]
+        variables = self._value(prompt.template_variables, self._in_questions, hidden)
         if not hidden.texts:
             return prompt, hidden
         return replace(prompt, messages=messages, tools=tools, template_variables=variables), hidden
@@ -85,12 +89,14 @@ class ControlTokens:
     def _message(self, message: Mapping[str, Any], hidden: HiddenTexts) -> Mapping[str, Any]:
         is_answer = message.get("role") == "assistant"
         shown = {
-            name: self._value(value, self._answered if is_answer and name in ANSWER_FIELDS else self._asked, hidden)
+            name: self._value(
+                value, self._in_answers if is_answer and name in ANSWER_FIELDS else self._in_questions, hidden
+            )
             for name, value in message.items()
             if name != "role"
         }
         role = str(message.get("role", ""))  # templates write markers around the role and compare it
-        return {**message, **shown, "role": _replaced(role, [*self._asked.spans(role)], hidden)}
+        return {**message, **shown, "role": _replaced(role, [*self._in_questions.spans(role)], hidden)}
 
     def _value(self, value: Any, spellings: TextMatcher, hidden: HiddenTexts) -> Any:
         """Replaces the spellings in all texts of a value."""
@@ -120,24 +126,24 @@ class ControlTokens:
     def _cut(self, text: str) -> Iterator[tuple[str, bool]]:
         """Yields control tokens (True), each including its white space, and the texts between them."""
         position = 0
-        for first, last in self._written.spans(text):
+        for first, last in self._in_rendered.spans(text):
             start, end = self._with_blanks(text, first, last, position)
             yield text[position:start], False
             yield text[start:end], True
             position = end
         yield text[position:], False
 
-    def _with_blanks(self, text: str, start: int, end: int, least: int) -> tuple[int, int]:
-        mark = self.marks[text[start:end]]
-        while mark.lstrip and start > least and text[start - 1].isspace():
+    def _with_blanks(self, text: str, start: int, end: int, first_allowed: int) -> tuple[int, int]:
+        token = self.tokens[text[start:end]]
+        while token.lstrip and start > first_allowed and text[start - 1].isspace():
             start -= 1
-        while mark.rstrip and end < len(text) and text[end].isspace():
+        while token.rstrip and end < len(text) and text[end].isspace():
             end += 1
         return start, end
 
 
 class HiddenTexts:
-    """HiddenTexts texts of one conversation and their placeholder characters."""
+    """Hidden texts of one conversation and their placeholder characters."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -155,9 +161,9 @@ class HiddenTexts:
     def restore(self, text: str) -> str:
         return HIDDEN.sub(self._restored, text)
 
-    def _restored(self, found: re.Match[str]) -> str:
-        number = ord(found[0]) - FIRST
-        return self.texts[number] if number < len(self.texts) else found[0]
+    def _restored(self, match: re.Match[str]) -> str:
+        number = ord(match[0]) - FIRST
+        return self.texts[number] if number < len(self.texts) else match[0]
 
 
 def unescape_private_use(json_text: str) -> str:
@@ -165,7 +171,7 @@ def unescape_private_use(json_text: str) -> str:
     return ESCAPED.sub(lambda found: found[1] + bytes.fromhex(found[2] + found[3]).decode("utf-16-be"), json_text)
 
 
-def _mark(token: Mapping[str, Any]) -> ControlToken:
+def _control_token(token: Mapping[str, Any]) -> ControlToken:
     return ControlToken(
         text=token["content"],
         special=token["special"],
@@ -176,7 +182,7 @@ def _mark(token: Mapping[str, Any]) -> ControlToken:
     )
 
 
-def _is_mark(text: str, template: str, marks: set[str]) -> bool:
+def _is_control_token(text: str, template: str, marks: set[str]) -> bool:
     """Returns whether an added token is a control token. Others are ordinary text (runs of blanks, tags of HTML)."""
     return text in marks or (not text.isspace() and not text.isalnum() and text in template)
 
@@ -184,8 +190,8 @@ def _is_mark(text: str, template: str, marks: set[str]) -> bool:
 def _merge(parts: Iterable[tuple[str, bool]], hidden: HiddenTexts) -> Iterator[TextSection]:
     """Joins neighbouring parts without hidden texts to one section."""
     joined: list[str] = []
-    for text, is_mark in parts:
-        if is_mark or HIDDEN.search(text) is None:
+    for text, is_control_token in parts:
+        if is_control_token or HIDDEN.search(text) is None:
             joined.append(text)
             continue
         if any(joined):

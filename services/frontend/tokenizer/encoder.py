@@ -65,13 +65,13 @@ def _encoded(tokenizer: HfTokenizer, texts: list[Any], *, add_special_tokens: bo
     A model's regular expression that backtracks too often on a text panics, and a panic is not an Exception.
     """
     try:
-        found: list[Encoding] = tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+        encodings: list[Encoding] = tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
     except BaseException as error:
         if type(error).__name__ != PANIC:
             raise
         text = f"prompt: the model's tokenizer fails on this text: {str(error)[:200]}"
         raise InvalidArgument(text, field="prompt") from None
-    return found
+    return encodings
 
 
 class SectionEncoder:
@@ -93,8 +93,8 @@ class SectionEncoder:
         return ids
 
     def pair(self, texts: tuple[str, str]) -> Tokenized:
-        found = _encoded(self.tokenizer, [texts], add_special_tokens=True)[0]
-        return Tokenized(found.ids, found.type_ids.index(1) if 1 in found.type_ids else 0)
+        encoding = _encoded(self.tokenizer, [texts], add_special_tokens=True)[0]
+        return Tokenized(encoding.ids, encoding.type_ids.index(1) if 1 in encoding.type_ids else 0)
 
 
 class Encoder:
@@ -180,10 +180,10 @@ class Encoder:
         inner, pair = self.encode_inline("a", add_special_tokens=False), self.text_encoder.pair(("a", "a"))
         framed = list(pair.token_ids)
         size = len(inner)
-        found = [i for i in range(len(framed) - size + 1) if framed[i : i + size] == inner]
-        if size == 0 or len(found) != 2:
+        starts = [i for i in range(len(framed) - size + 1) if framed[i : i + size] == inner]
+        if size == 0 or len(starts) != 2:
             return None
-        first, second = found
+        first, second = starts
         second_size = second - pair.second_text_from if pair.second_text_from else None
         return framed[:first], framed[first + size : second], framed[second + size :], second_size
 
@@ -253,15 +253,17 @@ class Encoder:
         if characters <= self.sizes.inline:
             return self._encode_all(texts)
         loop = asyncio.get_running_loop()
-        found: list[array[int]] = []
-        for some in _portions(texts, self.sizes.piece):
+        encoded: list[array[int]] = []
+        for portion in _portions(texts, self.sizes.piece):
             async with self._turns.slot(characters):
-                found += await loop.run_in_executor(self._pool, self._encode_all, some)
-        return found
+                encoded += await loop.run_in_executor(self._pool, self._encode_all, portion)
+        return encoded
 
     def _encode_all(self, texts: Sequence[str]) -> list[array[int]]:
         # Python's int objects take nine times the memory, and all results are kept until the last one.
-        return [array("i", found.ids) for found in _encoded(self._tokenizer, list(texts), add_special_tokens=False)]
+        return [
+            array("i", encoding.ids) for encoding in _encoded(self._tokenizer, list(texts), add_special_tokens=False)
+        ]
 
     async def in_thread(self, work: Callable[[Argument], Result], argument: Argument, amount: int) -> Result:
         """Runs other work on long texts in the thread for whole texts; the smallest `amount` goes first."""

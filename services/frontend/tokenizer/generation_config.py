@@ -32,8 +32,8 @@ def read_defaults(folder: Path) -> GenerationDefaults:
     named = {name: _number(name, config.get(name)) for name in ("temperature", *RECOMMENDED)}
     if named["top_p"] == 0:
         named["top_p"] = LEAST_TOP_P
-    found = {name: value for name, value in named.items() if value is not None}
-    return GenerationDefaults(found, _number(LENGTH, config.get(LENGTH)))
+    sampling = {name: value for name, value in named.items() if value is not None}
+    return GenerationDefaults(sampling, _number(LENGTH, config.get(LENGTH)))
 
 
 def read_eos_ids(folder: Path) -> list[int]:

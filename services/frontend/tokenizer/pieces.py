@@ -43,8 +43,8 @@ def token_bytes(token: str) -> bytes:
 
 def fallback_byte(token: str) -> bytes:
     """Returns the byte of a token of SentencePiece's byte fallback, "<0xF0>"; empty for other tokens."""
-    found = FALLBACK_BYTE.fullmatch(token)
-    return b"" if found is None else bytes.fromhex(found[1])
+    match = FALLBACK_BYTE.fullmatch(token)
+    return b"" if match is None else bytes.fromhex(match[1])
 
 
 class TokenPieces(dict[int, "str | bytes"]):

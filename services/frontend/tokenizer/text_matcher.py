@@ -16,16 +16,16 @@ class TextMatcher:
 
         `alone`: the texts that match only as whole words. `others`: an additional class of non-ASCII characters.
         """
-        found = sorted(set(texts))
+        sorted_texts = sorted(set(texts))
         alone = set(alone)
         self._others = bool(others)
-        self._longest = max(map(len, found), default=0)
-        self._firsts = {text[0] for text in found}
-        parts = [_trie(text for text in found if text not in alone)]
-        parts += [rf"(?<!\w)(?:{_trie([text])})(?!\w)" for text in found if text in alone]
+        self._longest = max(map(len, sorted_texts), default=0)
+        self._firsts = {text[0] for text in sorted_texts}
+        parts = [_trie(text for text in sorted_texts if text not in alone)]
+        parts += [rf"(?<!\w)(?:{_trie([text])})(?!\w)" for text in sorted_texts if text in alone]
         self._whole = re.compile("|".join(filter(None, [*parts, others])) or r"(?!)")
-        self._ends = re.compile(_trie(text[i:] for text in found for i in range(1, len(text))) or r"(?!)")
-        starts = _trie(text[:i] for text in found for i in range(1, len(text)))
+        self._ends = re.compile(_trie(text[i:] for text in sorted_texts for i in range(1, len(text))) or r"(?!)")
+        starts = _trie(text[:i] for text in sorted_texts for i in range(1, len(text)))
         self._starts = re.compile(rf"(?:{starts})\Z" if starts else r"(?!)")
 
     def spans(self, text: str) -> Iterator[tuple[int, int]]:
@@ -35,22 +35,22 @@ class TextMatcher:
         position = 0
         while position < len(text):
             end = position + STEP_CHARACTERS
-            found = self._whole.search(text, position, end + self._longest)
-            if found is not None and found.start() < end:
-                yield found.span()
-                position = found.end()
+            match = self._whole.search(text, position, end + self._longest)
+            if match is not None and match.start() < end:
+                yield match.span()
+                position = match.end()
             else:
                 position = end
 
     def suffix_end(self, text: str, start: int) -> int:
         """Returns the end of a partial occurrence that `text` begins with at `start`; `start` if there is none."""
-        found = self._ends.match(text, start)
-        return start if found is None else found.end()
+        match = self._ends.match(text, start)
+        return start if match is None else match.end()
 
     def prefix_start(self, text: str, end: int) -> int:
         """Returns the start of a partial occurrence that `text` ends with at `end`; `end` if there is none."""
-        found = self._starts.search(text, max(0, end - self._longest), end)
-        return end if found is None else found.start()
+        match = self._starts.search(text, max(0, end - self._longest), end)
+        return end if match is None else match.start()
 
 
 def _trie(texts: Iterable[str]) -> str:

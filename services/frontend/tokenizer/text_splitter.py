@@ -98,9 +98,9 @@ def _kind_of(step: Mapping[str, Any]) -> str | None:
         case "ByteLevel" if not step["add_prefix_space"]:
             return "words" if step["use_regex"] else "other"
         case "Split" if step["behavior"] == "Isolated" and not step["invert"]:
-            found = set(_alternatives(step["pattern"].get("Regex", "")))
-            if found <= WORDS | OTHERS:
-                return "words" if found & WORDS else "other"
+            alternatives = set(_alternatives(step["pattern"].get("Regex", "")))
+            if alternatives <= WORDS | OTHERS:
+                return "words" if alternatives & WORDS else "other"
     return None
 
 

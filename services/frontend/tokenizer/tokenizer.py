@@ -66,7 +66,7 @@ class Tokenizer:
         }
         self._allowed = control_tokens
         self._control = ControlTokens(renderer_config.added, self.template.source, renderer_config.marks)
-        self._encoder = Encoder(self._hf, threads, () if control_tokens == EVERYWHERE else tuple(self._control.marks))
+        self._encoder = Encoder(self._hf, threads, () if control_tokens == EVERYWHERE else tuple(self._control.tokens))
         self.defaults: GenerationDefaults = read_defaults(folder)
         self.eos_ids = self._eos_ids(folder)
         self._added = {i: token.content for i, token in self._hf.get_added_tokens_decoder().items()}
@@ -103,7 +103,7 @@ class Tokenizer:
     @property
     def control_tokens(self) -> frozenset[str]:
         """Control tokens that messages cannot spell."""
-        return frozenset(self._control.marks)
+        return frozenset(self._control.tokens)
 
     def _find_marks(self) -> tuple[int, int] | None:
         """Returns the tokens that begin and end reasoning, if there are such."""
@@ -223,8 +223,8 @@ class Tokenizer:
 
     def token_id(self, text: str) -> int | None:
         """Returns the id of the token that the vocabulary writes as `text`."""
-        found: int | None = self._hf.token_to_id(text)
-        return found
+        token_id: int | None = self._hf.token_to_id(text)
+        return token_id
 
     @property
     def vocab_size(self) -> int:

@@ -104,8 +104,8 @@ class WebEdge:
         try:
             self._rules.check("POST", "", scope["headers"], scope["http_version"])
             self._check(method, metadata)
-            with self._decoders.held() as held:
-                data = await self._message(kind, scope["headers"], metadata, receive, held)
+            with self._decoders.held() as decoded_bytes:
+                data = await self._message(kind, scope["headers"], metadata, receive, decoded_bytes)
                 message = await self._codec.read(data, method.request, is_json=kind.is_json)
                 del data
             context = WebContext(metadata, answer.write, ":".join(map(str, scope.get("client") or ())))
@@ -116,9 +116,9 @@ class WebEdge:
         async with while_connected(receive):
             ending = OK
             try:
-                found = await method.behaviour(message, context)
-                if found is not None:
-                    await answer.write(found)
+                answered = await method.behaviour(message, context)
+                if answered is not None:
+                    await answer.write(answered)
             except CallEnded as ended:
                 ending = ended.ending
             await answer.end(ending, context.trailers)
@@ -132,7 +132,7 @@ class WebEdge:
             self._admission.check_open(0, self._access.tenant_from_metadata(dict(metadata)))
 
     async def _message(
-        self, kind: CallKind, headers: Headers, metadata: dict[str, str], receive: Receive, held: DecodedBytes
+        self, kind: CallKind, headers: Headers, metadata: dict[str, str], receive: Receive, decoded_bytes: DecodedBytes
     ) -> bytes:
         """Returns the call's message, decoded if the body or the message within is compressed."""
         field = kind.encoding_header
@@ -141,13 +141,13 @@ class WebEdge:
             encodings_of([metadata.get(field, "")], field),
         )
         if of_body:
-            receive = self._decoders.decoded(receive, of_body, self._max_bytes, held)
+            receive = self._decoders.decoded(receive, of_body, self._max_bytes, decoded_bytes)
         sent = decode_message(await self._body(metadata, receive), kind)
         if not sent.is_compressed:
             return sent.data
         if not of_message:
             raise InvalidArgument(f"the message is marked as compressed, but {field} names no encoding", field=field)
-        return await self._decoders.whole(sent.data, of_message, self._max_bytes, held)
+        return await self._decoders.whole(sent.data, of_message, self._max_bytes, decoded_bytes)
 
     async def _body(self, metadata: dict[str, str], receive: Receive) -> bytes:
         self._check_length(int(metadata.get("content-length", "0")))
@@ -170,11 +170,11 @@ class WebEdge:
 
 def _metadata(headers: Headers) -> dict[str, str]:
     """Returns the headers as a dictionary; duplicate keys are dropped, as on the other edges."""
-    found: dict[str, str] = {}
+    metadata: dict[str, str] = {}
     for name, value in headers:
-        twice = name in (AUTHORIZATION, API_KEY) and name.decode() in found
-        found[name.decode("latin-1")] = "" if twice else value.decode("latin-1")
-    return found
+        is_duplicate = name in (AUTHORIZATION, API_KEY) and name.decode() in metadata
+        metadata[name.decode("latin-1")] = "" if is_duplicate else value.decode("latin-1")
+    return metadata
 
 
 def _fits(kind: CallKind, method: _Method) -> bool:

@@ -50,15 +50,15 @@ class CallKind:
 
 
 def _kinds() -> dict[str, CallKind]:
-    found = []
+    kinds = []
     for name, is_json in (("proto", False), ("json", True)):
-        found.append(CallKind(f"application/{name}", Protocol.CONNECT_UNARY, is_json))
-        found.append(CallKind(f"application/connect+{name}", Protocol.CONNECT_STREAM, is_json))
-        found.append(CallKind(f"application/grpc-web+{name}", Protocol.GRPC_WEB, is_json))
+        kinds.append(CallKind(f"application/{name}", Protocol.CONNECT_UNARY, is_json))
+        kinds.append(CallKind(f"application/connect+{name}", Protocol.CONNECT_STREAM, is_json))
+        kinds.append(CallKind(f"application/grpc-web+{name}", Protocol.GRPC_WEB, is_json))
     for suffix in ("", "+proto"):
-        found.append(CallKind(f"application/grpc-web-text{suffix}", Protocol.GRPC_WEB, is_text=True))
-    found.append(CallKind("application/grpc-web", Protocol.GRPC_WEB))
-    return {kind.content_type: kind for kind in found}
+        kinds.append(CallKind(f"application/grpc-web-text{suffix}", Protocol.GRPC_WEB, is_text=True))
+    kinds.append(CallKind("application/grpc-web", Protocol.GRPC_WEB))
+    return {kind.content_type: kind for kind in kinds}
 
 
 KINDS = _kinds()

@@ -39,22 +39,22 @@ def _wanted(wanted: Sequence[int], choices: Sequence[int]) -> int:
 
 def _walk(matcher: LLMatcher, first: int, choose: Choose) -> str:
     """Follows one walk, which never ends the text where it may continue."""
-    taken: list[int] = []
+    tokens_so_far: list[int] = []
     for _ in range(NUM_CHOICES):
         allowed = np.flatnonzero(np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little"))
         if matcher.is_error():
-            return _written(taken, first) if DEAD_END in matcher.get_error() else ""
+            return _written(tokens_so_far, first) if DEAD_END in matcher.get_error() else ""
         choices = allowed[allowed < first + NUM_BYTES].tolist()
         if not choices:
-            return "" if matcher.is_accepting() or len(allowed) else _written(taken, first)
+            return "" if matcher.is_accepting() or len(allowed) else _written(tokens_so_far, first)
         tokens = [choose(choices)]
         if matcher.try_consume_tokens(tokens) != 1 or matcher.is_error():
             return ""
         forced = matcher.compute_ff_tokens()
-        taken += tokens + forced[: matcher.try_consume_tokens(forced)]
+        tokens_so_far += tokens + forced[: matcher.try_consume_tokens(forced)]
     return ""
 
 
-def _written(taken: Sequence[int], first: int) -> str:
-    text = bytes(token - first for token in taken if token >= first).decode(errors="replace")
+def _written(tokens: Sequence[int], first: int) -> str:
+    text = bytes(token - first for token in tokens if token >= first).decode(errors="replace")
     return repr(text if len(text) <= SHOWN_CHARACTERS else f"... {text[-SHOWN_CHARACTERS:]}")

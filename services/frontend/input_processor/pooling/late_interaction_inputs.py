@@ -53,7 +53,7 @@ def _special_token(tokenizer: Tokenizer, name: str) -> list[int]:
     """Returns a special token, also under its name without surrounding spaces."""
     if not name:
         return []
-    found = next((i for text in (name, name.strip()) if (i := tokenizer.token_id(text)) is not None), None)
-    if found is None:
+    token_id = next((i for text in (name, name.strip()) if (i := tokenizer.token_id(text)) is not None), None)
+    if token_id is None:
         raise InvalidArgument(f"model: its tokenizer has no token {name!r:.64}", field="model")
-    return [found]
+    return [token_id]

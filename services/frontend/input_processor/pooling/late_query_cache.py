@@ -19,8 +19,8 @@ class LateQueryCache:
         """Returns the query of a prompt (None if it has none), and the number of tokens read for it."""
         if not isinstance(prompt, LateInteractionPrompt) or prompt.query is None:
             return None, 0
-        known = self._queries.get(prompt.query)
-        if known is not None:
-            return known, 0
+        cached = self._queries.get(prompt.query)
+        if cached is not None:
+            return cached, 0
         query = self._queries[prompt.query] = await self._read(LateInteractionPrompt(prompt.query, is_query=True))
         return query, query.num_tokens

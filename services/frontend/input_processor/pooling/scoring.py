@@ -82,7 +82,7 @@ class Scoring:
 
     def rank(self, columns: Sequence[bytes], top_n: int) -> list[tuple[int, float]]:
         """Returns documents and their scores, the best first, of equal ones the earlier; `top_n`: 0 for all."""
-        order = sorted(enumerate(self.scores(columns)), key=lambda found: -found[1])
+        order = sorted(enumerate(self.scores(columns)), key=lambda indexed: -indexed[1])
         return order[:top_n] if top_n else order
 
 
@@ -98,5 +98,5 @@ def probabilities(column: bytes) -> F32:
 
 def sigmoid(x: F32) -> F32:
     """Computes the sigmoid without overflow for x far from 0."""
-    found: F32 = np.exp(-np.logaddexp(np.float32(0), -x))
-    return found
+    result: F32 = np.exp(-np.logaddexp(np.float32(0), -x))
+    return result

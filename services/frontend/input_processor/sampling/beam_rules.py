@@ -66,7 +66,7 @@ def check_logprobs(sampling: Sampling) -> None:
     """Checks logprobs: a search has twice as many candidate tokens as beams."""
     if sampling.beam_search is None or sampling.logprobs is None:
         return
-    width, asked = sampling.beam_search.width, sampling.logprobs
-    if not 0 <= asked <= 2 * width:
-        text = f"logprobs must be in [0, {2 * width}] with a beam search of width {width}, got {asked}."
+    width, logprobs = sampling.beam_search.width, sampling.logprobs
+    if not 0 <= logprobs <= 2 * width:
+        text = f"logprobs must be in [0, {2 * width}] with a beam search of width {width}, got {logprobs}."
         raise InvalidArgument(text, field="logprobs")

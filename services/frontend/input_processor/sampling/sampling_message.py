@@ -50,21 +50,23 @@ def to_message(sampling: Sampling, max_tokens: int) -> sampling_pb2.SamplingPara
 
 def grammar_bytes(sampling: Sampling) -> bytes:
     """Serializes a constraint; equal constraints have equal bytes."""
-    asked = sampling.structured_output
-    return b"" if asked is None else asked.SerializeToString(deterministic=True)
+    structured_output = sampling.structured_output
+    return b"" if structured_output is None else structured_output.SerializeToString(deterministic=True)
 
 
-def _search(asked: BeamSearch | None) -> sampling_pb2.BeamSearch | None:
-    if asked is None:
+def _search(search: BeamSearch | None) -> sampling_pb2.BeamSearch | None:
+    if search is None:
         return None
     return sampling_pb2.BeamSearch(
-        width=asked.width, length_penalty=asked.length_penalty, early_stopping=asked.early_stopping
+        width=search.width, length_penalty=search.length_penalty, early_stopping=search.early_stopping
     )
 
 
-def _detection(asked: RepetitionDetection | None) -> sampling_pb2.RepetitionDetection | None:
-    if asked is None:
+def _detection(detection: RepetitionDetection | None) -> sampling_pb2.RepetitionDetection | None:
+    if detection is None:
         return None
     return sampling_pb2.RepetitionDetection(
-        min_pattern_size=asked.min_pattern_size, max_pattern_size=asked.max_pattern_size, min_count=asked.min_count
+        min_pattern_size=detection.min_pattern_size,
+        max_pattern_size=detection.max_pattern_size,
+        min_count=detection.min_count,
     )

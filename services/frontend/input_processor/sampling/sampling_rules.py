@@ -187,9 +187,9 @@ def check_model(sampling: Sampling, vocab_size: int, max_logprobs: int) -> None:
         ("sample", "logprobs", sampling.logprobs),
         ("prompt", "prompt_logprobs", sampling.prompt_logprobs),
     ):
-        asked = vocab_size if wanted == WHOLE_VOCABULARY else wanted or 0
-        if asked > max_logprobs:
-            message = f"Requested {kind} logprobs of {asked}, which is greater than max allowed: {max_logprobs}"
+        num_logprobs = vocab_size if wanted == WHOLE_VOCABULARY else wanted or 0
+        if num_logprobs > max_logprobs:
+            message = f"Requested {kind} logprobs of {num_logprobs}, which is greater than max allowed: {max_logprobs}"
             raise InvalidArgument(message, field=field)
 
 

@@ -36,17 +36,17 @@ class TextInputCalls:
 
     def read(self, parts: Iterable[Part], *, ended: bool) -> list[Part | TextInputDelta]:
         """Converts parts; `ended`: no more parts follow."""
-        found: list[Part | TextInputDelta] = []
+        converted: list[Part | TextInputDelta] = []
         for part in parts:
             if not isinstance(part, CallDelta) or part.id:
-                found += self._end()
+                converted += self._end()
             if isinstance(part, CallDelta) and part.id and part.name in self._names:
                 self._number, self._input = part.number, InputExtractor()
             if isinstance(part, CallDelta) and self._input is not None:
-                found.append(TextInputDelta(part.number, part.id, part.name, self._input.push(part.arguments)))
+                converted.append(TextInputDelta(part.number, part.id, part.name, self._input.push(part.arguments)))
             else:
-                found.append(part)
-        return found + (self._end() if ended else [])
+                converted.append(part)
+        return converted + (self._end() if ended else [])
 
     def _end(self) -> list[Part | TextInputDelta]:
         open_input, self._input = self._input, None

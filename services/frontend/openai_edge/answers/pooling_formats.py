@@ -117,7 +117,7 @@ class ClassifyFormat(PooledFormat):
         self._classes = classes
 
     def data(self, vectors: Sequence[bytes]) -> list[dict[str, Any]]:
-        found = [probabilities(vector) for vector in vectors]
+        probabilities_by_input = [probabilities(vector) for vector in vectors]
         return [
             {
                 "index": index,
@@ -125,7 +125,7 @@ class ClassifyFormat(PooledFormat):
                 "probs": [*map(float, probs)],
                 "num_classes": len(self._classes),
             }
-            for index, probs in enumerate(found)
+            for index, probs in enumerate(probabilities_by_input)
         ]
 
 

@@ -17,12 +17,12 @@ def prompt_logprobs(entries: Sequence[TokenLogprobs], start: int, texts: TokenTe
 
 def _position(entry: TokenLogprobs, texts: TokenTexts) -> dict[str, Any]:
     """Returns the candidates by token id; the prompt's token is always among them, the others are ranked in order."""
-    found = {
+    candidates = {
         str(token_id): _candidate(token_id, logprob, rank, texts)
         for rank, (token_id, logprob) in enumerate(entry.top, start=1)
     }
     return {str(entry.token_id): _candidate(entry.token_id, entry.logprob, entry.rank, texts)} | {
-        token_id: candidate for token_id, candidate in found.items() if token_id != str(entry.token_id)
+        token_id: candidate for token_id, candidate in candidates.items() if token_id != str(entry.token_id)
     }
 
 

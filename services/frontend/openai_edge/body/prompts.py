@@ -108,8 +108,8 @@ def _thought(part: Mapping[str, Any]) -> str:
 def _reasoning(message: Mapping[str, Any]) -> str | None:
     """Returns the reasoning under any of the names that clients use."""
     for name in REASONING:
-        if isinstance(found := message.get(name), str) and found:
-            return found
+        if isinstance(text := message.get(name), str) and text:
+            return text
     return None
 
 

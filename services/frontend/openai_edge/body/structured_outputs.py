@@ -81,10 +81,10 @@ def constraint(
     names: FormatFieldNames = CHAT_FIELD_NAMES,
 ) -> Any:
     """Returns the requested constraint, or None; raises InvalidArgument."""
-    asked = None if response_format is None else _of_response_format(response_format, names)
+    requested = None if response_format is None else _of_response_format(response_format, names)
     if outputs is None:
-        return asked
-    if asked is not None:
+        return requested
+    if requested is not None:
         raise InvalidArgument(
             f"{names.form} and structured_outputs both constrain the output: send one of them.",
             field="structured_outputs",
@@ -92,9 +92,9 @@ def constraint(
     return _of_outputs(outputs)
 
 
-def _of_response_format(asked: ResponseFormat, names: FormatFieldNames) -> pb.StructuredOutput | None:
-    schema = asked.requested_schema
-    match asked.type:
+def _of_response_format(response_format: ResponseFormat, names: FormatFieldNames) -> pb.StructuredOutput | None:
+    schema = response_format.requested_schema
+    match response_format.type:
         case "json_object" if schema in (None, {}):
             return pb.StructuredOutput(json_object=True)
         case "json_object" | "json_schema":
@@ -102,38 +102,38 @@ def _of_response_format(asked: ResponseFormat, names: FormatFieldNames) -> pb.St
                 raise InvalidArgument(f"{names.form} of type json_schema needs {names.schema}", field=names.form)
             return pb.StructuredOutput(json_schema=json.dumps(schema))
         case "structural_tag":
-            given = {name: value for name in TAG if (value := getattr(asked, name)) is not None}
-            return pb.StructuredOutput(structural_tag=json.dumps({"type": asked.type, **given}))
+            given = {name: value for name in TAG if (value := getattr(response_format, name)) is not None}
+            return pb.StructuredOutput(structural_tag=json.dumps({"type": response_format.type, **given}))
     return None
 
 
-def _of_outputs(asked: StructuredOutputsBody) -> pb.StructuredOutput:
-    given = [name for name in CONSTRAINTS if getattr(asked, "json_" if name == "json" else name) is not None]
+def _of_outputs(outputs: StructuredOutputsBody) -> pb.StructuredOutput:
+    given = [name for name in CONSTRAINTS if getattr(outputs, "json_" if name == "json" else name) is not None]
     if len(given) != 1:
-        got = ", ".join(given) or "none"
+        names = ", ".join(given) or "none"
         raise InvalidArgument(
-            f"structured_outputs must hold exactly one of {', '.join(CONSTRAINTS)}, got {got}.",
+            f"structured_outputs must hold exactly one of {', '.join(CONSTRAINTS)}, got {names}.",
             field="structured_outputs",
         )
     wanted = pb.StructuredOutput(
-        disable_any_whitespace=asked.disable_any_whitespace,
-        disable_additional_properties=asked.disable_additional_properties,
-        whitespace_pattern=asked.whitespace_pattern or "",
+        disable_any_whitespace=outputs.disable_any_whitespace,
+        disable_additional_properties=outputs.disable_additional_properties,
+        whitespace_pattern=outputs.whitespace_pattern or "",
     )
     match given[0]:
         case "json":
-            wanted.json_schema = _text(asked.json_)
+            wanted.json_schema = _text(outputs.json_)
         case "regex":
-            wanted.regex = asked.regex or ""
+            wanted.regex = outputs.regex or ""
         case "choice":
-            wanted.choice.options.extend(asked.choice or ())
+            wanted.choice.options.extend(outputs.choice or ())
             wanted.choice.SetInParent()
         case "grammar":
-            wanted.grammar = asked.grammar or ""
+            wanted.grammar = outputs.grammar or ""
         case "json_object":
-            wanted.json_object = bool(asked.json_object)
+            wanted.json_object = bool(outputs.json_object)
         case "structural_tag":
-            wanted.structural_tag = _text(asked.structural_tag)
+            wanted.structural_tag = _text(outputs.structural_tag)
     return wanted
 
 

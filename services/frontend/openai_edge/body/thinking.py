@@ -73,10 +73,10 @@ def variables(body: ChatOptions) -> Mapping[str, Any]:
     If several fields disagree, the last one counts of reasoning_effort, reasoning, think, thinking, enable_thinking,
     chat_template_args.
     """
-    asked = body.reasoning or ReasoningOptions()
+    options = body.reasoning or ReasoningOptions()
     return {
-        **reasoning.template_variables(body.reasoning_effort or asked.effort),
-        **thinking_switch(asked.enabled),
+        **reasoning.template_variables(body.reasoning_effort or options.effort),
+        **thinking_switch(options.enabled),
         **(reasoning.template_variables(body.think) if isinstance(body.think, str) else thinking_switch(body.think)),
         **thinking_variables(body.thinking),
         **thinking_switch(body.enable_thinking),

@@ -64,12 +64,12 @@ def _choice(choice: Any) -> tuple[str, str]:
 def _allowed(tools: list[dict[str, Any]], choice: Mapping[str, Any]) -> list[dict[str, Any]]:
     listed = choice["allowed_tools"].get("tools")
     names = {_name_of(entry) for entry in listed} if isinstance(listed, list) else set()
-    kept = [tool for tool in tools if _name_of(tool) in names]
-    if not kept or len(kept) < len(names):
+    allowed = [tool for tool in tools if _name_of(tool) in names]
+    if not allowed or len(allowed) < len(names):
         raise InvalidArgument(
             "tool_choice: allowed_tools must name some of the tools, and no others", field="tool_choice"
         )
-    return kept
+    return allowed
 
 
 def _name_of(tool: Any) -> str:

@@ -205,7 +205,7 @@ def _parts(delta: SampleDelta) -> list[Part]:
 def _echo(body: ResponsesBody, sampling: Sampling, model: str, identity: ResponseIdentity) -> Json:
     """Returns the request's fields that every response repeats."""
     effort, summary = (body.reasoning.effort, body.reasoning.summary) if body.reasoning is not None else (None, None)
-    asked: dict[str, Any] = {
+    echoed: dict[str, Any] = {
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
         "max_tool_calls": body.max_tool_calls,
@@ -235,7 +235,7 @@ def _echo(body: ResponsesBody, sampling: Sampling, model: str, identity: Respons
         "error": None,
         "incomplete_details": None,
         "usage": None,
-        **json_safe(asked),
+        **json_safe(echoed),
     }
 
 

@@ -59,7 +59,7 @@ class ResponseRoutes:
         self._store = ResponseStore(context.response_store_bytes)
         self._resumable = resumable
         self._unknown = context.bounds.unknown_fields
-        resumable.offer(PREFIX, self._rebuild)
+        resumable.register(PREFIX, self._rebuild)
         self.router = Router(tags=["responses"], own_query=True)
         new = Router(tags=["responses"], own_query=True, route_class=context.bounds.route())
         new.add_api_route(PREFIX, self.create, methods=["POST"], response_class=Response)
@@ -75,7 +75,7 @@ class ResponseRoutes:
         self.router.add_api_route(f"{one}/cancel", self.cancel, methods=["POST"])
 
     async def create(self, body: ResponsesBody, http: Request) -> Response:
-        """Answers a conversation with one or several samples."""
+        """Answers a conversation, or starts a response in the background."""
         body.refuse_unknown(self._unknown)
         inputs = as_items(body.input)
         before = await self._before(body, http)
@@ -90,7 +90,7 @@ class ResponseRoutes:
         """Starts a response in the background."""
         if kept.body.stream:
             return self._resumable.answer(PREFIX, kept, sent, self._rebuild)
-        begin, formatted = self._resumable.beginning(PREFIX, kept, sent, self._rebuild, runs_unread=True)
+        begin, formatted = self._resumable.prepare_stream(PREFIX, kept, sent, self._rebuild, runs_unread=True)
         assert isinstance(formatted.format, ResponsesFormat)
         return StreamStartedResponse(
             begin, formatted.format.unstarted(QUEUED), formatted.format, formatted.request.structured_output_field
@@ -145,14 +145,14 @@ class ResponseRoutes:
 
     async def _stored(self, response_id: str, tenant: str) -> StoredResponse | None:
         """Returns the stored response; a background one only until a frontend deletes it."""
-        found = self._store.find(response_id, tenant)
-        if found is None or not found.body["background"]:
-            return found
+        stored = self._store.find(response_id, tenant)
+        if stored is None or not stored.body["background"]:
+            return stored
         is_deleted = await self._resumable.is_deleted(response_id.removeprefix(ID), tenant)
-        if is_deleted or not self._resumable.may_be_copied(found.body["created_at"]):
+        if is_deleted or not self._resumable.may_be_copied(stored.body["created_at"]):
             self._store.drop(response_id, tenant)
             return None
-        return found
+        return stored
 
     async def _find(self, response_id: str, tenant: str, field: str = "") -> StoredResponse:
         """Returns the response stored here, or that of an ended background stream; raises NotFound."""
@@ -173,16 +173,16 @@ class ResponseRoutes:
         include_obfuscation: bool | None = Query(None, description="accepted for OpenAI's clients, without effect"),
     ) -> Response:
         """Returns a response, or resumes the event stream of a background one after an event."""
-        found = await self._stored(response_id, headers.tenant(http))
-        if stream and found is not None and not found.body["background"]:
+        stored = await self._stored(response_id, headers.tenant(http))
+        if stream and stored is not None and not stored.body["background"]:
             raise Unimplemented(
                 "stream: a response that is not in the background is returned in one piece", field="stream"
             )
         request_id = response_id.removeprefix(ID)
         if stream:
             return self._resumable.resumed(request_id, http, starting_after + 1, PREFIX)
-        if found is not None:
-            return Response(orjson.dumps(found.body), media_type="application/json")
+        if stored is not None:
+            return Response(orjson.dumps(stored.body), media_type="application/json")
         return Response(orjson.dumps(await self._in_background(response_id, http)), media_type="application/json")
 
     async def _in_background(self, response_id: str, http: Request) -> dict[str, Any]:
@@ -218,11 +218,11 @@ class ResponseRoutes:
     async def delete(self, response_id: str, http: Request) -> dict[str, Any]:
         """Deletes a stored response, and the stream of a background one."""
         tenant = headers.tenant(http)
-        found = await self._stored(response_id, tenant)
-        kept = await self._kept(response_id, tenant) if found is None or found.body["background"] else None
-        if kept is not None:
-            await self._resumable.delete(kept)
-        if found is not None or kept is None:
+        stored = await self._stored(response_id, tenant)
+        stream = await self._kept(response_id, tenant) if stored is None or stored.body["background"] else None
+        if stream is not None:
+            await self._resumable.delete(stream)
+        if stored is not None or stream is None:
             self._store.delete(response_id, tenant)
         return {"id": response_id, "object": "response", "deleted": True}
 
@@ -242,10 +242,10 @@ class ResponseRoutes:
 
     async def cancel(self, response_id: str, http: Request) -> dict[str, Any]:
         """Cancels a background response; any other ends when its client closes the connection."""
-        found = await self._stored(response_id, headers.tenant(http))
-        if found is not None and found.body["background"]:
-            return found.body
-        if found is not None:
+        stored = await self._stored(response_id, headers.tenant(http))
+        if stored is not None and stored.body["background"]:
+            return stored.body
+        if stored is not None:
             text = "Only responses in the background can be cancelled; for others, close the connection."
             raise InvalidArgument(text, field="response_id")
         response = await self._in_background(response_id, http)
@@ -256,8 +256,8 @@ class ResponseRoutes:
 
 
 def _fields(event: bytes) -> dict[str, Any]:
-    found: dict[str, Any] = orjson.loads(event.partition(b"\ndata: ")[2])
-    return found
+    fields: dict[str, Any] = orjson.loads(event.partition(b"\ndata: ")[2])
+    return fields
 
 
 def _tenant(body: ResponsesBody, http: Request) -> str:

@@ -54,14 +54,14 @@ class ResponseStore:
         """
         if not self._max_bytes and field:
             raise InvalidArgument(f"{field}: this server stores no responses (response_store_mb=0)", field=field)
-        found = self.find(response_id, tenant)
-        if found is None:
+        stored = self.find(response_id, tenant)
+        if stored is None:
             raise NotFound(
                 f"Response with id {response_id!r} not found: it was not stored here, or was evicted. Send the "
                 "items of the conversation as input instead.",
                 field=field,
             )
-        return found
+        return stored
 
     def find(self, response_id: str, tenant: str) -> StoredResponse | None:
         """Returns the response, if stored, and marks it as used."""

@@ -51,15 +51,15 @@ def echoed_tools(tools: Sequence[Json] | None) -> list[Json]:
 
 def added_tools(items: Iterable[Json]) -> list[Json]:
     """Returns the tools that items of a conversation add; raises InvalidArgument."""
-    found: list[Json] = []
+    tools: list[Json] = []
     for number, item in enumerate(items):
         if item.get("type") == item_schemas.ADDED_TOOLS:
             if not isinstance(listed := item.get("tools"), list):
                 raise InvalidArgument(
                     f"input[{number}]: {item_schemas.ADDED_TOOLS} needs a list of tools", field="input"
                 )
-            found += listed
-    return found
+            tools += listed
+    return tools
 
 
 def tools_by_prompt_name(tools: Sequence[Json] | None) -> Mapping[str, ClientTool]:

@@ -42,8 +42,8 @@ class GenerationRoutes:
         self._catalogue = context.catalogue
         self._resumable = resumable
         self._unknown = context.bounds.unknown_fields
-        resumable.offer(COMPLETIONS, self._rebuild_completion)
-        resumable.offer(CHAT, self._rebuild_chat)
+        resumable.register(COMPLETIONS, self._rebuild_completion)
+        resumable.register(CHAT, self._rebuild_chat)
         self.router = Router(tags=["generation"], route_class=context.bounds.route())
         self.router.add_api_route(COMPLETIONS, self.complete, methods=["POST"], response_class=Response)
         self.router.add_api_route(CHAT, self.chat, methods=["POST"], response_class=Response)

@@ -70,8 +70,10 @@ class PoolingRoutes:
         body.refuse_unknown(self._unknown)
         if body.pooler in (pooling.ALL, pooling.STEP):
             raise InvalidArgument(f"pooler: {body.pooler} returns several vectors; use /pooling", field="pooler")
-        asked = Pooling(body.pooler or "", _normalize(body), body.dimensions, prompt_name=body.prompt_name or "")
-        request = pooling_request(body, _texts(body.input, body), asked, headers.read(http))
+        pooling_options = Pooling(
+            body.pooler or "", _normalize(body), body.dimensions, prompt_name=body.prompt_name or ""
+        )
+        request = pooling_request(body, _texts(body.input, body), pooling_options, headers.read(http))
         return self._answer(
             request,
             EmbeddingFormat(self._catalogue.served_name(body.model), as_base64=body.encoding_format == "base64"),
@@ -89,8 +91,8 @@ class PoolingRoutes:
                 "use_activation is not offered for scores; /classify gives them as probabilities",
                 field="use_activation",
             )
-        asked = Pooling(pooler, _normalize(body), body.dimensions, classify, body.step_tag_id, name)
-        request = pooling_request(body, _texts(body.input, body), asked, headers.read(http))
+        pooling_options = Pooling(pooler, _normalize(body), body.dimensions, classify, body.step_tag_id, name)
+        request = pooling_request(body, _texts(body.input, body), pooling_options, headers.read(http))
         return self._answer(
             request, PoolingFormat(self._catalogue.served_name(body.model), as_base64=body.encoding_format == "base64")
         )

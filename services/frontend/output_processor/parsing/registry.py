@@ -94,13 +94,13 @@ REASONING_PARSERS = {
 
 
 def tool_format(name: str) -> ToolFormat:
-    found: ToolFormat = _load("tool_call_parser", "tool_parsers", TOOL_PARSERS, name)
-    return found
+    tool_format: ToolFormat = _load("tool_call_parser", "tool_parsers", TOOL_PARSERS, name)
+    return tool_format
 
 
 def reasoning_format(name: str) -> ReasoningFormat:
-    found: ReasoningFormat = _load("reasoning_parser", "reasoning_parsers", REASONING_PARSERS, name)
-    return found
+    reasoning_format: ReasoningFormat = _load("reasoning_parser", "reasoning_parsers", REASONING_PARSERS, name)
+    return reasoning_format
 
 
 def _load(setting: str, folder: str, table: dict[str, str], name: str) -> Any:

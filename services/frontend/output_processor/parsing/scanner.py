@@ -108,8 +108,8 @@ class Scanner:
     @property
     def character(self) -> str:
         """Next character; empty if it has not arrived, or at the end."""
-        here = self.at - self._dropped
-        return self._text[here] if here < len(self._text) else ""
+        offset = self.at - self._dropped
+        return self._text[offset] if offset < len(self._text) else ""
 
     @property
     def at_end(self) -> bool:
@@ -143,18 +143,18 @@ class Scanner:
 
     def take_run(self, run: re.Pattern[str]) -> str:
         """Reads the available part of a run of characters of one class."""
-        found = run.match(self._text, self._here)
-        if found is None:
+        match = run.match(self._text, self._here)
+        if match is None:
             return ""
-        self.at += len(found[0])
-        return found[0]
+        self.at += len(match[0])
+        return match[0]
 
     def match(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
         """Reads a match of a pattern in the available text; the pattern must not depend on what follows."""
-        found = pattern.match(self._text, self._here)
-        if found is not None:
-            self.at += len(found[0])
-        return found
+        match = pattern.match(self._text, self._here)
+        if match is not None:
+            self.at += len(match[0])
+        return match
 
     def matches(self, pattern: re.Pattern[str]) -> bool:
         """Returns whether the available text begins with the pattern; reads nothing."""
@@ -221,9 +221,9 @@ class Scanner:
 
     def next_is(self, *options: str) -> Steps[bool]:
         """Returns whether one of `options` comes next; reads nothing."""
-        found = yield from self.try_text(*options)
-        self.at -= len(found)
-        return bool(found)
+        option = yield from self.try_text(*options)
+        self.at -= len(option)
+        return bool(option)
 
     def ends_within(self, *options: str) -> Steps[bool]:
         """Returns whether the text ends here or within one of `options`; that part is then read."""
@@ -238,12 +238,12 @@ class Scanner:
         """Hands out text up to the first marker's padding, and returns the marker, read but not committed, or "" at the
         end."""
         while True:
-            found = markers.find.search(self._text, self._here)
-            if found is not None:
-                self._emit(markers.padding(self._text, self._here, found.start()), sink)
+            match = markers.find.search(self._text, self._here)
+            if match is not None:
+                self._emit(markers.padding(self._text, self._here, match.start()), sink)
                 self.marker_at = self.at
-                self.at = self._dropped + found.end()
-                return found[0]
+                self.at = self._dropped + match.end()
+                return match[0]
             self._emit(len(self._text) if self._ended else markers.undecided(self._text, self._here), sink)
             if self._ended:
                 return ""

@@ -34,8 +34,8 @@ class SchemaPart:
                 return SchemaPart(properties[name], self.root)
         for schema in _alternatives(self.schema, self.root, 0):
             for keyword in ("items", "additionalProperties"):
-                if isinstance(found := schema.get(keyword), Mapping):
-                    return SchemaPart(found, self.root)
+                if isinstance(subschema := schema.get(keyword), Mapping):
+                    return SchemaPart(subschema, self.root)
         return SchemaPart({}, self.root)
 
 
@@ -54,8 +54,8 @@ class ToolSchemas:
 
     def parameters(self, tool: str) -> list[str]:
         """Returns the names of the tool's parameters in the order of the schema."""
-        found = self._tools.get(tool)
-        properties = found.parameters.get("properties") if found is not None else None
+        schema = self._tools.get(tool)
+        properties = schema.parameters.get("properties") if schema is not None else None
         return list(properties) if isinstance(properties, Mapping) else []
 
     def declares(self, tool: str, parameter: str) -> bool:
@@ -66,8 +66,8 @@ class ToolSchemas:
         return self.part(tool, parameter).types
 
     def part(self, tool: str, parameter: str) -> SchemaPart:
-        found = self._tools.get(tool)
-        root = found.parameters if found is not None else {}
+        offered = self._tools.get(tool)
+        root = offered.parameters if offered is not None else {}
         properties = root.get("properties")
         return SchemaPart(properties.get(parameter) if isinstance(properties, Mapping) else None, root)
 

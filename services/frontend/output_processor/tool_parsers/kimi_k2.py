@@ -47,15 +47,15 @@ def _calls(scan: Scanner, writer: EventWriter, schemas: ToolSchemas, start: str)
     if start != CALL:
         yield from scan.skip_space()
         yield from scan.expect(CALL)
-    found = CALL
-    while found == CALL:
-        found = yield from _call(scan, writer, schemas)
-        if found == CALL_END:
+    marker = CALL
+    while marker == CALL:
+        marker = yield from _call(scan, writer, schemas)
+        if marker == CALL_END:
             scan.commit()
             yield from scan.skip_space()
-            found = yield from scan.try_text(CALL)
-        elif found in SECTION_ENDS:
-            scan.at -= len(found)
+            marker = yield from scan.try_text(CALL)
+        elif marker in SECTION_ENDS:
+            scan.at -= len(marker)
 
 
 def _call(scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> Steps[str]:

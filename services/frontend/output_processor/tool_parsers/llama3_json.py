@@ -28,8 +28,8 @@ def read(scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> Steps[None
     yield from scan.skip_space()
     if (yield from scan.next_is("[")):
         yield from _calls(scan, writer, schemas, scan.at)
-    while found := (yield from scan.read_until(STARTS, writer.content)):
-        if found == TAG:
+    while marker := (yield from scan.read_until(STARTS, writer.content)):
+        if marker == TAG:
             yield from scan.skip_space()
         else:
             scan.at -= len(BRACKET)

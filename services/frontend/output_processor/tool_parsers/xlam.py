@@ -18,18 +18,18 @@ KEYS = Keys(others=("type",))
 def read(scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> Steps[None]:
     """Reads an answer, which may be any JSON: only names of offered tools count."""
     yield from scan.skip_space()
-    found = yield from scan.next_is(*STARTS)
+    is_marker = yield from scan.next_is(*STARTS)
     while True:
         before = writer.num_calls
         try:
-            if not found:
+            if not is_marker:
                 yield from calls(scan, writer, KEYS, schemas.__contains__)
         except Malformed:
             reject_call(scan, writer, called=writer.num_calls > before)
         yield from read_call_end(scan, writer, ENDS, called=writer.num_calls > before)
         if not (yield from scan.read_until(MARKERS, writer.content)):
             return
-        found = False
+        is_marker = False
 
 
 GRAMMAR = CallGrammar(json_arguments('{"name": NAME, "arguments": ', "}"), before="[", between=", ", after="]")

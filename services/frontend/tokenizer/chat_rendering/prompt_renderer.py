@@ -40,9 +40,9 @@ class RendererConfig:
 
     @classmethod
     def decode(cls, data: bytes) -> RendererConfig:
-        found = pickle.loads(data)
-        assert isinstance(found, cls)
-        return found
+        renderer_config = pickle.loads(data)
+        assert isinstance(renderer_config, cls)
+        return renderer_config
 
 
 class PromptRenderer:
@@ -80,10 +80,10 @@ class PromptRenderer:
         """Returns the shapes of all templates by name."""
         if self.template.default is None and not self.template.named:
             return {}
-        found = {"default": self.shape()} if self.template.default is not None else {}
+        shapes = {"default": self.shape()} if self.template.default is not None else {}
         if self.template.with_tools:
-            found["tool_use"] = self.shape(tools=True)
-        return found | {name: self.shape(name=name) for name in self.template.named}
+            shapes["tool_use"] = self.shape(tools=True)
+        return shapes | {name: self.shape(name=name) for name in self.template.named}
 
     def _probed(self, source: str) -> Render:
         scope = {"documents": None, **self.renderer_config.variables}

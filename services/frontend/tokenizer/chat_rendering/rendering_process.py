@@ -85,9 +85,9 @@ def encode(sections: Sequence[TextSection]) -> bytes:
 def decode(answer: bytes) -> list[TextSection]:
     """Decodes the sections; raises InvalidArgument, Internal or RenderBudgetExceeded."""
     head, _, texts = answer.partition(END)
-    found = _raise_fault(json.loads(head))
+    lengths = _raise_fault(json.loads(head))
     sections, start = [], 0
-    for length, plain in found:
+    for length, plain in lengths:
         sections.append(TextSection(texts[start : start + length].decode(), plain))
         start += length
     return sections
@@ -95,19 +95,19 @@ def decode(answer: bytes) -> list[TextSection]:
 
 def decode_shapes(answer: bytes) -> Mapping[str, MessageShape]:
     """Decodes the message shapes; raises InvalidArgument, Internal or RenderBudgetExceeded."""
-    found = _raise_fault(json.loads(answer))
-    return {name: MessageShape(**values) for name, values in found.items()}
+    shapes = _raise_fault(json.loads(answer))
+    return {name: MessageShape(**values) for name, values in shapes.items()}
 
 
-def _raise_fault(found: Any) -> Any:
-    if isinstance(found, dict):
-        if "failed" in found:
-            raise Internal(f"the chat template: {found['failed']}")
-        if "late" in found:
+def _raise_fault(result: Any) -> Any:
+    if isinstance(result, dict):
+        if "failed" in result:
+            raise Internal(f"the chat template: {result['failed']}")
+        if "late" in result:
             raise RenderBudgetExceeded
-        if "message" in found:
-            raise InvalidArgument(found["message"], field=found["field"], reason=found["reason"])
-    return found
+        if "message" in result:
+            raise InvalidArgument(result["message"], field=result["field"], reason=result["reason"])
+    return result
 
 
 if __name__ == "__main__":

@@ -219,8 +219,8 @@ def _with_new_ids(turns: Sequence[Message], shape: MessageShape) -> list[Message
     for turn in turns:
         if turn["role"] == "tool":
             call_id = turn["tool_call_id"]
-            known = new.get(call_id) or _nine(call_id)
-            written.append({**turn, "tool_call_id": known})
+            new_id = new.get(call_id) or _nine(call_id)
+            written.append({**turn, "tool_call_id": new_id})
             continue
         calls = turn.get("tool_calls") or ()
         for number, call in enumerate(calls, count):

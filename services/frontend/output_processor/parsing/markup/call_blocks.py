@@ -52,17 +52,17 @@ def call_blocks(
     broken call are left out of the content.
     """
     markers = markup.start_markers
-    while found := (yield from scan.read_until(markers, writer.content)):
-        if found not in markup.starts:
-            yield from _rest_of_tag(scan, found, markup)
+    while marker := (yield from scan.read_until(markers, writer.content)):
+        if marker not in markup.starts:
+            yield from _rest_of_tag(scan, marker, markup)
             scan.commit()
             continue
         markers, before = markup.start_markers, writer.num_calls
         try:
-            yield from calls(found)
+            yield from calls(marker)
         except Malformed:
             is_inside = bool(markup.inside) and (yield from scan.next_is(*markup.inside))
-            is_mention = reject_call(scan, writer, markup, found, called=is_inside or writer.num_calls > before)
+            is_mention = reject_call(scan, writer, markup, marker, called=is_inside or writer.num_calls > before)
             markers = markup.inner_markers if is_mention else markup.all_markers
         called = writer.num_calls > before
         if not (

@@ -25,13 +25,13 @@ def arguments(scan: Scanner, writer: EventWriter, out: ArgumentsWriter, ends: Ma
     """
     pushed = IncrementalJson(out)
     yield from scan.skip_space()
-    found = yield from scan.read_until(ends, pushed.push)
-    if found:
+    end_marker = yield from scan.read_until(ends, pushed.push)
+    if end_marker:
         pushed.end()
     rest = pushed.rest
-    if not pushed.is_complete and (not found or (rest and not out.has_begun)):
+    if not pushed.is_complete and (not end_marker or (rest and not out.has_begun)):
         raise Malformed
     writer.end_call()
     if rest:
         writer.content(rest)
-    return found
+    return end_marker

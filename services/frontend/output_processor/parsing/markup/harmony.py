@@ -116,17 +116,17 @@ class _HarmonyReader:
         """Returns whether a header follows, also one without <|start|>, which the prompt contains or models omit;
         consumes nothing."""
         begin = self._scan.at
-        found = False
+        is_header = False
         for _ in range(MOST_HEADER_WORDS + 1):
             yield from self._scan.skip_space()
-            found = yield from self._scan.next_is(START, CHANNEL)
-            found = found or (self._scan.at > begin and (yield from self._scan.next_is(MESSAGE, CONSTRAIN)))
-            if found or not (word := (yield from self._scan.try_text(*HEADER_WORDS))):
+            is_header = yield from self._scan.next_is(START, CHANNEL)
+            is_header = is_header or (self._scan.at > begin and (yield from self._scan.next_is(MESSAGE, CONSTRAIN)))
+            if is_header or not (word := (yield from self._scan.try_text(*HEADER_WORDS))):
                 break
-            if word == "to=" and (found := (yield from self._recipient_is_known())):
+            if word == "to=" and (is_header := (yield from self._recipient_is_known())):
                 break
         self._scan.at = begin
-        return found
+        return is_header
 
     def _recipient_is_known(self) -> Steps[bool]:
         """Returns whether a function's name follows "to=", or the text ends there. Other text may merely look like a
@@ -170,10 +170,10 @@ class _HarmonyReader:
 
     def _body(self, sink: Sink) -> Steps[None]:
         """Reads a message's text and drops misplaced markers."""
-        while (found := (yield from self._scan.read_until(ALL, sink))) in (MESSAGE, CONSTRAIN):
+        while (marker := (yield from self._scan.read_until(ALL, sink))) in (MESSAGE, CONSTRAIN):
             pass
-        if found in (START, CHANNEL):
-            self._scan.at -= len(found)
+        if marker in (START, CHANNEL):
+            self._scan.at -= len(marker)
 
     def _separated(self, reasons: bool) -> Sink:
         """Returns a sink that puts messages of one kind on separate lines."""

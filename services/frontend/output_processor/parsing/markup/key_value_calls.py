@@ -156,9 +156,9 @@ class _CallReader:
         yield from scan.expect(*tags.key_ends)
         yield from scan.skip_space()
         yield from scan.try_text(*tags.values)
-        found = yield from arguments.parameter(key, None, tags.after_value, partial(self._ends_value, arguments))
-        if found not in tags.value_ends:
-            scan.at -= len(found)
+        marker = yield from arguments.parameter(key, None, tags.after_value, partial(self._ends_value, arguments))
+        if marker not in tags.value_ends:
+            scan.at -= len(marker)
         yield from scan.skip_space()
 
     def _ends_value(self, arguments: TypedArguments, marker: str) -> Steps[bool]:

@@ -186,8 +186,8 @@ class _CallReader:
 
     def _comes_parameter(self) -> Steps[bool]:
         """Returns whether a parameter follows; at the end False, and the function's end marker is consumed."""
-        found = yield from self._scan.try_text(self._tags.function_end)
-        if found or (self._tags.blocks and (yield from self._scan.next_is(*self._tags.block_ends))):
+        ended = yield from self._scan.try_text(self._tags.function_end)
+        if ended or (self._tags.blocks and (yield from self._scan.next_is(*self._tags.block_ends))):
             return False
         if not (yield from self._scan.next_is("<")):
             raise Malformed
@@ -201,9 +201,9 @@ class _CallReader:
             return
         if self._tags.on_lines:
             yield from self._scan.try_text("\n")
-        found = yield from arguments.parameter(key, types, self._tags.value_ends, partial(self._ends_value, arguments))
-        if found != self._tags.parameter_end:
-            self._scan.at -= len(found)
+        marker = yield from arguments.parameter(key, types, self._tags.value_ends, partial(self._ends_value, arguments))
+        if marker != self._tags.parameter_end:
+            self._scan.at -= len(marker)
 
     def _literal(self, arguments: TypedArguments, key: str, types: Types) -> Steps[None]:
         """Reads a value that may contain the end of a parameter or function, up to the end of the literal."""

@@ -74,10 +74,10 @@ class InputExtractor:
 
 def _only_text(arguments: str) -> str:
     try:
-        found = json.loads(arguments or "{}")
+        parsed = json.loads(arguments or "{}")
     except ValueError:
         return arguments
-    values = list(found.values()) if isinstance(found, dict) else [found]
+    values = list(parsed.values()) if isinstance(parsed, dict) else [parsed]
     if len(values) == 1 and isinstance(values[0], str):
         return values[0]
     return arguments if values else ""

@@ -47,13 +47,13 @@ class TypedArguments:
         self._begin(name)
         types = types or self._schemas.types(self._function, name)
         if types == STRING:
-            found = yield from self._text(markers, ends_here, lambda text: self._out.string_part(quoted(text)))
+            marker = yield from self._text(markers, ends_here, lambda text: self._out.string_part(quoted(text)))
             self._out.end_string()
-            return found
+            return marker
         parts: list[str] = []
-        found = yield from self._text(markers, ends_here, parts.append)
+        marker = yield from self._text(markers, ends_here, parts.append)
         self._out.scalar(as_json("".join(parts), types))
-        return found
+        return marker
 
     def add(self, name: str, value: str) -> None:
         """Writes a value that is already JSON."""
@@ -80,19 +80,19 @@ class TypedArguments:
 
     def _wrapped(self, markers: Markers, ends_here: EndsHere | None) -> Steps[str]:
         pushed = json_repair.IncrementalJson(self._out)
-        found = yield from self._text(markers, ends_here, pushed.push)
+        marker = yield from self._text(markers, ends_here, pushed.push)
         pushed.end()
         if not pushed.is_complete:
             raise Malformed
-        return found
+        return marker
 
     def _text(self, markers: Markers, ends_here: EndsHere | None, sink: Sink) -> Steps[str]:
-        while found := (yield from self._scan.read_until(markers, sink)):
+        while marker := (yield from self._scan.read_until(markers, sink)):
             begin = self._scan.at
-            is_end = ends_here is None or (yield from ends_here(found))
+            is_end = ends_here is None or (yield from ends_here(marker))
             self._scan.at = begin
             if is_end:
-                return found
+                return marker
             sink(self._scan.marker)
         raise Malformed
 
