@@ -24,7 +24,7 @@ def _numbers(vector: bytes) -> orjson.Fragment:
     return orjson.Fragment(orjson.dumps(f32(vector), option=orjson.OPT_SERIALIZE_NUMPY))
 
 
-def _signs(vector: bytes) -> list[int]:
+def _sign_bits(vector: bytes) -> list[int]:
     """Packs eight elements per byte, the first in the highest bit: 1 if above 0. The last byte is padded with 0."""
     return [int(byte) for byte in np.packbits(f32(vector) > 0)]
 
@@ -32,8 +32,8 @@ def _signs(vector: bytes) -> list[int]:
 WRITERS: Mapping[str, Callable[[bytes], Any]] = {
     FLOAT: _numbers,
     "base64": lambda vector: base64.b64encode(vector).decode(),
-    "ubinary": _signs,
-    "binary": lambda vector: [byte - SIGNED for byte in _signs(vector)],
+    "ubinary": _sign_bits,
+    "binary": lambda vector: [byte - SIGNED for byte in _sign_bits(vector)],
 }
 
 

@@ -111,9 +111,9 @@ class InputProcessor:
         _check_priorities(request)
 
     def estimate_tokens(self, request: Request, max_model_len: int) -> int:
-        """Estimates the number of prompt and promised output tokens without tokenizing."""
-        promised = request.max_requested_output_tokens(max_model_len)
-        return sum(_estimate(prompt) for prompt in request.prompts) + promised
+        """Estimates the number of prompt tokens and requested output tokens without tokenizing."""
+        num_requested = request.max_requested_output_tokens(max_model_len)
+        return sum(_estimate(prompt) for prompt in request.prompts) + num_requested
 
     async def prepare(self, request: Request, limits: ClusterLimits) -> list[PreparedPrompt]:
         """Returns each prompt's tokens and its parameters for schedulers and workers; raises InvalidArgument."""

@@ -35,9 +35,9 @@ class StoredFile:
 
     def to_openai(self) -> dict[str, Any]:
         """Returns the metadata as OpenAI's object."""
-        about = asdict(self)
-        del about["tenant"]
-        return {**about, "object": "file", "status": "processed"}
+        fields = asdict(self)
+        del fields["tenant"]
+        return {**fields, "object": "file", "status": "processed"}
 
 
 class FileStore:
@@ -80,12 +80,12 @@ class FileStore:
             file_id, tenant, filename[:255] or "file", purpose, scratch.stat().st_size, int(time.time())
         )
         os.replace(scratch, self._bytes(file_id))
-        write_json(self._facts(file_id), asdict(stored), self.temp_path())
+        write_json(self._metadata_path(file_id), asdict(stored), self.temp_path())
         return stored
 
     def get(self, file_id: str, tenant: str) -> StoredFile:
         """Returns the file's metadata; raises NotFound, also for files of other tenants."""
-        file = self._read(self._facts(file_id)) if FILE_ID.fullmatch(file_id) else None
+        file = self._read(self._metadata_path(file_id)) if FILE_ID.fullmatch(file_id) else None
         if file is None or file.tenant != tenant:
             raise _not_found(file_id)
         return file
@@ -122,13 +122,13 @@ class FileStore:
 
     def delete(self, file_id: str, tenant: str) -> None:
         self.get(file_id, tenant)
-        self._facts(file_id).unlink(missing_ok=True)
+        self._metadata_path(file_id).unlink(missing_ok=True)
         self._bytes(file_id).unlink(missing_ok=True)
 
     def _bytes(self, file_id: str) -> Path:
         return self._folder / f"{file_id}.bytes"
 
-    def _facts(self, file_id: str) -> Path:
+    def _metadata_path(self, file_id: str) -> Path:
         return self._folder / f"{file_id}.json"
 
 

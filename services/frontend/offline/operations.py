@@ -61,13 +61,13 @@ class OfflineOperations:
         """Reserves space for an upload and yields two temporary paths; both are deleted afterwards. Raises
         ResourceExhausted."""
         files = self.files
-        scratches = files.temp_path(), files.temp_path()
+        temp_paths = files.temp_path(), files.temp_path()
         with files.reserve(num_bytes), _disk_errors():
             await asyncio.to_thread(files.check_space)
             try:
-                yield scratches
+                yield temp_paths
             finally:
-                await asyncio.to_thread(_unlink, *scratches)
+                await asyncio.to_thread(_unlink, *temp_paths)
 
     async def store(self, scratch: Path, tenant: str, filename: str, purpose: str) -> StoredFile:
         return await asyncio.to_thread(self.files.store, scratch, tenant, filename, purpose)

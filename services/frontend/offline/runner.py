@@ -204,9 +204,9 @@ class BatchRun:
         answers = self._batches.answers_path(self._batch.id, kind)
         if not answers.stat().st_size:
             return None
-        linked = self._files.temp_path()
-        os.link(answers, linked)
-        return self._files.store(linked, self._batch.tenant, f"{self._batch.id}_{kind}.jsonl", "batch_output").id
+        link = self._files.temp_path()
+        os.link(answers, link)
+        return self._files.store(link, self._batch.tenant, f"{self._batch.id}_{kind}.jsonl", "batch_output").id
 
     async def _fail(self, errors: list[dict[str, object]]) -> None:
         await self._set_status("failed", errors=errors)

@@ -22,10 +22,10 @@ class Mailbox:
     """Outputs of a request between one writer and one reader; holds at most one delta per sample, however slow the
     reader."""
 
-    __slots__ = ("_error", "_is_wakeup_requested", "_pace", "_reader", "is_late", "ready", "round", "woken_s")
+    __slots__ = ("_error", "_is_wakeup_requested", "_pacer", "_reader", "is_late", "ready", "round", "woken_s")
 
-    def __init__(self, pace: WakeupPacer) -> None:
-        self._pace = pace
+    def __init__(self, pacer: WakeupPacer) -> None:
+        self._pacer = pacer
         self.ready: list[PendingOutput] = []
         self._reader: asyncio.Future[None] | None = None
         self._is_wakeup_requested = False
@@ -38,7 +38,7 @@ class Mailbox:
         self.ready.append(output)
         if self._reader is not None and not self._is_wakeup_requested:
             self._is_wakeup_requested = True
-            self._pace.request_wakeup(self)
+            self._pacer.request_wakeup(self)
 
     def fail(self, error: QuireError) -> None:
         """Ends the mailbox: the reader gets what is pending, then the first error reported."""
@@ -54,12 +54,12 @@ class Mailbox:
 
     async def next_deltas(self) -> list[SampleDelta]:
         """Waits for output of at least one sample; must not be called after all samples have finished."""
-        self._pace.reader_done(self)
+        self._pacer.reader_done(self)
         if self._error is None:
             self._reader = asyncio.get_running_loop().create_future()
             self._is_wakeup_requested = bool(self.ready)
             if self._is_wakeup_requested:
-                self._pace.request_wakeup(self)
+                self._pacer.request_wakeup(self)
             await self._reader
         return self.take_pending()
 
@@ -72,4 +72,4 @@ class Mailbox:
 
     def close(self) -> None:
         """Removes the reader from the wakeup pacer."""
-        self._pace.reader_done(self)
+        self._pacer.reader_done(self)

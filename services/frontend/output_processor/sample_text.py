@@ -115,15 +115,15 @@ class StoppingText(Unparsed):
         visible_ids = token_ids[:-1] if hide_last else token_ids
         for position, token_id in enumerate(visible_ids, start=1):
             self._num_tokens += 1
-            armed = self._num_tokens > self._min_tokens
-            text, stop = self._stops.push(self._detokenizer.push(token_id), armed=armed)
+            may_stop = self._num_tokens > self._min_tokens
+            text, stop = self._stops.push(self._detokenizer.push(token_id), may_stop=may_stop)
             parts.append(text)
             if stop is not None:
                 return TextPiece("".join(parts), position, stop)
         return TextPiece("".join(parts), len(token_ids), None)
 
     def flush(self) -> TextPiece:
-        text, stop = self._stops.push(self._detokenizer.flush(), armed=self._num_tokens > self._min_tokens)
+        text, stop = self._stops.push(self._detokenizer.flush(), may_stop=self._num_tokens > self._min_tokens)
         return TextPiece(text + self._stops.flush(), 0, stop)
 
 
@@ -203,7 +203,7 @@ class StoppingParts:
                 self._add_content(self._stops.flush())
                 append_part(self._parts, part)
                 continue
-            text, stop = self._stops.push(part.text, armed=self._num_tokens > self._min_tokens)
+            text, stop = self._stops.push(part.text, may_stop=self._num_tokens > self._min_tokens)
             self._add_content(text)
             if stop is not None:
                 return stop

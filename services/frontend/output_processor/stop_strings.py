@@ -60,17 +60,17 @@ class StopStrings:
         self._include = include
         self._held = ""
 
-    def push(self, text: str, *, armed: bool = True) -> tuple[str, str | None]:
+    def push(self, text: str, *, may_stop: bool = True) -> tuple[str, str | None]:
         """Returns text that can be emitted, and the stop string if one has matched; nothing may follow a match.
 
-        Not `armed` (below min_tokens): matches that complete here do not count.
+        `may_stop`: False below min_tokens, where completed matches do not count.
         """
         window = self._held + text
         if not self._active and self._firsts.isdisjoint(text):
             return window, None
         for position, character in enumerate(text, start=len(self._held) + 1):
             complete = [p.text for p in self._patterns if p.advance(character)]
-            if complete and armed:
+            if complete and may_stop:
                 return self._cut(window[:position], max(complete, key=len))
         return self._hold(window), None
 

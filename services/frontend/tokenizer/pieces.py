@@ -50,12 +50,12 @@ def fallback_byte(token: str) -> bytes:
 class TokenPieces(dict[int, "str | bytes"]):
     """Map from token id to text, or to bytes where these are not whole characters. Unknown ids have no text."""
 
-    def __init__(self, id_to_token: Callable[[int], str | None], silent: frozenset[int]) -> None:
-        """Creates a cache with the silent tokens only.
+    def __init__(self, id_to_token: Callable[[int], str | None], without_text: frozenset[int]) -> None:
+        """Creates a cache with the tokens without text only.
 
-        `silent`: tokens without text (special ones, where they are skipped).
+        `without_text`: the tokens without text (special ones, where they are skipped).
         """
-        super().__init__(dict.fromkeys(silent, ""))
+        super().__init__(dict.fromkeys(without_text, ""))
         self._id_to_token = id_to_token
 
     def __missing__(self, token_id: int) -> str | bytes:

@@ -200,12 +200,12 @@ def normalize(sampling: Sampling) -> Sampling:
     elif sampling.temperature < LOWEST_TEMPERATURE:
         sampling = replace(sampling, temperature=LOWEST_TEMPERATURE)
     budget = sampling.thinking_token_budget
-    settled: dict[str, Any] = {
+    normalized: dict[str, Any] = {
         "scalars": scalar_parameters.normalized(sampling.scalars, is_greedy=sampling.temperature == 0),
         "seed": None if sampling.seed == -1 else sampling.seed,
         "thinking_token_budget": None if budget == UNBOUNDED else budget,
         "stop_token_ids": tuple(dict.fromkeys(sampling.stop_token_ids)),
         "logit_bias": {i: min(max(b, -MAX_LOGIT_BIAS), MAX_LOGIT_BIAS) for i, b in sampling.logit_bias.items()},
     }
-    changed = {name: value for name, value in settled.items() if value != getattr(sampling, name)}
+    changed = {name: value for name, value in normalized.items() if value != getattr(sampling, name)}
     return replace(sampling, **changed) if changed else sampling  # a copy costs as much as all rules

@@ -114,7 +114,7 @@ class ResponsesFormat:
         return self._end(generation)
 
     def events(self, deltas: list[SampleDelta], generation: Generation) -> bytes:
-        events = [] if self._num_events else [self._about("created"), self._about("in_progress")]
+        events = [] if self._num_events else [self._lifecycle_event("created"), self._lifecycle_event("in_progress")]
         for delta in deltas:
             events += self._read(delta)
         return b"".join(map(self._event, events))
@@ -144,7 +144,7 @@ class ResponsesFormat:
         """Returns the response before any output."""
         return {**self._fields, "status": status, "output": []}
 
-    def _about(self, kind: str) -> Event:
+    def _lifecycle_event(self, kind: str) -> Event:
         return f"response.{kind}", {"response": self.unstarted(IN_PROGRESS)}
 
     def _read(self, delta: SampleDelta) -> Iterator[Event]:

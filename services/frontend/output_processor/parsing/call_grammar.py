@@ -136,8 +136,8 @@ def _value(document: Any, root: Mapping[str, Any]) -> Json:
 
 def free_text_with_calls(grammar: CallGrammar, tools: Sequence[Tool], marker: str, *, only_one: bool) -> Json | None:
     """Returns free text in which `marker` begins a call; None where calls do not begin with the marker."""
-    loose = [tool if tool.strict else replace(tool, parameters=ANY_ARGUMENTS) for tool in tools]
-    bodies = [calls(grammar, loose, only_one=only_one)] if grammar.before else map(grammar.call, loose)
+    relaxed = [tool if tool.strict else replace(tool, parameters=ANY_ARGUMENTS) for tool in tools]
+    bodies = [calls(grammar, relaxed, only_one=only_one)] if grammar.before else map(grammar.call, relaxed)
     tags = [_as_tag(body) for body in bodies]
     if not all(tag["begin"].startswith(marker) for tag in tags):
         return None

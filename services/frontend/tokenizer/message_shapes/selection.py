@@ -122,10 +122,12 @@ class _ShapeScorer:
             text = self._render(probe, shape_messages(probe.messages, shape), shape)
         except InvalidArgument:
             return REFUSED
-        around = self._around.get(bool(probe.tools), "")
-        shown = sum(text.count(word) > around.count(word) or (word in AROUND and word in text) for word in probe.words)
-        spoiled = _faults(text) > _faults(around)
-        return shown - spoiled
+        surroundings = self._around.get(bool(probe.tools), "")
+        shown = sum(
+            text.count(word) > surroundings.count(word) or (word in AROUND and word in text) for word in probe.words
+        )
+        has_new_faults = _faults(text) > _faults(surroundings)
+        return shown - has_new_faults
 
     def _usable(self, probe: ShapeProbe) -> ShapeProbe:
         """Offers tools, or none, where the template always refuses the other."""

@@ -67,9 +67,9 @@ def test_of_two_that_complete_together_the_longer_is_cut() -> None:
 
 def test_matches_that_complete_below_min_tokens_do_not_count() -> None:
     finder = StopStrings(["ab"], include=False)
-    assert finder.push("ab", armed=False) == ("ab", None)
-    assert finder.push("a", armed=False) == ("", None)
-    assert finder.push("b", armed=True) == ("", "ab")
+    assert finder.push("ab", may_stop=False) == ("ab", None)
+    assert finder.push("a", may_stop=False) == ("", None)
+    assert finder.push("b", may_stop=True) == ("", "ab")
 
 
 def test_included_stop_string_needs_no_holding_back() -> None:

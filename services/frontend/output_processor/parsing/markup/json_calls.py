@@ -81,7 +81,7 @@ class _Call:
         elif key == self._keys.id and (yield from self._scan.next_is(*json_text.PLAIN)):
             self._id = yield from json_text.short_string(self._scan, LONGEST_NAME)
         else:
-            yield from json_repair.value(self._scan, ArgumentsWriter(_nowhere))
+            yield from json_repair.value(self._scan, ArgumentsWriter(_discard))
 
     def _arguments(self) -> Steps[None]:
         """Reads the arguments: an object, an object within a string, or null for none."""
@@ -107,7 +107,7 @@ class _Call:
         return self._writer.start_call(self._name, self._id)
 
 
-def _nowhere(_part: str) -> None:
+def _discard(_part: str) -> None:
     """Discards the text of members that are not part of the call."""
 
 
