@@ -25,7 +25,7 @@ def functions(path: str) -> frozenset[str]:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
-def test_a_row_names_a_test_that_is_there_or_a_reason(row: tuple[str, ...]) -> None:
+def test_each_row_names_an_existing_test_or_a_reason(row: tuple[str, ...]) -> None:
     _, _, verdict, reason = row
     assert verdict in (*SHOWN, *LEFT)
     named = NAMED.findall(reason)

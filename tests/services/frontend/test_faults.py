@@ -257,7 +257,7 @@ async def until_nothing_is_leaked(script: ScriptedScheduler, frontend: Running, 
 
 
 @pytest.mark.parametrize("call_kind", NAMES)
-async def test_a_fault_anywhere_leaks_nothing(folder: Path, call_kind: str) -> None:
+async def test_faults_at_any_point_leak_no_resources(folder: Path, call_kind: str) -> None:
     faults = Faults((Path(quire.services.frontend.__file__).parent,), not_in=GIVES_BACK, not_under=ELSEWHERE)
     script = ScriptedScheduler(count_up)
     async with scheduler(script), running(folder, script.address, max_inflight_requests=64) as frontend:
@@ -280,7 +280,7 @@ async def test_a_fault_anywhere_leaks_nothing(folder: Path, call_kind: str) -> N
 
 
 @pytest.mark.parametrize("call_kind", NAMES)
-async def test_a_disconnect_at_any_moment_leaks_nothing(folder: Path, call_kind: str) -> None:
+async def test_disconnects_at_any_time_leak_no_resources(folder: Path, call_kind: str) -> None:
     """Disconnects after each number of turns of the event loop: before the headers, during the body, after the end."""
     script = ScriptedScheduler(count_up)
     async with scheduler(script), running(folder, script.address, max_inflight_requests=64) as frontend:
@@ -298,7 +298,7 @@ async def test_a_disconnect_at_any_moment_leaks_nothing(folder: Path, call_kind:
     assert stay > 10
 
 
-async def test_a_deadline_at_any_moment_leaks_nothing(folder: Path) -> None:
+async def test_deadlines_at_any_time_leak_no_resources(folder: Path) -> None:
     message = pb.GenerateRequest(text="x", sampling=SamplingParams(n=2, max_tokens=300, ignore_eos=True))
     script = ScriptedScheduler(count_up)
     async with scheduler(script), running(folder, script.address, max_inflight_requests=64) as frontend:

@@ -19,7 +19,7 @@ from tests.waiting import eventually
 
 
 @pytest.mark.parametrize("name", ["\\ud800", "a\\u0000b", "a\\nb", "\\u2028", "a" * 257])
-async def test_an_id_that_is_not_plain_text_is_refused_and_leaks_nothing(folder: Path, name: str) -> None:
+async def test_invalid_request_ids_are_refused_without_leaks(folder: Path, name: str) -> None:
     """Checks that lone surrogates, which only Python and JSON accept as text, and line breaks in log lines are
     refused."""
     script = ScriptedScheduler()
@@ -35,9 +35,7 @@ async def test_an_id_that_is_not_plain_text_is_refused_and_leaks_nothing(folder:
     assert fits.status_code == 200
 
 
-async def test_a_submission_that_cannot_be_built_costs_only_its_own_request(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_failed_submission_fails_only_its_request(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     build = submission.build
 
     def picky(sequences: list[Sequence], *rest: Any) -> pb.Submission:

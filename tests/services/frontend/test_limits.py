@@ -121,7 +121,7 @@ async def test_promised_tokens_are_bounded(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("by_admin", [True, False])
-async def test_draining_finishes_what_runs_and_refuses_the_rest(folder: Path, by_admin: bool) -> None:
+async def test_draining_finishes_running_calls_and_refuses_new_ones(folder: Path, by_admin: bool) -> None:
     script = ScriptedScheduler(count_up)
     script.pause()
     async with scheduler(script), running(folder, script.address, drain_timeout_s=60.0) as frontend:
@@ -151,7 +151,7 @@ async def test_draining_finishes_what_runs_and_refuses_the_rest(folder: Path, by
     assert (status.state, status.running) == (admin_pb2.STATE_DRAINING, 2)
 
 
-async def test_a_drain_does_not_wait_for_ever(folder: Path) -> None:
+async def test_a_drain_has_a_time_limit(folder: Path) -> None:
     script = ScriptedScheduler(count_up)
     script.pause()
     async with scheduler(script), running(folder, script.address, drain_timeout_s=0.1) as frontend:
@@ -222,7 +222,7 @@ def send_all_then_read(address: str, length: int) -> bytes:
         return connection.recv(1000)
 
 
-async def test_a_message_that_is_too_long_is_refused_unread(folder: Path) -> None:
+async def test_too_long_messages_are_refused_without_reading_them(folder: Path) -> None:
     script = ScriptedScheduler(count_up)
     async with scheduler(script), running(folder, script.address, max_request_bytes=500) as frontend:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -287,7 +287,7 @@ async def test_refusals_are_sent_before_admitted_calls_are_served(
     assert before_the_last.count("prepared") <= 4
 
 
-async def test_a_slow_body_takes_no_slot(folder: Path) -> None:
+async def test_slow_bodies_occupy_no_slot(folder: Path) -> None:
     script = ScriptedScheduler()
     async with scheduler(script), running(folder, script.address, max_inflight_requests=1) as frontend:
         host, _, port = frontend.frontend.http_address.rpartition(":")

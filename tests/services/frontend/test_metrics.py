@@ -118,7 +118,7 @@ async def test_a_sample_counts_as_often_as_its_scheduler_preempted_it(folder: Pa
     assert buckets == [5, 5, 7, 8]
 
 
-async def test_computed_prompt_tokens_are_those_that_were_not_cached(folder: Path) -> None:
+async def test_computed_prompt_tokens_exclude_cached_ones(folder: Path) -> None:
     script = ScriptedScheduler(count_up)
     async with scheduler(script), running(folder, script.address) as frontend:
         for script.num_cached_tokens in (0, 2):

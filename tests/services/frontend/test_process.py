@@ -60,7 +60,7 @@ async def ready(started: asyncio.subprocess.Process) -> dict[str, str]:
     return dict(part.split("=") for part in line.split()[2:])
 
 
-async def test_it_announces_serves_and_leaves_on_sigterm(folder: Path) -> None:
+async def test_the_frontend_announces_serves_and_leaves_on_sigterm(folder: Path) -> None:
     async with scheduler(ScriptedScheduler()) as script, process(folder, script.address, id="f1") as frontend:
         where = await ready(frontend)
         assert where["id"] == "f1"
@@ -117,7 +117,7 @@ async def test_sigterm_lets_a_stream_end_first(folder: Path) -> None:
         assert await asyncio.wait_for(frontend.wait(), 60) == 0
 
 
-async def test_a_mismatched_model_is_one_line_and_status_2(folder: Path) -> None:
+async def test_a_mismatched_model_exits_with_one_line_and_status_2(folder: Path) -> None:
     script = ScriptedScheduler()
     script.reject_hello = "model.name: frontend f has 'a', scheduler s has 'b'"
     async with scheduler(script), process(folder, script.address) as frontend:
@@ -149,7 +149,7 @@ async def _models_over_new_connections(address: str, count: int) -> int:
 
 
 @pytest.mark.parametrize("field", ["http_port", "grpc_port", "metrics_port", "admin_port"])
-async def test_a_port_in_use_is_one_line_and_status_2(folder: Path, field: str) -> None:
+async def test_a_port_in_use_exits_with_one_line_and_status_2(folder: Path, field: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         async with process(folder, "127.0.0.1:1", **{field: port}) as started:
@@ -159,6 +159,6 @@ async def test_a_port_in_use_is_one_line_and_status_2(folder: Path, field: str) 
     assert f"{field}: 127.0.0.1:{port} is in use" in line
 
 
-async def test_it_needs_no_torch() -> None:
+async def test_the_frontend_does_not_import_torch() -> None:
     started = await asyncio.create_subprocess_exec(sys.executable, "-c", BLOCKED)
     assert await asyncio.wait_for(started.wait(), 60) == 0

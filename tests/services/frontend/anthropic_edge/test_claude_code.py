@@ -44,7 +44,7 @@ async def prompts(folder: Path, *bodies: dict[str, Any]) -> list[str]:
         {"edits": [{"type": "clear_tool_uses_20250919", "trigger": {"type": "input_tokens", "value": 100000}}]},
     ],
 )
-async def test_context_management_changes_nothing(tool_model: Path, edits: Any) -> None:
+async def test_context_management_has_no_effect(tool_model: Path, edits: Any) -> None:
     plain, edited = await prompts(tool_model, {}, {"context_management": edits})
     assert edited == plain
 
@@ -72,7 +72,7 @@ async def test_a_changing_billing_line_does_not_change_the_prompt(tool_model: Pa
     assert first == second == plain
 
 
-async def test_a_billing_line_alone_is_no_system_message_and_a_quoted_one_stays(tool_model: Path) -> None:
+async def test_billing_lines_are_not_system_messages_and_quoted_ones_are_kept(tool_model: Path) -> None:
     alone, plain, quoted = await prompts(
         tool_model,
         {"system": [{"type": "text", "text": BILLING}]},

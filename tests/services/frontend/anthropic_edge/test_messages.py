@@ -133,7 +133,7 @@ async def test_messages_have_every_field_that_their_specification_requires(tool_
     assert answered.type == "message"
 
 
-async def test_tool_results_go_through_the_template(tool_model: Path) -> None:
+async def test_tool_results_are_rendered_by_the_template(tool_model: Path) -> None:
     turns = [
         *ASK,
         {
@@ -267,7 +267,7 @@ async def test_refusals(tool_model: Path, more: dict[str, Any], text: str) -> No
     assert text in body["error"]["message"]
 
 
-async def test_other_errors_are_anthropics_own_classes(tool_model: Path) -> None:
+async def test_errors_have_the_classes_of_anthropics_client(tool_model: Path) -> None:
     async with serving(tool_model, "x", api_key="secret", max_request_bytes=2000) as (frontend, client, script):
         assert (await client.messages.create(**asked())).content[0].text == "x"
         with pytest.raises(anthropic.AuthenticationError, match="API key is not known"):
@@ -357,7 +357,7 @@ async def test_stop_sequences_count_in_the_text_only(tool_model: Path) -> None:
     assert reply.content[-1].text == "Hot: "
 
 
-async def test_the_tokens_of_a_whole_call_can_be_counted(tool_model: Path) -> None:
+async def test_tokens_of_a_call_can_be_counted(tool_model: Path) -> None:
     """Checks a complete request, as gateways send it before the actual call."""
     whole = asked(temperature=0.5, top_p=0.9, stream=True, stop_sequences=["x"])
     async with serving(tool_model, lambda _: "hi") as (frontend, _, _):

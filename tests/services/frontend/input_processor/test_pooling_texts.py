@@ -88,7 +88,7 @@ async def test_truncation_keeps_the_special_tokens(
     assert (await prepared(processor(tokenizer), asked)).token_ids == ids
 
 
-async def test_as_many_tokens_as_fit_are_the_whole_context(tokenizer: OurTokenizer) -> None:
+async def test_truncation_to_minus_one_fills_the_context(tokenizer: OurTokenizer) -> None:
     """Checks this also for a text that is far too long; token prompts are truncated unchanged."""
     reading = processor(tokenizer)
     long = await prepared(reading, request(TextPrompt("a b " * 100_000), truncate_prompt_tokens=-1))
@@ -123,7 +123,7 @@ async def test_truncation_moves_the_start_of_the_second_text(
     assert list(found.token_ids[second_from:]) == [C, SEP]
 
 
-async def test_a_text_that_is_too_long_is_refused_with_what_would_help(tokenizer: OurTokenizer) -> None:
+async def test_too_long_texts_are_refused_with_a_remedy(tokenizer: OurTokenizer) -> None:
     with pytest.raises(InvalidArgument, match=r"9 tokens\. Please reduce its length, or send truncate_prompt_tokens"):
         await prepared(processor(tokenizer), request(TextPrompt("a b a b a b a")))
 
@@ -164,6 +164,6 @@ async def test_the_prefix_cache_is_read_where_only_the_last_token_counts(
     assert found.prompt_request.sampling.skip_reading_prefix_cache is skips
 
 
-def test_an_encoder_generates_nothing_and_the_error_names_it(tokenizer: OurTokenizer) -> None:
+def test_generation_with_an_encoder_is_refused(tokenizer: OurTokenizer) -> None:
     with pytest.raises(InvalidArgument, match="The model `some-bert` reads texts and generates none"):
         processor(tokenizer).check(Request("r", "", [TextPrompt("a")], Sampling(), 0.0))

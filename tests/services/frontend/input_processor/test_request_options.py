@@ -49,7 +49,7 @@ async def test_ids_are_forwarded_unchanged_and_the_error_names_a_wrong_one(folde
             assert f"{wrong}" in refused.json()["error"]["message"]
 
 
-async def test_priority_is_for_schedulers_that_go_by_it(folder: Path) -> None:
+async def test_priority_needs_schedulers_with_the_priority_policy(folder: Path) -> None:
     request = pb.GenerateRequest(text="x", options=pb.RequestOptions(priority=-5))
     async with serving(folder, scheduling_policy="priority") as (script, frontend):
         assert (await frontend.http.post("/v1/completions", json={**BODY, "priority": 7})).status_code == 200
@@ -129,7 +129,7 @@ async def test_a_deadline_that_passes_in_mid_stream_ends_the_stream_with_the_err
 
 
 @pytest.mark.parametrize("written", ["0", "-1", "soon", "nan", "inf", "1e10", ""])
-async def test_a_timeout_that_is_none_is_refused(folder: Path, written: str) -> None:
+async def test_invalid_timeouts_are_refused(folder: Path, written: str) -> None:
     async with serving(folder) as (_, frontend):
         reply = await frontend.http.post("/v1/completions", json=BODY, headers={"x-request-timeout": written})
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "x-request-timeout")
@@ -158,14 +158,14 @@ async def test_repetition_detection_is_forwarded_and_reported(folder: Path) -> N
     assert metrics["vllm:request_success_total{finished_reason=repetition}"] == 3
 
 
-async def test_without_detection_nothing_of_it_is_sent(folder: Path) -> None:
+async def test_repetition_detection_is_not_sent_by_default(folder: Path) -> None:
     async with serving(folder) as (script, frontend):
         await frontend.http.post("/v1/completions", json=BODY)
         assert not script.submissions[0].sampling.HasField("repetition_detection")
 
 
 @pytest.mark.parametrize("stop", [[], ["zzz"]])
-async def test_final_only_is_one_message_for_each_sample(folder: Path, stop: list[str]) -> None:
+async def test_final_only_sends_one_message_per_sample(folder: Path, stop: list[str]) -> None:
     """Checks that the message equals the joined pieces of a stream."""
     sampling = Sampling(n=3, seed=60, max_tokens=30, stop_token_ids=[85], logprobs=1, stop=stop)
     request = pb.GenerateRequest(text="hello", sampling=sampling)
@@ -193,7 +193,7 @@ async def test_final_only_is_one_message_for_each_sample(folder: Path, stop: lis
     ]
 
 
-async def test_final_only_with_a_stop_string_ends_there(folder: Path) -> None:
+async def test_final_only_output_ends_at_the_stop_string(folder: Path) -> None:
     async with serving(folder) as (script, frontend):
         text = (await frontend.http.post("/detokenize", json={"tokens": [66, 67]})).json()["prompt"]
         request = pb.GenerateRequest(text="x", sampling=Sampling(seed=60, max_tokens=300, stop=[text]))
@@ -203,7 +203,7 @@ async def test_final_only_with_a_stop_string_ends_there(folder: Path) -> None:
     assert (message.stop_string, list(message.token_ids)) == (text, list(range(60, 68)))
 
 
-async def test_an_error_ends_final_only_too(folder: Path) -> None:
+async def test_errors_end_final_only_requests(folder: Path) -> None:
     async with serving(folder) as (script, frontend):
         script.refusal = finish_pb2.Error(code=finish_pb2.ERROR_CODE_INTERNAL, message="no")
         request = pb.GenerateRequest(text="x", options=pb.RequestOptions(final_only=True))

@@ -135,7 +135,7 @@ async def test_a_batch_resumes_where_a_frontend_left_it(tool_model: Path, tmp_pa
     assert (batch.request_counts.total, batch.request_counts.completed) == (40, 40)
 
 
-async def test_two_frontends_share_a_folder_and_no_line_is_asked_twice(tool_model: Path, tmp_path: Path) -> None:
+async def test_two_frontends_share_a_folder_and_answer_each_line_once(tool_model: Path, tmp_path: Path) -> None:
     content = written(*(line(number) for number in range(1, 31)))
     async with (
         serving(tool_model, tmp_path) as (_, client, script),
@@ -264,7 +264,7 @@ async def test_lines_are_validated_in_a_separate_process(
         assert "stands in an earlier line" in failed.errors.data[0].message
 
 
-async def test_a_line_that_is_too_long_is_named_and_never_read_whole(tool_model: Path, tmp_path: Path) -> None:
+async def test_too_long_lines_are_reported_and_not_read_completely(tool_model: Path, tmp_path: Path) -> None:
     long = line(1, user="x" * batch_lines.MAX_LINE_BYTES)
     async with serving(tool_model, tmp_path) as (_, client, _script):
         batch = await ended(client, (await begun(client, written(long, line(2)))).id)
@@ -327,7 +327,7 @@ def test_space_is_counted_while_files_are_deleted(tmp_path: Path) -> None:
             one.result()
 
 
-async def test_a_file_that_is_deleted_while_it_is_sent_is_sent_whole(tool_model: Path, tmp_path: Path) -> None:
+async def test_files_deleted_during_a_download_are_sent_completely(tool_model: Path, tmp_path: Path) -> None:
     """Checks also that a later request gets an error."""
     content = b"x" * 20_000_000
     async with serving(tool_model, tmp_path) as (frontend, client, _):

@@ -80,7 +80,7 @@ async def test_a_batch_over_grpc_is_the_batch_over_http(tool_model: Path, tmp_pa
     assert [one["custom_id"] for one in read(bad)] == ["q2"]
 
 
-async def test_the_asynchronous_client_does_the_same_and_lists_by_pages(tool_model: Path, tmp_path: Path) -> None:
+async def test_the_asynchronous_client_works_and_lists_by_pages(tool_model: Path, tmp_path: Path) -> None:
     content = written(line(1), line(1), line(2))
     async with (
         serving(tool_model, tmp_path) as (frontend, _, _script),

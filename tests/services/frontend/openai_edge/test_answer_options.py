@@ -55,7 +55,7 @@ async def test_the_servers_interval_is_the_least(folder: Path) -> None:
         assert await sizes(frontend, stream_interval=10) == [1, 10, 9]
 
 
-async def test_either_side_of_a_prompt_can_be_kept(folder: Path, tokenizer: own.Tokenizer) -> None:
+async def test_truncation_keeps_the_requested_side(folder: Path, tokenizer: own.Tokenizer) -> None:
     ids = tokenizer.encode_inline(BODY["prompt"], add_special_tokens=False)
     async with serving(folder) as (script, frontend):
         for side in ({}, {"truncation_side": "left"}, {"truncation_side": "right"}):
@@ -126,7 +126,7 @@ async def test_the_times_of_a_request_are_sent_if_requested(folder: Path) -> Non
         assert (one["generation_time_ms"], one["mean_itl_ms"], one["tokens_per_second"]) == (0, None, None)
 
 
-async def test_the_times_of_each_sample_over_grpc(folder: Path) -> None:
+async def test_sample_times_over_grpc(folder: Path) -> None:
     async with serving(folder) as (script, frontend):
         script.step_s = 0.002
         frontend.write_each_token(script)

@@ -105,7 +105,7 @@ async def test_a_guard_model_reads_the_users_text(tmp_path: Path) -> None:
     assert [text.count(text) for text in shown] == [1] * 5
 
 
-async def test_developer_turns_become_system_turns_where_the_template_knows_only_those(tmp_path: Path) -> None:
+async def test_developer_turns_become_system_turns_for_templates_without_them(tmp_path: Path) -> None:
     """Checks cx05 (lmstudio#2298, vllm#41114): Qwen3.5 refuses other roles, and later system turns."""
     developer, system = {"role": "developer", "content": "Be brief."}, {"role": "system", "content": "Be kind."}
     conversations = ([developer, *ASK], [system, developer, *ASK], [system, *ASK, developer, *ASK], [*ASK, developer])

@@ -42,7 +42,7 @@ async def streamed(client: Any, **more: Any) -> tuple[dict[int, dict[str, Any]],
     return choices, chunks
 
 
-async def test_calls_whole_and_streamed(tools_folder: Path) -> None:
+async def test_calls_with_and_without_streaming(tools_folder: Path) -> None:
     async with tool_server(tools_folder, CALLS) as (frontend, client, script):
         reply = await client.chat.completions.create(**asked())
         frontend.write_each_token(script)

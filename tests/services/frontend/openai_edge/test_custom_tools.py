@@ -106,7 +106,7 @@ async def test_a_call_in_chats(tool_model: Path) -> None:
     assert json.dumps({"name": "apply_patch", "arguments": {"input": PATCH}}, ensure_ascii=False) in again
 
 
-async def test_a_required_call_may_be_one_of_a_custom_tool(tool_model: Path) -> None:
+async def test_required_calls_may_call_custom_tools(tool_model: Path) -> None:
     """Checks codex-proxy#707: a coding assistant that edits files with a single grammar tool."""
     asked: Any = {"model": "talking", "input": "hi", "tools": [APPLY_PATCH], "tool_choice": "required"}
     async with tool_server(tool_model, CALL) as (_, client, _script):

@@ -45,7 +45,7 @@ async def test_more_inputs_than_a_call_may_have_are_refused_with_the_remedy(fold
     assert not script.submissions
 
 
-async def test_it_continues_after_a_broken_session(folder: Path) -> None:
+async def test_the_frontend_continues_after_a_broken_session(folder: Path) -> None:
     script = ScriptedScheduler()
     async with scheduler(script), running(folder, script.address) as frontend:
         script.pause()
@@ -58,7 +58,7 @@ async def test_it_continues_after_a_broken_session(folder: Path) -> None:
     assert [f32(vector).tolist() for vector in answer.vectors] == [[3, 7], [1, 5]]
 
 
-async def test_a_disconnected_client_cancels_it(folder: Path) -> None:
+async def test_a_disconnected_client_cancels_the_call(folder: Path) -> None:
     script = ScriptedScheduler()
     async with scheduler(script), running(folder, script.address) as frontend:
         script.pause()

@@ -24,7 +24,7 @@ async def serving(folder: Path, script: ScriptedScheduler, **settings: Any) -> A
             yield frontend, client
 
 
-async def test_completion_whole_and_streamed_say_the_same(folder: Path) -> None:
+async def test_streamed_completions_equal_the_full_answer(folder: Path) -> None:
     async with serving(folder, ScriptedScheduler()) as (_, client):
         whole = await client.completions.create(model="tiny", prompt=TEXT, max_tokens=100)
         stream = await client.completions.create(
@@ -41,7 +41,7 @@ async def test_completion_whole_and_streamed_say_the_same(folder: Path) -> None:
     assert whole.usage.prompt_tokens_details.cached_tokens == 0
 
 
-async def test_chat_whole_and_streamed_say_the_same(folder: Path) -> None:
+async def test_streamed_chat_equals_the_full_answer(folder: Path) -> None:
     script = ScriptedScheduler()
     script.num_cached_tokens = 3
     messages: Any = [{"role": "user", "content": [{"type": "text", "text": TEXT}]}]
@@ -109,7 +109,7 @@ async def test_logprobs_in_both_formats(folder: Path) -> None:
     assert as_ids.choices[0].logprobs.top_logprobs == [{"token_id:65": -0.5}]
 
 
-async def test_streamed_logprobs_join_to_the_whole_ones(folder: Path) -> None:
+async def test_streamed_logprobs_join_to_the_full_list(folder: Path) -> None:
     async with serving(folder, ScriptedScheduler()) as (_, client):
         asked: dict[str, Any] = {"model": "tiny", "prompt": TEXT, "logprobs": 1, "max_tokens": 50}
         whole = (await client.completions.create(**asked)).choices[0].logprobs
@@ -156,7 +156,7 @@ async def test_models(folder: Path) -> None:
     }
 
 
-async def test_errors_are_openais_own_classes(folder: Path) -> None:
+async def test_errors_have_the_classes_of_openais_client(folder: Path) -> None:
     async with serving(folder, ScriptedScheduler()) as (_, client):
         with pytest.raises(openai.BadRequestError, match="temperature must be in") as refused:
             await client.completions.create(model="tiny", prompt="x", temperature=3.0)

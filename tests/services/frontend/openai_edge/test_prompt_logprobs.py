@@ -32,7 +32,7 @@ def expected(ids: list[int], first: int = 1) -> list[tuple[int, float, int]]:
     return [(ids[p], -float(p), p) for p in range(first, len(ids))]
 
 
-async def test_they_are_part_of_the_first_message_of_the_first_sample(folder: Path, ids: list[int]) -> None:
+async def test_prompt_logprobs_are_in_the_first_message_of_the_first_sample(folder: Path, ids: list[int]) -> None:
     async with serving(folder) as (script, frontend):
         script.prompt_positions_per_step = 2
         sampling = Sampling(n=3, max_tokens=4, seed=60, prompt_logprobs=2)
@@ -49,7 +49,7 @@ async def test_they_are_part_of_the_first_message_of_the_first_sample(folder: Pa
         ]
 
 
-async def test_a_broken_session_repeats_none_and_loses_none(folder: Path, ids: list[int]) -> None:
+async def test_a_broken_session_neither_repeats_nor_loses_tokens(folder: Path, ids: list[int]) -> None:
     async with serving(folder) as (script, frontend):
         script.prompt_positions_per_step = 1
         script.step_s = 0.02
@@ -66,7 +66,9 @@ async def test_a_broken_session_repeats_none_and_loses_none(folder: Path, ids: l
         assert again.prompt_logprob_start > 1
 
 
-async def test_samples_that_migrate_after_the_prompt_do_not_request_them_again(folder: Path, ids: list[int]) -> None:
+async def test_samples_that_migrate_after_the_prompt_do_not_request_prompt_logprobs_again(
+    folder: Path, ids: list[int]
+) -> None:
     async with serving(folder) as (script, frontend):
         script.step_s = 0.02
         named = [sampling_pb2.NamedTokens(ids=[3])]
@@ -84,7 +86,7 @@ async def test_samples_that_migrate_after_the_prompt_do_not_request_them_again(f
             assert not submission.sampling.prompt_logprob_token_ids
 
 
-async def test_flat_ones_are_arrays(folder: Path, ids: list[int]) -> None:
+async def test_flat_prompt_logprobs_are_arrays(folder: Path, ids: list[int]) -> None:
     async with serving(folder) as (_, frontend):
         sampling = Sampling(max_tokens=3, seed=60, logprobs=1, prompt_logprobs=0, flat_logprobs=True)
         messages = await generate(frontend, pb.GenerateRequest(text=PROMPT, sampling=sampling))
@@ -101,7 +103,7 @@ async def test_flat_ones_are_arrays(folder: Path, ids: list[int]) -> None:
     assert chat_messages[0].flat_prompt_logprobs.ranks
 
 
-async def test_http_lists_them_by_token_id(folder: Path, ids: list[int], tokenizer: Tokenizer) -> None:
+async def test_http_lists_prompt_logprobs_by_token_id(folder: Path, ids: list[int], tokenizer: Tokenizer) -> None:
     async with serving(folder) as (_, frontend):
         body = {**BODY, "n": 2, "prompt_logprobs": 1}
         choices = (await frontend.http.post("/v1/completions", json=body)).json()["choices"]
@@ -120,7 +122,7 @@ async def test_http_lists_them_by_token_id(folder: Path, ids: list[int], tokeniz
     assert len(chat_answer["prompt_logprobs"]) == chat_answer["usage"]["prompt_tokens"]
 
 
-async def test_echo_puts_them_before_the_outputs(folder: Path, ids: list[int], tokenizer: Tokenizer) -> None:
+async def test_echo_puts_prompt_logprobs_before_the_output(folder: Path, ids: list[int], tokenizer: Tokenizer) -> None:
     texts = [tokenizer.token_bytes(i).decode() for i in ids]
     async with serving(folder) as (_, frontend):
         body = {**BODY, "echo": True, "logprobs": 1}

@@ -249,7 +249,7 @@ async def test_results_of_parallel_calls_are_shown_in_the_order_of_the_calls(
     assert ASKED_TWICE + "".join(tool(text) for text in shown) + user("How is the weather?") in found
 
 
-async def test_results_of_each_turn_stay_with_it(tool_model: Path) -> None:
+async def test_results_stay_with_their_turn(tool_model: Path) -> None:
     turn = {"role": "assistant", "content": None, "tool_calls": [CALL_A, CALL_B]}
     swapped = [result("call_b", "of b"), result("call_a", "of a")]
     found = await prompt(tool_model, "/v1/chat/completions", {"messages": [*ASK, turn, *swapped, turn, *swapped]})

@@ -185,7 +185,7 @@ async def test_conversations_go_on_by_id_or_by_items(tool_model: Path) -> None:
     assert '<tool_call>{"name": "get_weather", "arguments": {"city": "Malmö 🙂"}}</tool_call><|im_end|>' in prompts[1]
 
 
-async def test_nothing_is_stored_without_a_store_size(tool_model: Path) -> None:
+async def test_responses_are_not_stored_without_a_store_size(tool_model: Path) -> None:
     async with tool_server(tool_model, "x", response_store_mb=0) as (_, client, _script):
         reply = await client.responses.create(**asked())
         with pytest.raises(openai.NotFoundError):
@@ -233,7 +233,7 @@ def test_the_least_recently_used_response_is_evicted() -> None:
         store.get("large", "t")
 
 
-def test_a_response_replaces_only_one_of_the_same_tenant() -> None:
+def test_a_response_replaces_only_responses_of_the_same_tenant() -> None:
     """Checks this since clients choose the ids of background responses."""
 
     def stored(tenant: str, text: str) -> StoredResponse:

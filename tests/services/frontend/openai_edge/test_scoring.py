@@ -50,7 +50,7 @@ def test_texts_are_read_once_and_pairs_as_pairs() -> None:
     assert pairs.scores([f32_bytes([0.0]), f32_bytes([-100.0])]) == pytest.approx([0.5, 0.0])
 
 
-def test_the_best_come_first_and_of_equal_ones_the_earlier() -> None:
+def test_the_best_documents_come_first_and_equal_ones_in_order() -> None:
     scoring = Scoring.of(["a"], ["b", "c", "d"], ["relevant"])
     columns = [f32_bytes([value]) for value in (0.0, 2.0, 0.0)]
     assert [index for index, _ in scoring.rank(columns, 0)] == [1, 0, 2]
@@ -58,7 +58,7 @@ def test_the_best_come_first_and_of_equal_ones_the_earlier() -> None:
 
 
 @pytest.mark.parametrize("scores", [[0.0, 1.0, 2.0], [1e4, -1e4], [-300.0], [300.0]])
-def test_probabilities_are_numbers_whatever_the_scores(scores: Sequence[float]) -> None:
+def test_probabilities_of_extreme_scores_are_finite(scores: Sequence[float]) -> None:
     found = probabilities(f32_bytes(scores))
     assert np.isfinite(found).all()
     if len(scores) > 1:
@@ -161,7 +161,7 @@ async def test_models_without_a_classifier_return_an_error(folder: Path) -> None
     assert (empty.status_code, empty.json()["error"]["param"]) == (400, "documents")
 
 
-def test_raw_scores_are_returned_where_the_model_says_so() -> None:
+def test_models_with_raw_scores_return_them() -> None:
     scoring = Scoring.of(["a"], ["b", "c"], ["relevant"], raw_scores=True)
     assert scoring.scores([f32_bytes([-3.5]), f32_bytes([8.25])]) == [-3.5, 8.25]
 

@@ -62,12 +62,12 @@ async def submitted(folder: Path, path: str, *bodies: dict[str, Any]) -> list[An
         return list(script.submissions)
 
 
-async def test_each_way_to_ask_for_reasoning_opens_it(tool_model: Path) -> None:
+async def test_each_switch_for_reasoning_opens_it(tool_model: Path) -> None:
     for body, submission in zip(ON, await submitted(tool_model, CHAT, *ON), strict=True):
         assert prompt_text(tool_model, prompt_of(submission)).endswith(OPEN), body
 
 
-async def test_each_way_to_ask_for_no_reasoning_omits_it(tool_model: Path) -> None:
+async def test_each_switch_against_reasoning_omits_it(tool_model: Path) -> None:
     for body, submission in zip(OFF, await submitted(tool_model, CHAT, *OFF), strict=True):
         assert not prompt_text(tool_model, prompt_of(submission)).endswith(OPEN), body
 
@@ -94,7 +94,7 @@ async def test_a_budget_reaches_the_scheduler(tool_model: Path, body: dict[str, 
     assert (sampling.thinking_token_budget if sampling.HasField("thinking_token_budget") else None) == tokens
 
 
-async def test_a_variable_of_the_template_comes_with_the_object(tmp_path: Path) -> None:
+async def test_template_variables_are_sent_with_the_object(tmp_path: Path) -> None:
     shows = "{% if clear_thinking is defined %}clear={{ clear_thinking }}{% endif %}"
     folder = tool_model_folder(tmp_path / "cleared", TEMPLATE + shows)
     kept, plain = await submitted(

@@ -86,7 +86,7 @@ async def test_a_response_format_leaves_calls_to_the_model(tools_folder: Path) -
     assert "get_weather" in constraint(script)
 
 
-async def test_a_response_format_alone_is_sent_unchanged(folder: Path) -> None:
+async def test_a_response_format_without_tools_is_sent_unchanged(folder: Path) -> None:
     """Checks a model that does not reason: the format needs no reasoning part."""
     async with tool_server(folder, '{"ok": true}') as (_, client, script):
         await client.chat.completions.create(model="tiny", messages=ASK, response_format=AS_JSON)
@@ -101,7 +101,7 @@ async def test_models_without_an_enforceable_format_must_write_json(tools_folder
     assert '{\\"name\\": \\"now\\"' in constraint(script)
 
 
-async def test_a_schema_that_nothing_fits_is_an_error_of_the_tools(tools_folder: Path) -> None:
+async def test_tool_schemas_that_do_not_compile_are_errors_of_tools(tools_folder: Path) -> None:
     broken = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "required": 5}}}
     async with tool_server(tools_folder, "x") as (_, client, _script):
         with pytest.raises(openai.BadRequestError, match=r"^Error code: 400 - tools: it cannot be compiled") as refused:

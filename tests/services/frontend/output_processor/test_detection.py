@@ -89,7 +89,7 @@ def test_parsers_are_found_by_markup(tools: str, reasoning: str, template: str) 
     assert detection.detect(detection.REASONING, template) == reasoning
 
 
-def test_what_is_detected_exists() -> None:
+def test_detected_parsers_exist() -> None:
     assert {name for _, name in detection.TOOLS} <= {*registry.TOOL_PARSERS, detection.NONE}
     assert {name for _, name in detection.REASONING} <= set(registry.REASONING_PARSERS)
 

@@ -75,7 +75,7 @@ def test_decoders_that_drop_the_first_space_keep_the_others(metaspace: Tokenizer
     assert "".join(pieces(metaspace, ids)) == metaspace.decode(ids, skip_special_tokens=True)
 
 
-def test_random_whole_tokens_of_such_decoders_add_up(metaspace: Tokenizer) -> None:
+def test_random_tokens_of_metaspace_decoders_add_up(metaspace: Tokenizer) -> None:
     rng = random.Random(3)
     whole = [i for i in range(metaspace.vocab_size) if not metaspace.token_name(i).startswith("<")]
     for _ in range(500):
@@ -83,7 +83,7 @@ def test_random_whole_tokens_of_such_decoders_add_up(metaspace: Tokenizer) -> No
         assert "".join(pieces(metaspace, ids)) == metaspace.decode(ids, skip_special_tokens=True), ids
 
 
-def test_bytes_that_never_become_a_character_are_not_kept_for_ever(metaspace: Tokenizer) -> None:
+def test_invalid_bytes_are_not_held_back_for_ever(metaspace: Tokenizer) -> None:
     bad = next(i for i in range(metaspace.vocab_size) if metaspace.token_name(i) == "<0xFF>")
     texts = pieces(metaspace, [bad] * 12)
     assert len("".join(texts)) == 12

@@ -176,7 +176,7 @@ def test_held_back_text_is_emitted_at_the_end(tokenizer: Tokenizer) -> None:
     assert sample.take_delta().text == "world"
 
 
-def test_without_detokenizing_there_is_no_text(tokenizer: Tokenizer) -> None:
+def test_answers_without_detokenization_have_no_text(tokenizer: Tokenizer) -> None:
     sample, _ = new_sample(tokenizer, new_mailbox(), detokenize=False)
     sample.on_tokens([65, 66], [], LENGTH, 0.0)
     assert sample.take_delta() == SampleDelta(0, [65, 66], "", [], LENGTH.finish)

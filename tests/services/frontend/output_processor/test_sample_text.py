@@ -103,7 +103,7 @@ def test_the_stop_string_may_stay_in_the_content(tokenizer: Tokenizer) -> None:
     assert (parts, stop) == ([Reasoning("STOP"), Content("Yes STOP")], "STOP")
 
 
-def test_min_tokens_hold_for_content_too(tokenizer: Tokenizer) -> None:
+def test_min_tokens_apply_to_content(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode_inline("a STOP b STOP", add_special_tokens=False)
     first = len(tokenizer.encode_inline("a STOP", add_special_tokens=False))
     parts, stop, _ = read(tokenizer, [ids], stop=("STOP",), min_tokens=first)

@@ -36,7 +36,7 @@ def splits(text: str, rng: random.Random) -> list[str]:
 
 
 @pytest.mark.parametrize("include", [False, True])
-def test_any_split_gives_the_same(include: bool) -> None:
+def test_all_splits_give_equal_output(include: bool) -> None:
     rng = random.Random(5)
     for _ in range(5000):
         stops = ["".join(rng.choice("ab") for _ in range(rng.randrange(1, 5))) for _ in range(rng.randrange(1, 4))]
@@ -51,7 +51,7 @@ def test_every_split_of_a_stop_string_is_held_back() -> None:
         assert finder.push("<|end|>"[cut:] + "more") == ("", "<|end|>") or cut == len("<|end|>")
 
 
-def test_text_that_only_began_like_a_stop_string_comes_out() -> None:
+def test_text_that_only_begins_like_a_stop_string_is_emitted() -> None:
     finder = StopStrings(["STOP"], include=False)
     assert finder.push("a ST") == ("a ", None)
     assert finder.push("AR") == ("STAR", None)
@@ -61,7 +61,7 @@ def test_the_first_to_complete_wins_over_the_first_to_begin() -> None:
     assert run(["abcdef", "cd"], ["abcdef"]) == ("ab", "cd")
 
 
-def test_of_two_that_complete_together_the_longer_is_cut() -> None:
+def test_the_longer_of_two_simultaneous_matches_is_cut() -> None:
     assert run(["d", "bcd"], ["abcd"]) == ("a", "bcd")
 
 

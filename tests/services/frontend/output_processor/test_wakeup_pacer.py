@@ -105,7 +105,7 @@ async def test_output_during_writes_is_one_message() -> None:
     assert len(observed) == 2
 
 
-async def test_a_single_stream_gets_a_message_per_step() -> None:
+async def test_a_single_stream_sends_one_message_per_step() -> None:
     stream, _ = await streams([])
     for token in (1, 2, 3):
         stream.output.add(token)
@@ -124,7 +124,7 @@ async def test_a_late_reader_does_not_delay_the_others() -> None:
     assert quick.messages == [[2], [3], [4]]
 
 
-async def test_a_late_reader_is_not_waited_for_until_it_is_in_time_again(
+async def test_rounds_do_not_wait_for_late_readers(
     clock: Clock,
 ) -> None:
     slow, quick = await streams([], clock)

@@ -73,7 +73,7 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"x": [1, 2.
         ),
     ],
 )
-async def test_its_sections_are_those_of_the_template(conversations: ChatRenderer, prompt: ChatPrompt) -> None:
+async def test_sections_equal_the_templates(conversations: ChatRenderer, prompt: ChatPrompt) -> None:
     assert await conversations.sections(prompt) == local_renderer().sections(prompt)
     whole = "".join(section.text for section in await conversations.sections(prompt))
     for characters in (1, 40, 10**6):
@@ -100,7 +100,7 @@ async def test_a_process_that_is_killed_is_started_again(conversations: ChatRend
     assert await conversations.sections(chat_prompt(FILLING)) == expected
 
 
-async def test_a_short_conversation_whose_process_stands_still_is_done_by_the_other(
+async def test_short_conversations_of_a_stopped_process_are_rendered_by_the_other(
     conversations: ChatRenderer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = await conversations.sections(chat_prompt("hello"))
@@ -112,7 +112,7 @@ async def test_a_short_conversation_whose_process_stands_still_is_done_by_the_ot
     assert conversations.pids[0] is None
 
 
-async def test_a_fault_of_the_template_is_one_of_the_request_alone(conversations: ChatRenderer) -> None:
+async def test_template_errors_fail_only_their_request(conversations: ChatRenderer) -> None:
     """Checks that the process survives: otherwise each such conversation would start another one."""
     await conversations.sections(chat_prompt(FILLING))
     pids = conversations.pids
@@ -122,7 +122,7 @@ async def test_a_fault_of_the_template_is_one_of_the_request_alone(conversations
     assert conversations.pids == pids
 
 
-async def test_those_of_few_messages_do_not_wait_for_those_of_many(conversations: ChatRenderer) -> None:
+async def test_short_conversations_are_rendered_before_long_ones(conversations: ChatRenderer) -> None:
     order: list[int] = []
 
     async def render(count: int) -> None:
@@ -133,7 +133,7 @@ async def test_those_of_few_messages_do_not_wait_for_those_of_many(conversations
     assert order == [9, 1, 5, 7]
 
 
-async def test_nothing_of_a_template_runs_in_this_process(
+async def test_templates_do_not_run_in_this_process(
     conversations: ChatRenderer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("render", "run"):
@@ -142,7 +142,7 @@ async def test_nothing_of_a_template_runs_in_this_process(
     assert await conversations.sections(chat_prompt("hello"))
 
 
-def test_the_shape_of_messages_is_one_line_of_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_message_shape_is_logged_in_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "quire.conversations")
     for template, expected in ((source("mistral nemo"), "nine"), (source("qwen2.5"), "given")):
         caplog.clear()
@@ -154,7 +154,7 @@ def test_the_shape_of_messages_is_one_line_of_the_log(tmp_path: Path, caplog: py
         assert line.__dict__["values"]["template"] == "tokenizer_config.json"
 
 
-def test_a_template_that_does_not_compile_is_one_line_of_the_log(
+def test_a_template_that_does_not_compile_is_logged_in_one_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = write_folder(tmp_path, chat_template="{{ messages | no_such_filter }}")

@@ -31,7 +31,7 @@ def test_chatml() -> None:
         ("{{ bos_token | default('<s>') }}{{ 'x' if bos_token else 'none' }}", "none"),
     ],
 )
-def test_a_token_that_the_vocabulary_does_not_have_is_no_text(source: str, text: str) -> None:
+def test_tokens_outside_the_vocabulary_have_no_text(source: str, text: str) -> None:
     template = ChatTemplate(source, {})
     assert template.render(HELLO, add_generation_prompt=True, continue_final_message=False, variables={}) == text
 
@@ -55,7 +55,7 @@ def test_last_message_stays_open() -> None:
         ("{{ strftime_now('%Y') | length }}", "4"),
     ],
 )
-def test_functions_that_templates_count_on(source: str, text: str) -> None:
+def test_functions_that_templates_use(source: str, text: str) -> None:
     assert render(source, flag="on") == text
 
 
@@ -69,7 +69,7 @@ def test_functions_that_templates_count_on(source: str, text: str) -> None:
         "{{ 1 + 'a' }}",
     ],
 )
-def test_a_template_that_refuses_or_reaches_out_is_the_requests_fault(source: str) -> None:
+def test_refusals_and_forbidden_accesses_of_templates_are_request_errors(source: str) -> None:
     with pytest.raises(InvalidArgument) as refusal:
         render(source)
     assert refusal.value.field == "messages"

@@ -159,7 +159,7 @@ async def test_parts_of_a_message_do_not_join_to_a_control_token(tmp_path: Path)
 
 
 @pytest.mark.parametrize("escape", ["", "(ensure_ascii=True)"])
-async def test_tools_and_variables_are_text_too(tmp_path: Path, escape: str) -> None:
+async def test_control_tokens_in_tools_and_variables_are_text(tmp_path: Path, escape: str) -> None:
     shown = "{{ tools[0] | tojson }}|{{ wish }}<|im_end|>{{ messages[0].tool_calls[0].function.arguments.x }}"
     template = shown.replace("tojson", f"tojson{escape}")
     guarded = own.Tokenizer(write_folder(tmp_path, chat_template=template), 1)
@@ -174,7 +174,7 @@ async def test_tools_and_variables_are_text_too(tmp_path: Path, escape: str) -> 
     assert guarded.decode(ids, skip_special_tokens=False) == f"{json.dumps(tool)}|{END}<|im_end|>{END}"
 
 
-async def test_an_answers_own_marks_come_back_and_its_turn_does_not_end(tmp_path: Path) -> None:
+async def test_markers_in_earlier_answers_do_not_end_their_turns(tmp_path: Path) -> None:
     """Checks that parsers leave markers of reasoning in answers, while markers of turns are in no model's text."""
     guarded = own.Tokenizer(write_folder(tmp_path, tokenizer=words_of_the_template(), chat_template=MARKED), 1)
     think, end = guarded.token_id("<think>"), guarded.token_id(END)
@@ -186,7 +186,7 @@ async def test_an_answers_own_marks_come_back_and_its_turn_does_not_end(tmp_path
     assert (ids.count(think), ids.count(end)) == (1, 2)
 
 
-async def test_a_continued_message_is_found_although_it_spells_something(tmp_path: Path) -> None:
+async def test_a_continued_message_may_spell_control_tokens(tmp_path: Path) -> None:
     guarded = own.Tokenizer(write_folder(tmp_path), 1)
     begun = [{"role": "user", "content": "go"}, {"role": "assistant", "content": f"so {END} it"}]
     ids = await guarded.encode_chat(ChatPrompt(begun, add_generation_prompt=False, continue_final_message=True))
@@ -195,7 +195,7 @@ async def test_a_continued_message_is_found_although_it_spells_something(tmp_pat
 
 
 @pytest.mark.parametrize(("allowed", "count"), [("none", 0), ("raw_prompts", 1), ("everywhere", 1)])
-async def test_raw_prompts_may_hold_them_unless_nothing_may(
+async def test_raw_prompts_may_contain_control_tokens_by_default(
     tmp_path: Path, allowed: own.ControlTokenPolicy, count: int
 ) -> None:
     guarded = own.Tokenizer(write_folder(tmp_path), 1, control_tokens=allowed)
@@ -224,7 +224,7 @@ def test_spellings_are_found_across_the_steps_of_a_search(monkeypatch: pytest.Mo
     assert spellings.suffix_end("bc>..", 0) == 3
 
 
-async def test_every_edge_guards(tmp_path: Path) -> None:
+async def test_all_edges_hide_control_tokens(tmp_path: Path) -> None:
     folder = tool_model_folder(tmp_path / "talking")
     tokenizer = own.Tokenizer(folder, 1)
     message: Any = {"role": "user", "content": f"hi{END}"}

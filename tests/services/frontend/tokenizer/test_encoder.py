@@ -84,7 +84,7 @@ SMALL = TextSizes(inline=8, piece=20)
 
 @pytest.mark.parametrize("nfc", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
-async def test_pieces_give_the_ids_of_the_whole(kind: str, nfc: bool) -> None:
+async def test_ids_of_pieces_equal_those_of_the_full_text(kind: str, nfc: bool) -> None:
     whole = tokenizer(KINDS[kind], nfc=nfc)
     chance = random.Random(kind)
     pieces = Encoder(whole, 2, sizes=SMALL)
@@ -100,7 +100,7 @@ async def test_pieces_give_the_ids_of_the_whole(kind: str, nfc: bool) -> None:
     assert num_pieces > 700, "the texts were hardly cut"
 
 
-def test_every_cut_of_a_text_is_one_of_its_words() -> None:
+def test_texts_are_cut_only_between_words() -> None:
     """Checks all splits, not only those that pieces of some size happen to use."""
     chance = random.Random(1)
     for kind, split in KINDS.items():
@@ -127,7 +127,7 @@ def test_texts_are_not_split_for_unknown_pre_tokenizers(split: pre_tokenizers.Pr
     assert not TextSplitter(tokenizer(split, nfc=False)).is_supported
 
 
-async def test_texts_that_stay_whole_are_tokenized_all_the_same() -> None:
+async def test_unsplit_texts_are_tokenized() -> None:
     whole = metaspace_tokenizer()
     text = "hello world and all the others " * 9
     assert await Encoder(whole, 1, sizes=SMALL).encode(text, add_special_tokens=True) == whole.encode(text).ids
@@ -143,7 +143,7 @@ async def test_a_text_is_read_only_as_far_as_it_can_be_used(monkeypatch: pytest.
     assert len(read) == 1
 
 
-async def test_a_word_without_end_is_refused_by_its_length() -> None:
+async def test_too_long_words_are_refused_by_length() -> None:
     with pytest.raises(InvalidArgument, match=f"more than {encoder.LONGEST_WORD} characters in a row") as refused:
         await Encoder(byte_level_tokenizer(), 1).encode("a" * 300_000, add_special_tokens=False)
     assert refused.value.field == "prompt"
@@ -164,7 +164,7 @@ async def test_work_ends_when_its_call_is_cancelled(monkeypatch: pytest.MonkeyPa
     assert len(read) <= num_read + 2
 
 
-async def test_the_shortest_goes_first() -> None:
+async def test_the_shortest_text_is_encoded_first() -> None:
     turns, order = SmallestFirstLimiter(1), []
 
     async def work(amount: int) -> None:
@@ -197,7 +197,7 @@ async def test_turns_survive_cancelled_tasks() -> None:
     assert turns.places == 1
 
 
-async def test_the_loop_runs_while_a_text_is_tokenized_in_one_call() -> None:
+async def test_tokenizing_a_long_text_does_not_block_the_event_loop() -> None:
     """Counts turns of the event loop, of which there are none while another thread holds the GIL."""
     whole = Encoder(metaspace_tokenizer(), 1)
     task = asyncio.create_task(whole.encode("hello world, " * 80_000, add_special_tokens=False))
@@ -248,7 +248,7 @@ async def test_a_shorter_text_precedes_many_texts() -> None:
         encoder.close()
 
 
-async def test_a_template_for_few_messages_does_not_wait_for_those_of_many() -> None:
+async def test_short_conversations_do_not_wait_for_long_ones() -> None:
     encoder, order = Encoder(byte_level_tokenizer(), threads=1), list[int]()
     try:
         amounts = (9, 5, 7, 1)

@@ -46,7 +46,7 @@ async def test_a_text_on_which_the_pattern_gives_up_is_refused(pattern: str, tmp
         encoder.close()
 
 
-async def test_over_http_that_is_a_400_and_the_next_call_is_answered(tmp_path: Path) -> None:
+async def test_hostile_texts_are_status_400_over_http_and_the_next_call_is_answered(tmp_path: Path) -> None:
     folder = folder_with(r"(a+)+$", tmp_path)
     script = ScriptedScheduler(count_up)
     async with scheduler(script), running(folder, script.address) as frontend:

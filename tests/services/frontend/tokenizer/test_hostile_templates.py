@@ -82,7 +82,7 @@ async def test_it_ends_with_one_line_that_names_the_template(tmp_path: Path, tem
     [text for name, (text, _) in ENDLESS.items() if "constant" not in name]
     + [text for name, text in LARGE.items() if "constant" not in name],
 )
-async def test_others_are_answered_while_one_conversation_runs_into_it(tmp_path: Path, template: str) -> None:
+async def test_the_time_limit_does_not_delay_other_conversations(tmp_path: Path, template: str) -> None:
     """Checks a template that is harmless until a message has a certain word, and constants computed before that."""
     hidden = "{% if messages[0].content == 'bomb' %}" + template + "{% endif %}" + CHATML
     with contextlib.closing(Tokenizer(folder_with(tmp_path, hidden), 1)) as tokenizer:
@@ -97,7 +97,7 @@ async def test_others_are_answered_while_one_conversation_runs_into_it(tmp_path:
         assert await tokenizer.chat_renderer.sections(chat_prompt("hello"))
 
 
-async def test_the_loop_runs_on_while_a_template_computes(tmp_path: Path) -> None:
+async def test_templates_do_not_block_the_event_loop(tmp_path: Path) -> None:
     with contextlib.closing(Tokenizer(folder_with(tmp_path, LOOP), 1)) as tokenizer:
         waiting = asyncio.ensure_future(tokenizer.chat_renderer.sections(chat_prompt("hello")))
         turns, started = 0, time.thread_time()
@@ -156,7 +156,7 @@ def _ticks(pid: int) -> int:
         return 0
 
 
-async def test_a_template_that_is_nested_too_deeply_does_not_start(tmp_path: Path) -> None:
+async def test_too_deeply_nested_templates_do_not_compile(tmp_path: Path) -> None:
     deep = "{% if a %}" * 5000 + "{% endif %}" * 5000
     with pytest.raises(InvalidArgument, match=r"chat_template\.jinja does not compile") as refused:
         Tokenizer(folder_with(tmp_path, deep), 1)

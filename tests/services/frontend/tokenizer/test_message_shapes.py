@@ -50,7 +50,7 @@ def references(family: str, conversation: ClientConversation) -> list[str]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_everything_shows_and_as_transformers_has_it_where_that_shows_everything(family: str) -> None:
+def test_all_parts_are_shown_and_as_by_transformers_where_it_shows_all(family: str) -> None:
     text = source(family)
     rendering = sent.renderer_of(text)
     for name, conversation in CONVERSATIONS.items():
@@ -65,7 +65,7 @@ def test_everything_shows_and_as_transformers_has_it_where_that_shows_everything
 
 
 @pytest.mark.parametrize("family", SHAPES)
-def test_the_shape_is_the_one_that_reports_asked_for(family: str) -> None:
+def test_each_family_has_the_expected_shape(family: str) -> None:
     shape = sent.renderer_of(source(family)).shape(tools=True)
     expected = SHAPES[family]
     assert {name: getattr(shape, name) for name in expected} == expected
@@ -86,7 +86,7 @@ def test_the_shape_is_the_one_that_reports_asked_for(family: str) -> None:
     ],
 )
 @pytest.mark.parametrize("field", ["reasoning", "reasoning_content", "thinking"])
-def test_reasoning_between_calls_is_shown_whatever_clients_call_it(family: str, shown: bool, field: str) -> None:
+def test_reasoning_between_calls_is_shown_under_each_field_name(family: str, shown: bool, field: str) -> None:
     rendering = sent.renderer_of(source(family))
     text = sent.render(rendering, ClientConversation(sent.loop(None, **{field: "look_first"}), (), tools=TOOLS))
     assert ("look_first" in text) is shown
@@ -127,7 +127,7 @@ def test_arguments_of_earlier_calls(arguments: object, shown: str) -> None:
     assert f'"arguments": {shown}}}' in text
 
 
-def test_a_template_that_wants_text_gets_the_clients_own() -> None:
+def test_templates_that_read_text_get_the_clients_text() -> None:
     rendering = sent.renderer_of(source("functionary 3.2"))
     for arguments in ('{"a":1,   "b":2}', '{"a": '):
         text = sent.render(
@@ -144,7 +144,7 @@ def test_texts_between_calls_stay_in_order_where_turns_alternate() -> None:
     assert places == sorted(places)
 
 
-def test_results_in_another_order_follow_their_calls_where_each_call_is_a_turn() -> None:
+def test_reordered_results_follow_their_calls_where_each_call_is_a_turn() -> None:
     rendering = sent.renderer_of(source("gpt-oss"))
     turns = [sent.ASK, looped(None, sent.OSLO, sent.TIME), sent.NOON, FIVE]
     text = sent.render(rendering, ClientConversation(turns, (), tools=TOOLS))
@@ -160,7 +160,7 @@ def test_the_open_answer_continues_after_its_last_part() -> None:
     assert rendering.sections(prompt)[0].text.endswith("One two")
 
 
-def test_nothing_changes_the_messages_that_were_given() -> None:
+def test_shaping_does_not_modify_the_given_messages() -> None:
     before = repr(CONVERSATIONS)
     for family in ("deepseek r1 distill", "mistral nemo", "gpt-oss", "gemma 2", "llama guard"):
         rendering = sent.renderer_of(source(family))

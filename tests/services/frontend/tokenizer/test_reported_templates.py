@@ -47,7 +47,7 @@ WORDS = ("Be brief.", "The capital of Ontario?")
         (GEMMA, [BRIEF], ("Be brief.",)),  # mistral.rs#506: instructions only
     ],
 )
-def test_what_a_template_has_no_place_for_is_shown_in_another(source: str, messages: Any, words: Any) -> None:
+def test_parts_unknown_to_a_template_are_shown_in_known_parts(source: str, messages: Any, words: Any) -> None:
     shown = sent.render(sent.renderer_of(source), ClientConversation(messages, words))
     assert all(word in shown for word in words), shown
     assert [shown.index(word) for word in words] == sorted(shown.index(word) for word in words)
@@ -86,12 +86,12 @@ def render(source: str, messages: list[dict[str, Any]], **variables: Any) -> str
         ("{{ bos_token }}{{ eos_token }}", "<s></s>"),
     ],
 )
-def test_what_templates_count_on(source: str, shown: str) -> None:
+def test_features_that_templates_use(source: str, shown: str) -> None:
     text = render(source, [turn("assistant", "hm\n</think>\n\nYes.")])
     assert re.fullmatch(shown, text), text
 
 
-def test_an_undefined_value_in_json_is_the_requests_fault() -> None:
+def test_undefined_values_in_json_are_request_errors() -> None:
     """Checks sglang PR 20700: tojson of a key that a tool does not have was an internal error."""
     with pytest.raises(InvalidArgument) as refused:
         render("{{ tools[0].function | tojson }}", [turn("user", "x")], tools=[{"name": "flat"}])

@@ -66,7 +66,7 @@ async def answers(stub: Any, message: pb.GenerateRequest) -> list[pb.GenerateRes
     return [response async for response in stub.Generate(message)]
 
 
-async def test_a_sample_is_sent_whole_at_its_end(stub: Any, reply_ids: list[int]) -> None:
+async def test_final_only_samples_are_sent_in_one_piece(stub: Any, reply_ids: list[int]) -> None:
     [answer] = await answers(stub, request())
     complete = answer.complete
     assert list(complete.output_ids)[: len(reply_ids)] == reply_ids
@@ -122,7 +122,7 @@ async def test_log_probabilities_of_output_and_prompt(stub: Any) -> None:
     assert [len(one.values) for one in prompt.top_logprobs] == [0, 1, 1]
 
 
-async def test_an_abort_ends_the_request_and_no_other(served: tuple[Running, ScriptedScheduler], stub: Any) -> None:
+async def test_an_abort_ends_only_its_request(served: tuple[Running, ScriptedScheduler], stub: Any) -> None:
     frontend, script = served
     num_before = len(script.submissions)
     script.pause()
@@ -157,7 +157,7 @@ async def test_an_abort_reaches_only_requests_of_the_same_key(folder: Path, tmp_
     assert answer.complete.finish_reason == "stop"
 
 
-async def test_a_vector(stub: Any) -> None:
+async def test_one_vector(stub: Any) -> None:
     answer = await stub.Embed(pb.EmbedRequest(tokenized=pb.TokenizedInput(input_ids=[5, 6, 7])))
     assert (answer.embedding_dim, answer.prompt_tokens) == (len(answer.embedding), 3)
     assert answer.embedding_dim > 0

@@ -146,7 +146,7 @@ async def test_a_page_of_another_origin_reads_and_aborts_streams_token_by_token(
         await script.until(lambda: script.num_running == 0)
 
 
-async def test_a_page_of_an_unknown_origin_gets_no_answer(tmp_path: Path) -> None:
+async def test_pages_of_unknown_origins_are_refused(tmp_path: Path) -> None:
     async with opened(tool_model_folder(tmp_path / "talking"), is_ours=False) as (page, script):
         for name in PROTOCOLS:
             await page.call(name)

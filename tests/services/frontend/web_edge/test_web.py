@@ -74,7 +74,7 @@ def trailers(last: Frame) -> dict[str, str]:
     return dict(line.split(": ", 1) for line in last[1].decode().splitlines())
 
 
-async def test_a_unary_call_of_connect_is_plain_http(frontend: Running) -> None:
+async def test_unary_connect_calls_are_plain_http(frontend: Running) -> None:
     in_bytes = await called(frontend, "ListModels", "application/proto", b"")
     in_json = await called(frontend, "ListModels", "application/json", b"{}", connect_protocol_version="1")
     [model] = pb.ListModelsResponse.FromString(in_bytes.content).models
@@ -95,7 +95,7 @@ async def test_a_page_resumes_a_stream(frontend: Running) -> None:
     assert len(again) > 1
 
 
-async def test_a_connect_stream_ends_with_an_end_message(frontend: Running) -> None:
+async def test_connect_streams_end_with_an_end_message(frontend: Running) -> None:
     reply = await called(frontend, "Generate", "application/connect+proto", frame(0, ASK.SerializeToString()))
     *answer, last = frames(reply.content)
     assert text_of(answer) == REPLY
@@ -104,7 +104,7 @@ async def test_a_connect_stream_ends_with_an_end_message(frontend: Running) -> N
     assert last == (2, b"{}")
 
 
-async def test_a_stream_of_connect_in_json(frontend: Running) -> None:
+async def test_connect_streams_in_json(frontend: Running) -> None:
     body = frame(0, b'{"text": "Hm?", "sampling": {"maxTokens": 2, "temperature": 0}}')
     reply = await called(frontend, "Generate", "application/connect+json", body)
     *answer, _ = [json.loads(data) for _, data in frames(reply.content)]

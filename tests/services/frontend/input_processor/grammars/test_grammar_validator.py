@@ -117,7 +117,7 @@ async def test_constraints_that_only_look_hostile_are_accepted(validator: Gramma
     await validator.check(pb.StructuredOutput(**HARMLESS[name]))
 
 
-async def test_others_are_checked_while_one_takes_long(
+async def test_other_grammars_are_checked_during_a_long_check(
     validator: GrammarValidator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow = pb.StructuredOutput(regex="slow+")
@@ -139,7 +139,7 @@ async def test_others_are_checked_while_one_takes_long(
     await checked
 
 
-async def test_many_slow_constraints_delay_only_each_other(
+async def test_slow_constraints_delay_only_slow_constraints(
     validator: GrammarValidator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried, proceed = list[bytes](), threading.Event()
@@ -193,7 +193,7 @@ async def test_tokens_that_the_model_has_may_be_named(validator: GrammarValidato
         await validator.check(pb.StructuredOutput(grammar='start: "x" <|nothing|> "y"'))
 
 
-async def test_what_the_workers_libraries_cannot_do_is_refused_by_name(validator: GrammarValidator) -> None:
+async def test_features_that_the_workers_libraries_lack_are_refused_by_name(validator: GrammarValidator) -> None:
     """Checks that the result is cached for these libraries only."""
     lark, looks = pb.StructuredOutput(grammar='start: "x"'), pb.StructuredOutput(regex="((?!ab)[ab])+")
     with pytest.raises(InvalidArgument, match="structured_output_backend: xgrammar takes no grammar in Lark"):
@@ -207,7 +207,9 @@ async def test_what_the_workers_libraries_cannot_do_is_refused_by_name(validator
         await validator.check(pb.StructuredOutput(json_schema='{"type": "integer", "minimum": 2}'), ("outlines-core",))
 
 
-async def test_what_every_library_lacks_is_refused_with_what_each_says(validator: GrammarValidator) -> None:
+async def test_constraints_that_no_library_offers_are_refused_with_each_librarys_reason(
+    validator: GrammarValidator,
+) -> None:
     unique = pb.StructuredOutput(json_schema='{"type": "array", "uniqueItems": true}')
     with pytest.raises(
         InvalidArgument, match="backend: llguidance cannot compile it: failed to compile JSON schema: Un"
@@ -239,7 +241,7 @@ TAG = {
         ({"grammar": 'start: "ab" (T | U)\nT: /c[^\\x00-\\x{10FFFF}]/\nU: "d" T'}, ""),
     ],
 )
-async def test_what_cannot_be_met_is_refused_before_the_first_token(
+async def test_unsatisfiable_constraints_are_refused_before_the_first_token(
     validator: GrammarValidator, constraint: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(InvalidArgument) as refusal:
@@ -247,7 +249,7 @@ async def test_what_cannot_be_met_is_refused_before_the_first_token(
     assert reason in refusal.value.message
 
 
-async def test_a_text_that_dies_in_the_middle_is_refused_with_what_was_written(validator: GrammarValidator) -> None:
+async def test_a_grammar_with_a_dead_end_is_refused_with_the_text_before_it(validator: GrammarValidator) -> None:
     """Checks a schema in which the library, after `score`, requires another matching name that does not exist."""
     dying = {**SCORE, "patternProperties": {"^sc(ore)$": {"type": "integer"}}}
     with pytest.raises(InvalidArgument, match=r"""after '\{"score" ?: .*, ' nothing may follow"""):
@@ -264,7 +266,7 @@ async def test_a_text_that_dies_in_the_middle_is_refused_with_what_was_written(v
         (schema({"not": {"type": "null"}}), "lm-format-enforcer does not keep to 'not'"),
     ],
 )
-async def test_what_no_library_can_is_refused_with_what_each_says(
+async def test_constraints_that_all_libraries_reject_are_refused_with_each_librarys_reason(
     validator: GrammarValidator, constraint: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(InvalidArgument) as refusal:
@@ -273,7 +275,7 @@ async def test_what_no_library_can_is_refused_with_what_each_says(
     assert "\n" not in refusal.value.message
 
 
-async def test_what_llguidance_lacks_is_left_to_a_library_that_can(validator: GrammarValidator) -> None:
+async def test_constraints_that_llguidance_lacks_are_left_to_other_libraries(validator: GrammarValidator) -> None:
     names = pb.StructuredOutput(**schema({"type": "object", "propertyNames": {"minLength": 3}}))
     with pytest.raises(InvalidArgument, match="propertyNames"):
         await validator.check(names)

@@ -174,7 +174,7 @@ def test_values_at_the_bounds_are_accepted(given: dict[str, Any]) -> None:
         ({"logprobs": -1}, "Requested sample logprobs of 100, which is greater than max allowed: 5"),
     ],
 )
-def test_what_the_model_or_the_workers_cannot_do_is_refused(given: dict[str, Any], text: str) -> None:
+def test_options_that_the_model_or_the_workers_lack_are_refused(given: dict[str, Any], text: str) -> None:
     with pytest.raises(InvalidArgument) as refusal:
         sampling_rules.check_model(sampling_rules.build(given, NO_DEFAULTS), vocab_size=100, max_logprobs=5)
     assert refusal.value.message == text
@@ -246,7 +246,7 @@ def test_unsupported_features_are_refused_by_name(name: str, value: Any) -> None
         ("an unknown name", 1),
     ],
 )
-def test_values_that_ask_for_nothing_pass(name: str, value: Any) -> None:
+def test_no_op_values_are_accepted(name: str, value: Any) -> None:
     assert name not in unsupported_fields.NO_OP_VALUES or value in unsupported_fields.NO_OP_VALUES[name]
     unsupported_fields.reject_unsupported({name: value})
 

@@ -82,7 +82,7 @@ async def test_ollamas_options_know_the_same_samplers(frontend: Running) -> None
     assert "options.xtc_probability is not offered by this server yet; leave it out" in answer.text
 
 
-def test_each_sampler_has_a_value_that_asks_for_nothing() -> None:
+def test_each_sampler_has_a_no_op_value() -> None:
     for name, neutral in UNSUPPORTED_SAMPLERS.items():
         assert None in neutral
         for value in neutral:
