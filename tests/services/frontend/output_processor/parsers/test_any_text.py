@@ -62,7 +62,7 @@ CUTS = st.lists(st.integers(0, 10_000), max_size=12)
 
 
 @pytest.mark.parametrize("file", FORMATS)
-def test_tool_parsers_find_the_same_however_the_text_is_cut(file: str) -> None:
+def test_tool_parsers_find_the_same_for_every_split(file: str) -> None:
     samples = [text for name, text, _ in CALLS if registry.TOOL_PARSERS[name] == file]
 
     @settings(max_examples=40, deadline=None)

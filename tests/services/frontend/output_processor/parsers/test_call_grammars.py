@@ -70,7 +70,7 @@ def validator() -> Iterator[GrammarValidator]:
 
 
 @pytest.mark.parametrize("name", WITH_GRAMMARS)
-def test_their_grammars_compile(name: str, validator: GrammarValidator) -> None:
+def test_grammars_of_the_formats_compile(name: str, validator: GrammarValidator) -> None:
     for grammar_format in registry.tool_format(name).grammars:
         for only_one in (False, True):
             answer = call_grammar.calls(grammar_format, TOOLS, only_one=only_one)
@@ -80,7 +80,7 @@ def test_their_grammars_compile(name: str, validator: GrammarValidator) -> None:
                 asyncio.run(validator.check(form))
 
 
-def test_only_one_call_is_allowed_where_one_is_asked_for() -> None:
+def test_a_named_function_allows_only_one_call() -> None:
     grammar_format = registry.tool_format("hermes").grammars[0]
     for seed in range(20):
         text = written(call_grammar.calls(grammar_format, TOOLS, only_one=True), Random(seed))

@@ -86,7 +86,7 @@ def test_a_call_ends_open_reasoning(file: str, caller: str) -> None:
         assert parts == [Reasoning("thinking about it"), call(call_id=call_id)]
 
 
-def test_every_format_with_markers_is_tried() -> None:
+def test_marker_tests_cover_every_format_with_markers() -> None:
     tried = {registry.TOOL_PARSERS[name] for name in CALLS}
     marked = {file for name, file in registry.TOOL_PARSERS.items() if registry.tool_format(name).starts}
     assert {file.partition(":")[0] for file in marked} == {file.partition(":")[0] for file in tried}
@@ -123,7 +123,7 @@ def test_a_mention_of_a_call_is_reasoning(caller: str, thoughts: str) -> None:
         (" <|tool_calls_section_begin|> ", ""),
     ],
 )
-def test_kimi_omits_its_section_marker_or_uses_another(section: str, end: str) -> None:
+def test_kimi_may_omit_or_replace_its_section_marker(section: str, end: str) -> None:
     text = f'hm {section}{K_CALL}functions.add:0{K_ARGS}{{"a": 1}}{K_END}{end}'
     assert found("kimi_k2", "kimi_k2", text) == [Reasoning("hm"), call(call_id="functions.add:0")]
 
@@ -139,7 +139,7 @@ def test_the_end_of_reasoning_after_a_call_is_dropped_once() -> None:
     assert found("qwen3", "hermes", text) == [Reasoning("hm"), call(), Content("so"), more]
 
 
-def test_an_end_of_reasoning_that_ended_some_stays() -> None:
+def test_end_markers_of_open_reasoning_are_not_dropped() -> None:
     text = f"hm</think>Yes </think> no{CALLS['hermes']}</think>"
     assert found("qwen3", "hermes", text) == [
         Reasoning("hm"),

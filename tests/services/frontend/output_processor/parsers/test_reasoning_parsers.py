@@ -100,14 +100,14 @@ def test_reasoning_is_found_whole_or_cut_anywhere(parser: str, text: str, expect
     assert all(reasoning_in(parser, pieces(text, [cut])) == expected for cut in range(1, len(text)))
 
 
-def test_a_prompt_may_have_begun_it() -> None:
+def test_the_prompt_may_begin_the_reasoning() -> None:
     for text in ("A</think>Yes.", "<think>A</think>Yes.", "\nA\n</think>\n\nYes."):
         assert reasoning_in("deepseek_r1", [text], is_open=True) == [R("A"), C("Yes.")]
     assert reasoning_in("deepseek_r1", ["</think>Yes."], is_open=True) == [C("Yes.")]
     assert reasoning_in("deepseek_r1", ["A</think>Yes."]) == [C("A</think>Yes.")]
 
 
-def test_a_prompt_of_apriel_begins_the_reasoning() -> None:
+def test_apriels_prompt_begins_the_reasoning() -> None:
     text = "It is so.\n[BEGIN FINAL RESPONSE]\nYes.\n[END FINAL RESPONSE]"
     assert reasoning_in("apriel", [text], is_open=True) == [R("It is so."), C("Yes.")]
 

@@ -198,7 +198,7 @@ def is_part(value: Any, whole: Any) -> bool:
 
 
 @pytest.mark.parametrize(("parser", "text", "expected"), CALLS)
-def test_an_answer_that_is_cut_off_holds_calls_or_none(parser: str, text: str, expected: list[Expected]) -> None:
+def test_truncated_answers_have_complete_calls_or_none(parser: str, text: str, expected: list[Expected]) -> None:
     """Cuts the answer at every character: arguments are JSON and a prefix of the complete ones, and no markup is
     content."""
     if any(isinstance(part, str) and part == text for part in expected) or parser == "openai":
@@ -216,7 +216,7 @@ def test_an_answer_that_is_cut_off_holds_calls_or_none(parser: str, text: str, e
             assert not any(marker in content for marker in markers), (text[:cut], content)
 
 
-def test_every_format_is_cut() -> None:
+def test_split_tests_cover_every_format() -> None:
     assert {parser for parser, _, _ in CALLS} == set(TOOL_PARSERS)
 
 
