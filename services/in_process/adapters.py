@@ -43,9 +43,7 @@ class EngineAdapters:
     """Adapters of one engine. All methods are called between two steps, in the engine's thread; orders have been
     executed when a call returns."""
 
-    def __init__(
-        self, device: AdapterManager, reader: AdapterReader, core: Core, model_name: str, owner: int
-    ) -> None:
+    def __init__(self, device: AdapterManager, reader: AdapterReader, core: Core, model_name: str, owner: int) -> None:
         """`device`: the device's adapters, those loaded at the start included; `owner`: owner id of all sequences."""
         self._device, self._reader, self._core = device, reader, core
         self._model_name = model_name

@@ -116,7 +116,9 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             case "list_adapters":
                 answer.adapters.CopyFrom(await asked.list_adapters())
             case kind:
-                raise self._door.unexpected_handshake(kind) or FailedPrecondition(f"{kind} is not an administration call")
+                raise self._door.unexpected_handshake(kind) or FailedPrecondition(
+                    f"{kind} is not an administration call"
+                )
         return answer
 
 

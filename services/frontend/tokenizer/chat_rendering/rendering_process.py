@@ -40,14 +40,14 @@ def question(prompt: ChatPrompt, seconds: float) -> bytes:
 
 def begin(renderer_config: bytes) -> Callable[[bytes], bytes]:
     renderer = PromptRenderer(RendererConfig.decode(renderer_config))
-    limits.bound_memory()
+    limit_memory(limits.MEMORY_BYTES)
 
     def answer(message: bytes) -> bytes:
         try:
             return _answer(renderer, message)
         except InvalidArgument as error:
             return _encode_fault(message=error.message, field=error.field, reason=error.reason)
-        except limits.CpuTimeExceeded:
+        except CpuTimeExceeded:
             return _encode_fault(late="")
         except MemoryError:
             refusal = limits.memory_error(renderer.template.label)
@@ -60,13 +60,13 @@ def begin(renderer_config: bytes) -> Callable[[bytes], bytes]:
 
 def _answer(renderer: PromptRenderer, message: bytes) -> bytes:
     if message == SHAPES or not renderer.has_shapes:
-        with limits.processor_time(PROBING_S):
+        with cpu_time_limit(PROBING_S):
             shapes = renderer.shapes()
     if message == SHAPES:
         return json.dumps({name: asdict(shape) for name, shape in shapes.items()}).encode() + END
     prompt, seconds = pickle.loads(message)
     assert isinstance(prompt, ChatPrompt)
-    with limits.processor_time(seconds):
+    with cpu_time_limit(seconds):
         sections = renderer.sections(prompt)
     if sum(len(section.text) for section in sections) > limits.TEXT_CHARACTERS:
         raise MemoryError

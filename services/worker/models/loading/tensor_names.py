@@ -30,6 +30,12 @@ BESIDE_TEXT = tuple(
     for name in ("vision_tower.", "vision_model.", "visual.", "multi_modal_projector.", "audio_tower.")
 )
 TEXT_PREFIXES = {"language_model.": "", "model.language_model.": "model."}
+# Prefixes of vision towers in files of transformers 4 and 5, and the prefix that the towers have here.
+VISION_PREFIXES = {
+    "model.vision_tower.": "vision_tower.",
+    "model.multi_modal_projector.": "multi_modal_projector.",
+    "vision_tower.vision_model.": "vision_tower.",
+}
 WRAPPERS = ("_orig_mod.", "module.", "base_model.model.")  # prefixes of torch.compile, data-parallel training and PEFT
 HEAD, EMBEDDING = "lm_head.weight", ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight")
 
