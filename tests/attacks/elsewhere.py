@@ -16,7 +16,9 @@ ELSEWHERE: Mapping[str, tuple[str, Sequence[str]]] = {
     ),
     "a worker whose hello has sizes beyond all measure": (
         "refused by field, value and limit; nothing is allocated for it",
-        [f"{SCHEDULER}/replicas/test_result_checks.py::test_a_hello_beyond_all_measure_is_refused_by_field_value_and_limit"],
+        [
+            f"{SCHEDULER}/replicas/test_result_checks.py::test_a_hello_beyond_all_measure_is_refused_by_field_value_and_limit"
+        ],
     ),
     "a worker that reports wrong results": (
         "its session ends by name; its sequences continue elsewhere with the right text",

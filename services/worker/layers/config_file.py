@@ -1,4 +1,4 @@
-"""Reading config.json: typed, with errors that name the field."""
+"""Typed access to config.json, with errors that name the field."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from quire.shared.errors import InvalidArgument
 
 
 class ConfigFile:
-    """A config.json of Hugging Face transformers, 4 or 5."""
+    """A config.json of Hugging Face transformers 4 or 5."""
 
     def __init__(self, values: dict[str, Any]) -> None:
         self._values = values
@@ -18,7 +18,7 @@ class ConfigFile:
         return self._values
 
     def has(self, key: str) -> bool:
-        """Present and not null."""
+        """Returns whether the field is present and not null."""
         return self._values.get(key) is not None
 
     def get(self, key: str, default: Any = None) -> Any:

@@ -1,11 +1,11 @@
-"""Bounds on what a chat template may cost, and the errors of one that exceeds them."""
+"""Limits of memory and processor time for a chat template, in the process that runs it."""
 
 from __future__ import annotations
 
 from quire.shared.errors import InvalidArgument
 
-MEMORY_BYTES = 512 << 20  # beyond what the process has when it begins
-TEXT_CHARACTERS = 1 << 26  # of a rendered conversation
+MEMORY_BYTES = 512 << 20  # beyond what the process uses when it starts
+TEXT_CHARACTERS = 1 << 26  # maximum size of a rendered conversation
 
 
 def cpu_time_error(label: str, seconds: float) -> InvalidArgument:
