@@ -1,4 +1,4 @@
-"""Steps with drafts are rehearsed by models with several KV groups, too, as workers on GPUs do when they start."""
+"""Steps with drafts are warmed up for models with several KV groups, as workers on GPUs do at start."""
 
 from __future__ import annotations
 

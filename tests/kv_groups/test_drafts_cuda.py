@@ -1,4 +1,4 @@
-"""Drafts in front of states on CUDA, with and without graphs: pytest -m gpu. The text is that of transformers."""
+"""Drafts of recurrent models on CUDA, with and without graphs: pytest -m gpu. The text equals transformers'."""
 
 from __future__ import annotations
 

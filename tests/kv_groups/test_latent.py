@@ -1,5 +1,5 @@
-"""Layers that keep one compressed vector a token, scheduler and worker together: the text is that of transformers, and
-the cache is a fraction of what every head's own keys and values take."""
+"""Models with latent attention, scheduler and worker together: the text equals transformers', and the cache is a
+fraction of full keys and values."""
 
 from __future__ import annotations
 

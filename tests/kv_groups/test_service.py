@@ -1,4 +1,4 @@
-"""Models that keep something else than every token's keys and values, in a cluster of real processes."""
+"""Models with other caches than full keys and values, in a cluster of real processes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Layers that keep a state, scheduler and worker together: the text is that of transformers, however prompts are cut,
-found in the cache, preempted, and cancelled."""
+"""Recurrent models, scheduler and worker together: the text equals transformers' with chunked, cached, preempted and
+cancelled prompts."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ SIZES = {"block_size": 8, "max_num_batched_tokens": 20, "num_blocks": 300}
 
 
 def check(checkpoint: Checkpoint, answers: list[Answer], count: int) -> None:
-    """Greedy ones of so many tokens."""
+    """Checks greedy answers of `count` tokens."""
     assert {len(answer.tokens) for answer in answers} == {count}
     assert [answer.tokens for answer in answers] == [confirmed(checkpoint, a.prompt, a.tokens) for a in answers]
 
 
 def run_disturbed(run: Pair, gone: Answer, *, turns: int, every: int, cancelled_at: int) -> None:
-    """To the end: some sequence is preempted time and again, and `gone`, the one of stream 4, cancelled."""
+    """Runs to the end, preempting a sequence repeatedly and cancelling `gone`, the one of stream 4."""
     for turn in range(turns):
         run.plan()
         live = np.flatnonzero(run.core.running.live)

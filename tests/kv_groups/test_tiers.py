@@ -1,5 +1,5 @@
-"""Models of several groups with KV in host memory and on disk, scheduler and worker together: prompts come back from
-there, and the text is that of transformers."""
+"""Models of several KV groups with KV in host memory and on disk, scheduler and worker together: prompts are restored,
+and the text equals transformers'."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def check(checkpoint: Checkpoint, answers: list[Answer]) -> None:
 
 
 def say(run: Pair, prompts: list[list[int]]) -> list[Answer]:
-    """One after the other."""
+    """Answers the prompts one after the other."""
     answers = []
     for tokens in prompts:
         answers.append(run.ask(tokens, max_tokens=COUNT, eos=()))

@@ -1,4 +1,5 @@
-"""Layers with windows, scheduler and worker together: the text is that of transformers, and blocks come back."""
+"""Models with sliding windows, scheduler and worker together: the text equals transformers', and blocks are
+released."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ def pair(
 
 
 def most_in_use(run: Pair) -> int:
-    """The most blocks that were in use between two steps, until everybody is done."""
+    """Returns the most blocks in use between two steps, until all are done."""
     most = 0
     while run.core.has_work or run.results:
         while run.plan():
@@ -92,7 +93,9 @@ def test_a_prefix_whose_last_blocks_are_gone_from_the_window_is_computed_again(m
     first = prompt(60, 1)
     run.ask(first, max_tokens=2, eos=())
     run.run()
-    others = [run.ask(prompt(40, seed), max_tokens=8, eos=()) for seed in range(5, 9)]  # take what is not found in time
+    others = [
+        run.ask(prompt(40, seed), max_tokens=8, eos=()) for seed in range(5, 9)
+    ]  # evict blocks that are not hit in time
     run.run()
     again = [run.ask([*first[:length], 1, 2], max_tokens=20, eos=()) for length in (20, 40, 60)]
     run.run()

@@ -1,4 +1,4 @@
-"""What adapters add to experts, against the reference; rows keep their bits."""
+"""Adapters of experts against the reference; rows keep their bits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ EXPERTS, HIDDEN, SIZE, TOP_K, ADAPTERS = 4, 33, 17, 2, 3
 
 
 def updates_of(dtype):
-    """By adapter and expert, to either product; the second adapter leaves the layer alone, the third two experts."""
+    """Returns updates by adapter and expert for either product; the second adapter has none, the third skips two
+    experts."""
 
     def one(number, expert, sizes, in_features):
         left_alone = number == 1 or (number == 2 and expert < 2)

@@ -9,7 +9,7 @@ from tests.kernels.cpu.paged import NAN, exact, exact_path, paged, random_tree
 
 pytestmark = pytest.mark.skipif(**needs_library)
 
-# float32 scores of magnitude 10 carry errors of 1e-6, which the weights inherit.
+# float32 scores of magnitude 10 have errors of 1e-6, which propagate to the weights.
 ABSOLUTE = {torch.float32: 6e-6, torch.bfloat16: 8e-3}  # bfloat16 rounds the weights too
 
 

@@ -18,7 +18,7 @@ needs_compiler = pytest.mark.skipif(compiler is None, reason="no C++ compiler")
 
 @pytest.fixture
 def small_sources(tmp_path: Path, monkeypatch) -> Path:
-    """Two sources and a header in place of ours."""
+    """Provides two sources and a header instead of the real ones."""
     (tmp_path / "runtime").mkdir()
     (tmp_path / "runtime" / "shared.h").write_text("#define VALUE 1\n")
     (tmp_path / "one.cpp").write_text('#include "shared.h"\nint one() { return VALUE; }\n')

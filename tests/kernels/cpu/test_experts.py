@@ -1,4 +1,4 @@
-"""Routing and experts against the reference; rows keep their bits; what nobody chose is not read."""
+"""Routing and experts against the reference; rows keep their bits; experts without tokens are not read."""
 
 from __future__ import annotations
 

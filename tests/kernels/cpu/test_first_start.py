@@ -1,4 +1,4 @@
-"""Where no build fits the machine, the first start makes one, once."""
+"""The first start on a machine without a suitable build compiles one, once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ needs_compiler = pytest.mark.skipif(build.find_compiler() is None, reason="no C+
 
 @pytest.fixture
 def nothing_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """One small source in place of ours, and an empty cache."""
+    """Provides one small source and an empty cache."""
     (tmp_path / "one.cpp").write_text("int one() { return 1; }\n")
     monkeypatch.setattr(built, "SOURCES", tmp_path)
     monkeypatch.setattr(built, "BUILD", tmp_path / "build")

@@ -17,7 +17,7 @@ def layer(out_features: int, in_features: int, dtype: torch.dtype, bias: bool = 
 
 
 def slack(in_features: int) -> float:
-    """Sums of in_features float32 products of about 1 / sqrt(in_features), before the result is rounded."""
+    """Returns the tolerance of sums of in_features float32 products of about 1 / sqrt(in_features)."""
     return 4e-7 * in_features**0.5
 
 

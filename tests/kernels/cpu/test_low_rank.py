@@ -14,7 +14,7 @@ NO_ADAPTER = -1
 
 
 def update(ranks, sizes, in_features, dtype, *, gains=False):
-    """Of projections side by side."""
+    """Creates an adapter of concatenated projections."""
     pairs = [
         ((torch.randn(rank, in_features) / in_features**0.5).to(dtype), torch.randn(size, rank).to(dtype))
         for rank, size in zip(ranks, sizes, strict=True)
@@ -23,7 +23,7 @@ def update(ranks, sizes, in_features, dtype, *, gains=False):
 
 
 def put(rows: AdaptedRows, numbers: list[int]) -> None:
-    """`numbers`: of every row."""
+    """Writes the adapter number of every row."""
     of_rows = torch.tensor(numbers, dtype=torch.int32)
     order = torch.argsort(of_rows, stable=True)
     order = order[of_rows[order] != NO_ADAPTER].int()
@@ -71,7 +71,7 @@ def test_each_row_gets_what_its_own_adapter_adds(dtype, ranks, sizes, in_feature
             narrow = (x[row].float() @ down.float().T).to(dtype).double()
             sums.append((narrow @ up.double().T, float((narrow.abs() @ up.double().abs().T).max())))
         added, largest = torch.cat([added for added, _ in sums]), max(largest for _, largest in sums)
-        unit = 2.0**-8 if dtype is torch.bfloat16 else 2.0**-20  # a narrow product may be rounded the other way
+        unit = 2.0**-8 if dtype is torch.bfloat16 else 2.0**-20  # a low-rank product may be rounded differently
         assert_close(result[row], old + added, absolute=unit * (1 + largest))
 
 

@@ -1,4 +1,4 @@
-"""Products with quantized weights, against the values that their codes stand for."""
+"""Products with quantized weights against their dequantized values."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ WEIGHTS = {
 
 def close(got: torch.Tensor, x: torch.Tensor, weight: QuantizedWeight, packed: cpu.PackedWeight) -> bool:
     values = weight.dequantized()
-    if type(packed) is not PackedCodes:  # a processor without look-ups of bytes: widened at load, to the model's type
+    if type(packed) is not PackedCodes:  # processors without byte look-ups: dequantized at load to the model's dtype
         values = values.to(BFLOAT16)
     want = x.double() @ values.double().T + (0 if weight.bias is None else weight.bias.double())
-    # rounded once to bfloat16; sums are of float32
+    # rounded once to bfloat16; sums are in float32
     return bool(((got.double() - want).abs() <= want.abs() * 2**-8 + 2e-5 * want.abs().max()).all())
 
 
@@ -111,7 +111,7 @@ def test_activations_become_integers_where_the_weight_says_so(name):
         pytest.skip("this processor does not multiply integers of 8 bits: activations stay as they are")
     for rows in ROWS:
         x = torch.randn(rows, weight.codes.size(1)).to(BFLOAT16)
-        x[rows // 2] *= 40  # a scale of its own
+        x[rows // 2] *= 40  # gets its own scale
         x[rows // 3] = 0
         assert_close(cpu.quantized_linear(x, packed), reference(x, weight), units=2)
 

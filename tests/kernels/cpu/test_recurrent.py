@@ -1,4 +1,4 @@
-"""Recurrent layers in C++: as token by token in float64, the same bits with any number of threads and in any cut."""
+"""Recurrent layers in C++ equal float64 token by token, with the same bits for any number of threads and chunks."""
 
 from __future__ import annotations
 

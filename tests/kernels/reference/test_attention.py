@@ -1,4 +1,4 @@
-"""paged_attention and what prepares its inputs, against the textbook in double precision."""
+"""paged_attention and the preparation of its inputs against textbook formulas in double precision."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ MAX_ERROR = 2e-6  # float32 against double, values of magnitude 1
 def textbook(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, window: int, *, chunked: bool = False
 ) -> torch.Tensor:
-    """One sequence: q [rows, q_heads, dim], k and v [length, kv_heads, dim]; loops, double precision."""
+    """Computes attention of one sequence by loops in double precision: q [rows, q_heads, dim], k and v [length,
+    kv_heads, dim]."""
     rows, q_heads, _dim = q.shape
     group = q_heads // k.size(1)
     out = torch.zeros_like(q, dtype=torch.float64)
@@ -34,7 +35,7 @@ def textbook(
 def paged(
     lengths: list[int], rows: list[int], block_size: int, heads: tuple[int, int], dim: int
 ) -> tuple[dict[str, torch.Tensor], list[tuple[torch.Tensor, torch.Tensor]]]:
-    """Sequences scattered over blocks; every place that no sequence owns holds NaN."""
+    """Scatters sequences over blocks; unowned positions are NaN."""
     generator = torch.Generator().manual_seed(3)
     q_heads, kv_heads = heads
     needed = [-(-length // block_size) for length in lengths]
@@ -134,7 +135,7 @@ def caches(arguments: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tens
 
 
 def places_of(arguments: dict[str, torch.Tensor], row: int) -> list[int]:
-    """Of a sequence's positions, in order."""
+    """Returns the cache positions of a sequence, in order."""
     blocks, block_size = arguments["block_tables"][row].tolist(), arguments["k_cache"].size(1)
     return [blocks[p // block_size] * block_size + p % block_size for p in range(int(arguments["seq_lens"][row]))]
 
@@ -192,7 +193,7 @@ def normed(x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
 
 
 def rotated(x: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
-    """Element i and i + half, as one complex number, times e^(i angle)."""
+    """Rotates elements i and i + half as one complex number by e^(i angle)."""
     half = len(x) // 2
     turned = torch.complex(x[:half], x[half:]) * torch.complex(cos_sin[:half].double(), cos_sin[half:].double())
     return torch.cat((turned.real, turned.imag))

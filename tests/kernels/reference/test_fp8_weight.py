@@ -1,4 +1,4 @@
-"""Weights of floats in 8 bits: what that costs, by row and by block."""
+"""Accuracy of float weights quantized to 8 bits, by row and by block."""
 
 from __future__ import annotations
 

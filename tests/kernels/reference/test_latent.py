@@ -1,4 +1,4 @@
-"""Latent attention in its absorbed form, against that over every head's own keys and values in double precision."""
+"""Latent attention in absorbed form against attention over each head's keys and values in double precision."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The noise is what noise.py's text says, word by word, and is distributed as it must be."""
+"""The noise agrees with the definition in noise.py and has the right distribution."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def mix(h: int) -> int:
 
 
 def noise(seed: int, position: int, token: int) -> float:
-    """From the definition, in Python's own integers and doubles."""
+    """Computes the noise from its definition with Python's integers and doubles."""
     low, high = seed & WORD, (seed >> 32) & WORD
     key0 = mix(mix(mix(low ^ 0x9E3779B9) ^ high) ^ position)
     key1 = mix(mix(mix(high ^ 0x7F4A7C15) ^ low) ^ position)

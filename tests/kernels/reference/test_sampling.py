@@ -26,7 +26,7 @@ def draw(
     min_p: float | None = None,
     rows: int = DRAWS,
 ) -> torch.Tensor:
-    """One token for each of `rows` positions of one seed."""
+    """Samples one token for each of `rows` positions of one seed."""
     return sample(
         logits.expand(rows, -1).clone(),
         column(temperature, rows),
@@ -48,7 +48,7 @@ def assert_distributed(found: torch.Tensor, probabilities: torch.Tensor) -> None
 
 
 def softmax_of(kept: list[int], temperature: float = 1.0) -> torch.Tensor:
-    """Probabilities when only `kept` ids may be sampled."""
+    """Returns probabilities if only `kept` ids may be sampled."""
     logits = torch.full_like(LOGITS, float("-inf"))
     logits[kept] = LOGITS[kept] / temperature
     return logits.softmax(0)
@@ -63,7 +63,7 @@ def test_temperature(temperature: float) -> None:
     ("parameters", "kept"),
     [
         ({"top_k": 2}, [0, 7]),
-        ({"top_k": 4}, [0, 7, 1, 2, 3]),  # 2 and 3 are equals
+        ({"top_k": 4}, [0, 7, 1, 2, 3]),  # 2 and 3 have equal logits
         ({"top_k": 100}, list(range(8))),
         ({"top_k": 0}, list(range(8))),
         ({"top_k": -1}, list(range(8))),
@@ -76,7 +76,7 @@ def test_temperature(temperature: float) -> None:
         ({"min_p": 1.0}, [0]),
         ({"min_p": 0.0}, list(range(8))),
         ({"min_p": 0.3, "top_k": 2}, [0, 7]),
-        ({"top_k": 3, "top_p": 0.6}, [0, 7]),  # of what top-k left, 0.51 and 0.31 reach 0.6
+        ({"top_k": 3, "top_p": 0.6}, [0, 7]),  # after top-k, 0.51 and 0.31 reach 0.6
         ({"min_p": 0.05, "top_k": 6, "top_p": 0.99}, [0, 7, 1, 2, 3, 4]),
     ],
 )

@@ -1,4 +1,4 @@
-"""Recurrent layers in plain torch: chunks, single tokens and saved states give what token by token gives."""
+"""Recurrent layers in plain torch: chunks, single tokens and saved states equal token-by-token results."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ VERSIONS = [
 
 
 def packed(allowed: np.ndarray) -> torch.Tensor:
-    """bool [num_masks, vocab_size] as a mask's words; bits behind the vocabulary are set, which must not matter."""
+    """Packs bool [num_masks, vocab_size] into words; bits after the vocabulary are set, which must not matter."""
     num_words = -(-allowed.shape[1] // 32)
     padded = np.ones((len(allowed), num_words * 32), dtype=bool)
     padded[:, : allowed.shape[1]] = allowed
@@ -22,7 +22,7 @@ def packed(allowed: np.ndarray) -> torch.Tensor:
 
 
 def scattered(masks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same masks in other places among more, and those places."""
+    """Returns the masks at other indices among more, and those indices."""
     places = torch.arange(len(masks)).flip(0) * 2 + 1
     among = torch.full((2 * len(masks) + 1, masks.size(1)), 0x5555, dtype=torch.int32)
     among[places] = masks
@@ -37,7 +37,7 @@ def test_what_has_no_bit_is_banned_and_nothing_else_changes(mask_logits, vocab_s
     logits = torch.randn(6, vocab_size)
     masked = range(6) if rows is None else rows
     allowed = rng.random((len(masked), vocab_size)) < rng.choice([0.02, 0.5, 0.98], (len(masked), 1))
-    allowed[0, : 40 * (vocab_size > 80)] = True  # whole words of either kind
+    allowed[0, : 40 * (vocab_size > 80)] = True  # whole words of allowed and of banned tokens
     allowed[-1, : 40 * (vocab_size > 80)] = False
     want = logits.clone()
     for row, mask in zip(masked, allowed, strict=True):

@@ -1,4 +1,4 @@
-"""Adapters of many rows in two launches. On a GPU, or in the interpreter, against the reference."""
+"""Adapters of many rows in two launches, on a GPU or in the interpreter, against the reference."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SMALL = LowRankCut(16, 16, 32, 3, 4)
 
 
 def adapted(numbers, num_adapters, device, most=0):
-    """`numbers`: of every row; `most`: that there is room for."""
+    """Builds the mapping from the adapter number of every row; `most`: capacity."""
     of_rows = torch.tensor(numbers)
     order = torch.argsort(of_rows, stable=True)
     order = order[of_rows[order] != NONE].int()
@@ -33,7 +33,7 @@ def adapted(numbers, num_adapters, device, most=0):
 
 
 def update(device, dtype, in_features, sizes, ranks, *, gains=False):
-    """`ranks`: of each projection, 0 where it is left alone."""
+    """Creates an adapter; `ranks`: per projection, 0 for unchanged ones."""
     pairs = [
         (
             (torch.randn(rank, in_features) / in_features**0.5).to(device, dtype),

@@ -1,4 +1,4 @@
-"""Sums of ranks: the words of the others are there already, so that one rank after the other comes to its end."""
+"""One-shot all-reduce: the other ranks' words are written in advance, so that ranks can run one after the other."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from quire.kernels.reference.rank_sums import sum_of_ranks as reference
 from quire.kernels.triton.normed_sums import normed_sum_of_ranks, normed_sum_takes
 from quire.kernels.triton.rank_sums import BLOCK, RankMailbox, inbox_words, sum_of_ranks, sum_of_ranks_takes
 
-SIXTEEN = torch.float16  # the interpreter cuts bfloat16 off
+SIXTEEN = torch.float16  # the interpreter truncates bfloat16
 NUM_BLOCKS = 3
 
 
 class Host:
-    """The memory of all ranks, in one process."""
+    """Memory of all ranks in one process."""
 
     def __init__(self, num_ranks: int, device: torch.device) -> None:
         shape = (2, num_ranks, NUM_BLOCKS * BLOCK)
@@ -31,7 +31,7 @@ class Host:
             mailbox.calls.fill_(before)
 
     def deliver(self, to: int, parts: list[torch.Tensor], call: int, block: int | None = None) -> None:
-        """As the other ranks would, in words that are not this one's: of all blocks, or of one."""
+        """Writes the other ranks' words of all blocks, or of one."""
         for rank, part in enumerate(parts):
             if rank != to:
                 words = part.view(-1).view(torch.int32).long() & 0xFFFFFFFF

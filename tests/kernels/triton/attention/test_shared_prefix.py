@@ -9,7 +9,7 @@ from tests.kernels.triton.paged import Case
 
 
 def grouped(device, groups: dict[tuple[int, ...], int], num_rows: int, per_tile: int) -> SharedPrefixes:
-    """`groups`: positions shared, by rows. A tile more than needed, which is not used."""
+    """Builds prefixes from `groups` (shared positions by rows), with one unused tile."""
     members, tables, lens, starts = [], [], [], [0] * num_rows
     for rows, length in groups.items():
         for first in range(0, len(rows), per_tile):

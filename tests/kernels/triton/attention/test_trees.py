@@ -1,4 +1,4 @@
-"""Rows of trees of drafts see what is known and their own path."""
+"""Rows of draft trees attend to known tokens and their own path."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.kernels.triton.paged import Case
 
 # q heads, kv heads, head_dim, block_size: tiles of 64, 12, 21, 16 and 32 tokens
 SHAPES = [(2, 2, 8, 16), (5, 1, 64, 64), (6, 2, 16, 4), (8, 2, 128, 64), (2, 1, 80, 128)]
-# A tree of 17 drafts over the end of a block, a decode, a chunk, a tree that is all of its sequence, as many drafts as
-# may be.
+# A tree of 17 drafts across a block boundary, a decode, a chunk, a tree that is a whole sequence, the maximum
+# number of drafts.
 LENS = [140, 70, 90, 63, 150]
 ROWS = [(0, 122, 140), (1, 69, 70), (2, 10, 90), (3, 0, 63), (4, 87, 150)]
 WITH_TREES = (0, 3, 4)
@@ -24,7 +24,7 @@ Tree = tuple[torch.Tensor, list[list[int]]]
 
 
 def tree_of(parents: list[int]) -> Tree:
-    """As random_tree() has it; -1: behind the row before all."""
+    """Returns a tree as random_tree(); parent -1: the row before all drafts."""
     paths = [[0]]
     for node, parent in enumerate(parents, 1):
         paths.append([*paths[parent + 1], node])

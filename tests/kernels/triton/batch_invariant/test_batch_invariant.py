@@ -41,7 +41,7 @@ def short_spans(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def of_sequence(case: Case, chunks: Chunks, window: int, company: list[tuple[int, int, int]]) -> torch.Tensor:
-    """Sequence 1, [begin, end) by [begin, end), each with `company` beside it."""
+    """Computes sequence 1 in chunks [begin, end), each with `company` in the same step."""
     found = []
     for begin, end in chunks:
         before, behind = ([row for row in company if (row[0] < 1) is first] for first in (True, False))

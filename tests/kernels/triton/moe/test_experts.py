@@ -110,7 +110,7 @@ def test_the_copy_engine_moves_what_it_can(device, num_tokens, hidden, size):
     packed = layer_of(device, dtype, 6, hidden, size, biased=True)
     x = normal(device, dtype, num_tokens, hidden)
     chosen = reference.route(torch.randn(num_tokens, 6).to(device), Routing(3))
-    chosen[0][0, 0] = -1  # of another rank
+    chosen[0][0, 0] = -1  # on another rank
     got = experts_in_tiles(x, *chosen, packed, None, None, None, tile=replace(SMALL, copied=True))
     assert_close(got, exact(x, *chosen, packed), slack=3)
 
@@ -160,7 +160,7 @@ def test_a_single_row_meets_the_experts_that_it_chooses(dtype, device, hidden, s
     normed = reference.rms_norm(residual.double(), norm.weight.double(), norm.eps)
     ids, weights = reference.route(logits, routing)
     want = residual.double() + exact(normed, ids, weights, packed)
-    shape = None if ON_GPU else RowExpertsTile(up=32, down=64)  # the interpreter runs one program after the other
+    shape = None if ON_GPU else RowExpertsTile(up=32, down=64)  # the interpreter runs programs one after the other
     row_experts(residual, norm, logits, routing, packed, load, pdl=ON_GPU, shape=shape)
     assert_close(residual, want, slack=3)
     assert load.nonzero().flatten().tolist() == sorted(ids[0].tolist())
@@ -174,7 +174,8 @@ def test_pairs_without_an_expert_are_left_out(dtype, device):
 
 
 def _partly_here(device, dtype):
-    """Of six experts the first three are here; a token has none of them. What is wanted is what the others add 0 to."""
+    """Creates a layer with the first three of six experts; a token has none of them. Expected: the others contribute
+    0."""
     all_packed = [torch.randn(6, 64, 32), torch.randn(6, 32, 32)]
     x, ids = torch.randn(5, 32).to(device, dtype), torch.tensor([[0, 5], [3, 4], [2, 1], [4, 0], [1, 2]]).int()
     weights = torch.rand(5, 2).to(device)

@@ -1,4 +1,4 @@
-"""What is compiled beforehand: each kernel's own calls, of all modules that graphs launch kernels of."""
+"""Kernels compiled ahead: each kernel's own calls, from all modules whose kernels graphs launch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CONSTANT = re.compile(
 )
 STORED = json.loads(launches.STORED.read_text())
 
-# Launched by few models or settings: compiled when they are first called.
+# Used by few models or settings: compiled at their first call.
 AT_FIRST_CALL = {
     "attention.ragged_attention",
     "normed_sums",
@@ -32,7 +32,7 @@ AT_FIRST_CALL = {
     "recurrent.short_convolution",
     "two_shot_sums",
 }
-# Launched by functions of other modules, whose calls reach them.
+# Reached by the calls of other modules.
 BY_OTHERS = {
     "moe.grouped_linear",
     "quantization.packed_many_rows",

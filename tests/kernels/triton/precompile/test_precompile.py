@@ -1,4 +1,4 @@
-"""Kernels are compiled for a GPU that is not there."""
+"""Kernels are compiled for an absent GPU."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ sys.exit(not processes.compile_all(Missing({shape!r}, 90, 2, folder / "marker"))
 
 
 def compile_some(folder: Path, some: str, shape: ModelShape = TINY) -> int:
-    """`some`: an expression for the calls; returns the exit status."""
+    """Compiles the calls of an expression in a child process; returns the exit status."""
     environment = {**os.environ, "TRITON_CACHE_DIR": str(folder), "TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-c", PROGRAM.format(folder=str(folder), calls=some, shape=shape)]
     return subprocess.run(command, env=environment, check=False).returncode

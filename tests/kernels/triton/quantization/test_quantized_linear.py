@@ -28,7 +28,7 @@ FP8 = torch.float8_e4m3fn
 
 
 def representable(x: torch.Tensor) -> torch.Tensor:
-    """Small powers of two with a full range in every group of 128: the interpreter's cast does not round."""
+    """Creates small powers of two with a full range in every group of 128: the interpreter's cast does not round."""
     powers = torch.randint(-6, 3, x.shape).float().exp2() * x.sign()
     powers[..., ::32] = 448.0 * 0.25
     return powers.to(x)
@@ -133,7 +133,7 @@ def by_token(out_features: int, in_features: int, kind: torch.dtype, scale: torc
 
 
 def by_block(out_features: int, in_features: int, kind: torch.dtype, rows: int = 1) -> QuantizedWeight:
-    """`rows` of the weight share their scales."""
+    """Creates a weight whose scales are shared by `rows` rows."""
     scales = (torch.rand(-(-out_features // rows), -(-in_features // 128)) + 0.1) / 448
     codes = (torch.randn(out_features, in_features) * 100).to(kind)
     activations = QuantizedActivations(kind, 128)

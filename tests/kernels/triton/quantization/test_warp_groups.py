@@ -1,4 +1,4 @@
-"""4-bit weights and many rows by groups of warps: when, how products are cut up, and on a Hopper what comes out."""
+"""4-bit weights with many rows by warp groups: selection, partition, and results on a Hopper."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_weights_that_are_left_to_others(weight: PackedWeight) -> None:
 
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Mock:
-    """What stands for the kernel, as if on a Hopper."""
+    """Mock of the kernel, as if on a Hopper."""
     kernel = Mock(return_value=torch.ones(1))
     monkeypatch.setattr(warp_groups, "is_hopper", lambda device: True)
     monkeypatch.setattr(warp_groups, "kernel_of_warp_groups", lambda: kernel)
@@ -162,7 +162,7 @@ def all_cuts(x: torch.Tensor, weight: PackedWeight) -> list[WarpGroupsCut]:
 
 
 def leave_rubbish(cut: WarpGroupsCut, device: torch.device) -> None:
-    """Where parts of tiles may come to lie."""
+    """Fills memory that may be reused for parts of tiles."""
     torch.full((cut.programs, 2, 64 * cut.rows), 1e6, device=device)
 
 

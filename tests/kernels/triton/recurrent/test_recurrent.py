@@ -1,4 +1,4 @@
-"""Recurrent layers in Triton: as token by token in float64, over prompts, chunks, decodes and saved states."""
+"""Recurrent layers in Triton equal float64 token by token, over prompts, chunks, decodes and saved states."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.kernels.triton.tuned import tune
 
 DEVICE = "cuda" if ON_GPU else "cpu"
 SMALL = StateShape(16 + 12, 3, 4, 8, 3)
-# Of a rank: one head, and heads whose key heads the ranks share.
+# Shapes of a rank: one head, and heads whose key heads are shared with other ranks.
 ALONE = StateShape(2 * 8 + 6, 4, 1, 8, 6)
 SHARED = StateShape(2 * 3 * 8 + 3 * 6, 4, 3, 8, 6)
 WIDE = StateShape(2 * 40 + 2 * 40, 4, 2, 40, 40)

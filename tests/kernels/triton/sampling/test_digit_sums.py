@@ -12,7 +12,7 @@ INF = float("inf")
 
 def spread(device, num_rows, size):
     values = 3 * torch.randn(num_rows, size)
-    values[::3] = values[::3].round()  # many equals, and both zeros
+    values[::3] = values[::3].round()  # many equal values, and both zeros
     values[1, : size // 2] = -INF
     return values.to(device)
 
@@ -30,7 +30,7 @@ def test_counts_and_weights_are_the_reference(device, size):
         assert weights.dtype is torch.int64
         torch.testing.assert_close(weights.double(), want.double(), rtol=1e-6, atol=2.0)
         assert torch.equal(weights > 0, want > 0)
-        known = (known << 8) | counts.argmax(dim=1, keepdim=True)  # where most are
+        known = (known << 8) | counts.argmax(dim=1, keepdim=True)  # the most frequent digit
     assert (counts > 0).any()
 
 

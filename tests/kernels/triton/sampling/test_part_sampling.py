@@ -9,7 +9,7 @@ from tests.kernels.triton.sampling.test_sampling import INF, assert_same_choice,
 
 
 def chosen(logits, temperature, seeds, positions, size):
-    """By parts of `size` tokens."""
+    """Samples by parts of `size` tokens."""
     starts = range(0, logits.size(1), size)
     parts = [logits[:, start : start + size] for start in starts]
     found = [
@@ -33,7 +33,7 @@ def test_parts_choose_as_the_whole_does(device, vocab_size, size, dtype):
 @pytest.mark.parametrize("size", [700, 4096, 9000])
 def test_greedy_takes_the_lowest_of_the_most_likely_of_all_parts(device, size):
     logits, seeds, positions = rows_of(device, 8, 9000)
-    logits = logits.round()  # many equals
+    logits = logits.round()  # many equal values
     first = (logits == logits.amax(dim=1, keepdim=True)).int().argmax(dim=1).int()
     for temperature in (None, column(device, 0.0, 8)):
         assert torch.equal(chosen(logits, temperature, seeds, positions, size), first)

@@ -1,4 +1,4 @@
-"""The fused functions for one sequence, against the functions that they stand for."""
+"""Fused functions for one sequence against the functions they replace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which attention backend serves which phase, and whether it attends."""
+"""Selection of attention backends by phase, and their results."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tests.kernels.triton.paged import Case, Rows
 
 SPEC = AttentionSpec("cuda", "bfloat16", "bfloat16", 128, 16, 8, 64, has_window=False, capability=(9, 0))
 AMPERE = (8, 0)
-PAGED = replace(SPEC, block_size=256, capability=AMPERE)  # what flash-attn 2 can serve
+PAGED = replace(SPEC, block_size=256, capability=AMPERE)  # supported by flash-attn 2
 
 
 class Fake:
-    """Accepts or refuses, and says its name for an answer."""
+    """Backend that accepts or refuses, and returns its name."""
 
     def __init__(self, name: str, reason: str | None) -> None:
         self.name, self._reason = name, reason
@@ -113,7 +113,7 @@ ON_PAPER = "from tests.services.worker.attention.fake_flash_attn import *"
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Path]]:
-    """Installs a flash-attn of some version, whose functions are those on paper."""
+    """Installs a flash-attn of some version with the functions of fake_flash_attn."""
 
     def forget() -> None:
         for name in [name for name in sys.modules if name.partition(".")[0] == "flash_attn"]:
@@ -227,7 +227,7 @@ def assert_attends(backend: AttentionBackend, case: Case, rows: Rows, window: in
 
 
 def paged_case(block_size: int, heads: tuple[int, int], head_dim: int, dtype: torch.dtype, device: str) -> Case:
-    """As it is in the worker: what no sequence owns are zeros."""
+    """Builds a case as in the worker: unowned positions are zero."""
     torch.manual_seed(0)
     case = Case(LENS, heads, head_dim, block_size, dtype, torch.device(device))
     for cache in (case.paged.k_cache, case.paged.v_cache):

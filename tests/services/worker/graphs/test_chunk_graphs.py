@@ -1,4 +1,4 @@
-"""Steps with chunks from static memory give what steps from fresh tensors give. On the CPU: repeated, not recorded."""
+"""Steps with chunks from static memory equal steps from fresh tensors. On the CPU: run eagerly, not recorded."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ SHAPES = [ChunkShape(4, 3), ChunkShape(4, 5), ChunkShape(8, 3), ChunkShape(8, 9)
 
 
 class Seen:
-    """Stands between graphs and the model: keeps what the model was given last."""
+    """Records the last batch passed to the model."""
 
     batch: ForwardBatch
     num_forwards = 0
 
 
 class SlowToLaunch(EagerRecorder):
-    """Computing takes longer than launching from more than so many tokens on."""
+    """Recorder for which computing takes longer than launching above a number of tokens."""
 
     def __init__(self, seen: Seen, most_tokens: int) -> None:
         self._seen, self._most_tokens = seen, most_tokens
@@ -58,8 +58,11 @@ class SlowToLaunch(EagerRecorder):
 def use_chunk_graphs(
     replica: Replica, shapes: list[ChunkShape], most_tokens: int = 0, *, features: bool = False, has_trees: bool = False
 ) -> Seen:
-    """As on a GPU: memory of its own, and every step that fits in a graph's. `most_tokens`: of those that pay;
-    `features`: somebody may want them; `has_trees`: drafts may be such."""
+    """Uses chunk graphs as on a GPU: separate memory, and a graph for every step that fits.
+
+    `most_tokens`: limit above which graphs do not pay; `features`: hidden states may be requested; `has_trees`: drafts
+    may be trees.
+    """
     runner, limits, seen = runner_of(replica), replica.limits, Seen()
     decoder = whole_model_of(replica)
     give_memory_of_its_own(replica)
@@ -229,7 +232,7 @@ def test_drafts_are_verified_in_graphs(method: str) -> None:
 
 
 def step(num_rows: int, num_tokens: int, num_samples: int) -> StepInputs:
-    """Of these sizes; nothing else is looked at."""
+    """Builds step inputs of these sizes; nothing else is read."""
     rows, tokens, samples = (np.zeros(count, np.int32) for count in (num_rows, num_tokens, num_samples))
     return StepInputs(
         slots=rows,

@@ -1,4 +1,4 @@
-"""Decode steps from static memory give what steps from fresh tensors give. On the CPU: work repeated, not recorded."""
+"""Decode steps from static memory equal steps from fresh tensors. On the CPU: run eagerly, not recorded."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ SAMPLINGS = [
 
 
 class CheckedAttention(reference.ReferenceAttention):
-    """Makes sure that what is said to be shared is shared."""
+    """Checks that blocks declared as shared are shared."""
 
     num_shared_calls = 0
 
@@ -67,7 +67,7 @@ class CheckedAttention(reference.ReferenceAttention):
 
 
 def plain_rig(made: Checkpoint, **settings: Any) -> Rig:
-    """Its attention is what takes the decodes of graphs on the CPU, too."""
+    """Builds a rig with the attention that decode graphs use on the CPU."""
     return Rig(made.folder, attention_backend="reference", **settings)
 
 
@@ -151,7 +151,7 @@ def test_a_step_that_follows_is_not_laid_out_again(checkpoint: Make, monkeypatch
 
 
 def begin_with_room(rig: Rig, tokens: dict[int, list[int]], num_blocks: int) -> None:
-    """The first step names more blocks of each slot than its prompt needs, as before drafts; not in order."""
+    """Runs a first step that assigns more blocks per slot than its prompt needs, out of order, as with drafts."""
     new = [New(slot, prompt) for slot, prompt in tokens.items()]
     plan = rig.scheduler.plan(new, {slot: len(prompt) for slot, prompt in tokens.items()})
     for _ in range(num_blocks):

@@ -1,4 +1,4 @@
-"""Which rows of a decode step share their beginnings, and how that is cut up for the device."""
+"""Detection of shared prefixes of decode rows, and their tiles."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def find(tables: list[list[int]], seq_lens: list[int]) -> list[tuple[list[int], int]]:
-    """Rows and blocks of each group; slots are the rows."""
+    """Returns rows and blocks of each group; slots are the rows."""
     width = max(map(len, tables)) + 1
     table = np.array([row + [0] * (width - len(row)) for row in tables], dtype=np.int32)
     found = find_groups(table, np.arange(len(tables)), np.array(seq_lens, dtype=np.int32), BLOCK_SIZE)

@@ -1,4 +1,4 @@
-"""A worker's rank in a trainer's group: what is broadcast comes as it was, and nothing of the group stays."""
+"""Member of a trainer's group: broadcasts arrive unchanged, and leaving the group leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from quire.weights_group import _member, _store
 
 PATIENCE_S = 60.0
-LONGER_THAN_A_TEST_S = 500.0  # so that no test passes because its time is up
+LONGER_THAN_A_TEST_S = 500.0  # longer than any test, so that none passes by a timeout
 SHAPES = {"F32": [7, 3], "BF16": [], "U8": [1], "F16": [0, 4], "I64": [5]}
 
 
@@ -32,7 +32,7 @@ def order_of(store: Any, size: int, timeout_s: float = PATIENCE_S) -> pb.JoinWei
 
 
 class Trainer:
-    """Rank 0, and one worker's only rank beside it."""
+    """Rank 0, with one worker's only rank as the other member."""
 
     def __init__(self) -> None:
         self.groups = WeightsGroups(torch.device("cpu"))
@@ -54,7 +54,7 @@ class Trainer:
 
 
 def process_of(groups: WeightsGroups) -> Any:
-    """Returns that of the member of a group."""
+    """Returns the child process of a group's member."""
     member = groups.find("g").member
     assert isinstance(member, GlooMember)
     return member._process
@@ -112,7 +112,7 @@ def test_what_is_something_else_ends_the_group(
     """And nothing but the group. Of no elements: the trainer is gone."""
     process = trainer.process
     with trainer.groups.receiving(expected([])):
-        pass  # of nothing
+        pass  # no tensor is expected
     if num_elements:
         sent = trainer.send(torch.ones(num_elements))
     else:
@@ -149,7 +149,7 @@ def test_where_nobody_is_nobody_joins() -> None:
 
 
 class Several:
-    """A trainer, and ranks of workers beside it, each of which is asked in a thread of its own."""
+    """A trainer and ranks of workers, each on its own thread."""
 
     def __init__(self, count: int) -> None:
         self.store = _store("127.0.0.1", count + 1, LONGER_THAN_A_TEST_S)
@@ -212,7 +212,7 @@ def test_a_worker_that_is_killed_ends_the_wait_of_the_others(several: Several) -
     process = process_of(several.ranks[2])
     assert process.stdin is not None
     with open(os.devnull, "wb") as nowhere:
-        os.dup2(nowhere.fileno(), process.stdin.fileno())  # which closes it, as of a process that is gone
+        os.dup2(nowhere.fileno(), process.stdin.fileno())  # closes the pipe, as if the process had exited
     for one in waiting:
         with pytest.raises(Unavailable, match="another rank of the group has failed: a rank of the group is gone"):
             one.result()
@@ -223,7 +223,7 @@ def test_a_worker_that_is_killed_ends_the_wait_of_the_others(several: Several) -
 def test_one_that_is_to_leave_waits_for_nothing(several: Several) -> None:
     """Nor do the others."""
     waiting = [several.pool.submit(several.receive, rank, HEADS) for rank in range(3)]
-    several.store.wait(["g/receiving/0"], timedelta(seconds=LONGER_THAN_A_TEST_S))  # some rank; it may be any
+    several.store.wait(["g/receiving/0"], timedelta(seconds=LONGER_THAN_A_TEST_S))  # any rank
     several.ranks[0].interrupt("g")
     several.ranks[0].interrupt("another")
     for one in waiting:

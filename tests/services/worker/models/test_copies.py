@@ -1,4 +1,4 @@
-"""Weights are copied by several threads: all of them are there when somebody asks, or the error is."""
+"""Weights copied by several threads are complete after wait(), or it raises the error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hidden states, vectors and classes of encoders equal those of transformers, one prompt alone and several in a step.
+"""Hidden states, vectors and classes of encoders equal those of transformers, for single prompts and batches.
 
 float32: largest difference 5e-5, as for decoders.
 """
@@ -39,7 +39,7 @@ families = pytest.mark.parametrize("family", ENCODERS)
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Checkpoints by family, with and without a classifier, made once."""
+    """Checkpoints by family, with and without a classifier, created once."""
     found: dict[tuple[str, str], tuple[Path, Any]] = {}
 
     def get(family: str, ending: str = "Model") -> tuple[Path, Any]:
@@ -51,7 +51,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
-    """None of the padding token, which transformers would not count as a position."""
+    """Draws tokens without the padding token, which transformers would not count as a position."""
     return torch.randint(3, VOCAB_SIZE, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 

@@ -1,5 +1,4 @@
-"""What only this family has: a layer whose second half may be computed for some tokens alone, and three places for its
-gates."""
+"""Features specific to Falcon-H1: completing the last layer for selected tokens only, and the position of gates."""
 
 from __future__ import annotations
 

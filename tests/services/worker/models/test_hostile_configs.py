@@ -1,4 +1,4 @@
-"""A config.json that asks for absurd sizes, or is none, is refused in one line before anything is made of it."""
+"""A config.json with absurd sizes, or of another format, is rejected in one line before anything is allocated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Headers of safetensors files that lie: one line that names the file, and no memory taken for what they announce."""
+"""Invalid safetensors headers are rejected in one line that names the file, without allocating the announced memory."""
 
 from __future__ import annotations
 

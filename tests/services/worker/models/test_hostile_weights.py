@@ -1,4 +1,4 @@
-"""Files of weights that lie about themselves, and indices that lead elsewhere, end in one line that names them."""
+"""Invalid weight files, and indices that lead outside their folder, are rejected in one line that names them."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_what_is_no_file_is_named_and_not_waited_for(tmp_path: Path, place: Call
 def test_a_file_without_permission_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make("llama", tmp_path)
     (tmp_path / FILE).chmod(0)
-    if os.access(tmp_path / FILE, os.R_OK):  # root reads everything: the system's answer is given in its place
+    if os.access(tmp_path / FILE, os.R_OK):  # root can read every file: simulate the system's error
 
         def refuse(path: Path, *_: Any, **__: Any) -> Any:
             raise PermissionError(13, "Permission denied", str(path))

@@ -1,4 +1,4 @@
-"""DeepSeek with the kernels of GPUs, in Triton's interpreter where there is none, says what transformers says."""
+"""DeepSeek with the GPU kernels, in Triton's interpreter without a GPU, equals transformers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def on_kernels_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr("quire.kernels.triton.unavailable", lambda: None)
     tune(monkeypatch, "attention.latent_blocks", enough_programs=4)
-    names = {"latent_store", "latent_attention"}  # the rest has tests of its own, and is slow in the interpreter
+    names = {"latent_store", "latent_attention"}  # the others have their own tests and are slow in the interpreter
     load = kernels.load
 
     def loading(device: str, packages: tuple[str, ...] = ()) -> kernels.Ops:

@@ -1,4 +1,4 @@
-"""Layers that are quantized when they are loaded: only those that are being filled have memory for what they were."""
+"""Layers quantized at load: only layers being filled hold memory for unquantized weights."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def named(made: Checkpoint) -> list[tuple[str, Tensor]]:
 
 
 def layered(model: CausalLM, token_ids: Tensor) -> Tensor:
-    """What the feed-forwards of all layers make of embeddings."""
+    """Returns the outputs of all feed-forward layers for embeddings."""
     states = model.embedding.embed_step(token_ids)
     return torch.cat([layer.mlp(states) for layer in model.layers]).float()  # type: ignore[attr-defined]
 

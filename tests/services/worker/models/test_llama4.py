@@ -1,4 +1,4 @@
-"""Llama 4: what its config.json may say, and what its layers make of it. Its texts are compared in tests/kv_groups."""
+"""Llama 4: its config.json fields and layers. Its texts are compared in tests/kv_groups."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.services.worker.models.test_logits import MAX_ERROR, MAX_ERROR_BFLOAT
 from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig
 
-# As published: flags that are numbers, lists that are empty and stand for the usual ones.
+# As published: numeric flags, empty lists that mean the defaults.
 SCOUT: dict[str, Any] = {
     **{"model_type": "llama4_text", "hidden_size": 5120, "intermediate_size": 8192, "intermediate_size_mlp": 16384},
     **{"num_hidden_layers": 48, "num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128},

@@ -1,4 +1,4 @@
-"""Checkpoints are loaded whole or refused with the name of what is wrong."""
+"""Checkpoints are loaded completely or rejected naming the error."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def last_logits(folder: Path, **settings: object) -> torch.Tensor:
 
 @pytest.fixture
 def copy(checkpoint: Make, tmp_path: Path) -> Path:
-    """A checkpoint of its own, to be spoiled."""
+    """Copies a checkpoint for modification."""
     return Path(shutil.copytree(checkpoint("llama").folder, tmp_path / "copy"))
 
 
@@ -93,7 +93,7 @@ def test_a_tensor_of_another_shape_is_named_with_both(copy: Path) -> None:
 
 
 def fuse_experts(folder: Path) -> None:
-    """One tensor for all experts of a layer, as transformers 5 has them in memory."""
+    """Stacks all experts of a layer in one tensor, as transformers 5 has them in memory."""
     tensors = load_file(folder / WEIGHTS)
     names = [name for name in tensors if ".experts.0.gate_proj" in name]
     for prefix in [name.removesuffix(".0.gate_proj.weight") for name in names]:
@@ -123,7 +123,7 @@ def test_an_expert_that_is_missing_is_named(checkpoint: Make, tmp_path: Path) ->
 
 def test_experts_in_mxfp4_are_widened(tmp_path: Path) -> None:
     """As transformers widens them: the checkpoint with the wide numbers in it is the same model."""
-    from transformers.integrations.mxfp4 import convert_moe_packed_tensors  # imports half of transformers
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors  # slow import
 
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_local_experts": 4, "num_hidden_layers": 2}
     wide, packed = tmp_path / "wide", tmp_path / "packed"
@@ -204,7 +204,7 @@ def test_dummy_weights_follow_the_seed_and_stay_finite(tmp_path: Path, family: s
 
 
 def older_format(made: Checkpoint, folder: Path, *, sharded: bool) -> Path:
-    """The same weights as PyTorch used to save them."""
+    """Saves the same weights in PyTorch's older format."""
     folder.mkdir()
     (folder / "config.json").write_text((made.folder / "config.json").read_text())
     tensors = made.model.state_dict()

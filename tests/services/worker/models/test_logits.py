@@ -1,7 +1,7 @@
-"""Logits equal those of transformers, however the work is cut into steps and blocks.
+"""Logits equal those of transformers, for any division into steps and blocks.
 
-float32: largest difference 5e-5 at logits of magnitude up to 6 (sums are in another order).
-bfloat16: 0.15 of the logits' own spread (8 bits of mantissa through 3 layers, in both implementations).
+float32: largest difference 5e-5 at logits of magnitude up to 6 (different order of sums).
+bfloat16: 0.15 of the logits' standard deviation (8 bits of mantissa through 3 layers, in both implementations).
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ def prompt(length: int, seed: int = 0) -> list[int]:
 
 
 def error(rig: Rig, made: Checkpoint, slot: int) -> float:
-    """Largest difference of the slot's sampled rows from transformers on the same tokens."""
+    """Returns the largest difference of the slot's sampled rows from transformers on the same tokens."""
     return float(errors(rig, made, slot).max())
 
 
 def errors(rig: Rig, made: Checkpoint, slot: int) -> torch.Tensor:
-    """The same, row by row."""
+    """Returns the largest difference of each sampled row."""
     tokens, rows = rig.tokens(slot), torch.stack(rig.logits[slot])
     first = len(tokens) - len(rows)
     expected = made.logits(tokens)[first - 1 : -1]
@@ -83,7 +83,7 @@ def test_mixed_batches_kernel_by_kernel(checkpoint: Make, family: str) -> None:
 
 
 def check_mixed_batches(rig: Rig, made: Checkpoint) -> None:
-    """Prefills, chunks, decodes and slots that sit out, side by side."""
+    """Runs prefills, chunks, decodes and skipped slots in the same steps."""
     rig.step([New(2, prompt(9, 2)), New(0, prompt(30, 1))], {0: 12, 2: 9})
     rig.step([New(5, prompt(17, 3))], {0: 12, 5: 17})
     rig.step(counts={0: 6, 2: 0})
@@ -147,7 +147,7 @@ def test_a_cached_prompt_does_not_write_to_the_blocks_it_shares(checkpoint: Make
     caches = runner_of(rig.replica).caches
     shared = list(rig.blocks(0)[:2])
     for cache in caches:
-        cache.k[shared] += 0.5  # would be put right again by a write
+        cache.k[shared] += 0.5  # a write would restore it
     before = [cache.k[shared].clone() for cache in caches]
     rig.step([New(1, tokens, cached_blocks=tuple(shared))])
     assert all(torch.equal(cache.k[shared], kept) for cache, kept in zip(caches, before, strict=True))

@@ -1,4 +1,4 @@
-"""config.json in the spellings of transformers 4 and 5, and refusals of what would be computed wrongly."""
+"""config.json in the formats of transformers 4 and 5, and rejection of unsupported features."""
 
 from __future__ import annotations
 

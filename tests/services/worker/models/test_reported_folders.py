@@ -1,4 +1,5 @@
-"""Folders as people have them: what transformers loads is the same model here, and what cannot be loaded says why."""
+"""Model folders from public reports: those transformers loads are the same model here, others are rejected with a
+reason."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ Spoil = Callable[[Path], None]
 
 
 def config(**changes: Any) -> Spoil:
-    """Fields of config.json changed; None stands for null, and ... for a field that is left out."""
+    """Changes fields of config.json; None writes null, ... removes the field."""
 
     def spoil(folder: Path) -> None:
         path = folder / "config.json"
@@ -54,7 +55,7 @@ def two_files_without_an_index(folder: Path) -> None:
 
 
 def consolidated_beside_it(folder: Path) -> None:
-    """What Mistral publishes: the same weights once more, under other names."""
+    """Adds Mistral's second copy of the weights under other names."""
     save_file({"layers.0.attention.wq.weight": torch.zeros(2, 2)}, folder / "consolidated.safetensors")
 
 

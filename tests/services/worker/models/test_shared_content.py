@@ -1,4 +1,4 @@
-"""Weights in memory of this host: what a trainer shows is read as it is, and nothing that it should not show."""
+"""Weights in shared memory of this host are read unchanged, and only those a trainer may share."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def spooling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Spoole
 
 @pytest.fixture
 def segments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder in the place of that where shared memory is."""
+    """Folder in place of the system's shared memory."""
     folder = tmp_path / "shm"
     folder.mkdir()
     monkeypatch.setattr(weights_memory, "SEGMENTS", folder)

@@ -1,4 +1,4 @@
-"""Steps from a tape give, bit for bit, what the same kernels give when they are called one by one."""
+"""Steps replayed from a tape equal, bit for bit, the same kernels called one by one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SAMPLINGS = [
 
 
 def rigs_of(made: Checkpoint, dtype: str) -> list[Rig]:
-    """With a tape, and without."""
+    """Builds a rig with a tape and one without."""
     taped, called = (
         Rig(made.folder, attention_backend="auto", dtype=dtype, threads=2, num_blocks=400) for _ in range(2)
     )

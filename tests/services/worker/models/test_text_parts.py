@@ -1,4 +1,4 @@
-"""Models that also see: their text part says what transformers says without a picture; what sees is not read."""
+"""Text parts of multimodal models equal transformers without images; vision weights are ignored."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_ERROR = 5e-5
 SEES = {"intermediate_size": 64, "num_attention_heads": 2, "image_size": 28, "patch_size": 14}
 SEES_LAYERS = {**SEES, "hidden_size": 32, "num_hidden_layers": 1}
 AXES = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}}
-SMALL_HEADS = {  # which Qwen2's derive from hidden_size
+SMALL_HEADS = {  # Qwen2 derives it from hidden_size
     "head_dim": 8,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]},
 }
@@ -66,7 +66,7 @@ def saved(name: str, folder: Path) -> Checkpoint:
 
 
 def text_of(made: Checkpoint) -> Checkpoint:
-    """Llama 4's class that sees, as it is in transformers 5.24, answers nothing without a picture."""
+    """Returns the text model: Llama 4's multimodal class of transformers 5.24 cannot run without an image."""
     is_llama4 = made.model.config.model_type == "llama4"
     return Checkpoint(made.folder, made.model.language_model) if is_llama4 else made
 

@@ -1,4 +1,4 @@
-"""Models without code of our own run with that of transformers; what would not be right is refused by name."""
+"""Models without native code run with that of transformers; unsupported ones are rejected by name."""
 
 from __future__ import annotations
 

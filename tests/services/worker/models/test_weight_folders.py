@@ -1,4 +1,4 @@
-"""Weights are read from folders that an operator has named, and nothing else is looked at."""
+"""Weights are read only from folders that the operator named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights are told apart by samples of their files."""
+"""Weights are distinguished by samples of their files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SMALL = "model.layers.0.input_layernorm.weight"
 
 
 def tensors() -> dict[str, torch.Tensor]:
-    """The last is large enough that most of it lies between the samples of its file."""
+    """Creates tensors, the last so large that most of it lies between its file's samples."""
     numbers = torch.Generator().manual_seed(5)
     return {SMALL: torch.ones(64), "lm_head.weight": torch.randn(2048, 1024, generator=numbers)}
 

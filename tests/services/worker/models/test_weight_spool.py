@@ -1,4 +1,4 @@
-"""Weights that come as a stream are a checkpoint when all of it has come, and nothing before."""
+"""Streamed weights become a checkpoint once they are complete, and not before."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def spool_all(spool: WeightSpool, tensors: dict[str, torch.Tensor]) -> None:
 
 def test_a_disk_without_room_is_told_and_nothing_stays_on_it(spool: WeightSpool, tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))  # for any file
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))  # limits any file
     try:
         with pytest.raises(ResourceExhausted, match=r"cannot be kept: .*; TMPDIR"):
             spool_all(spool, {"large": torch.randn(700, 1000)})

@@ -1,5 +1,5 @@
-"""After an update every family has, bit for bit, the logits of a fresh start with the new weights: what is packed,
-tied, fused, scaled, widened or noted on a tape has changed with them."""
+"""After an update every family has, bit for bit, the logits of a fresh start with the new weights, including packed,
+tied, fused, scaled, dequantized and taped ones."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MIXTURES = ["mixtral", "deepseek-v3", "gpt-oss", "granite-moe", "qwen2-moe", "ll
 
 
 def shaken(folder: Path, target: Path) -> Path:
-    """The same model with other weights, each of which differs."""
+    """Writes the same model with every weight changed."""
     shutil.copytree(folder, target)
     generator = torch.Generator().manual_seed(5)
     tensors = load_file(target / WEIGHTS)
@@ -49,7 +49,7 @@ def shaken(folder: Path, target: Path) -> Path:
 
 
 def rows(rig: Rig) -> torch.Tensor:
-    """A prompt in two chunks, and steps behind it."""
+    """Returns logits of a prompt in two chunks and of the following steps."""
     rig.end_epoch()
     rig.logits.clear()
     rig.step([New(0, PROMPT)], {0: 8})

@@ -1,4 +1,4 @@
-"""Beams that go on from each other: blocks, tokens and records follow."""
+"""Beams that continue from other beams: blocks, tokens and records follow."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BEAM = sampling_pb2.SamplingParams(temperature=0.0, logprobs=6, beam_search={"wi
 
 
 def candidates(result: pb.StepResult) -> list[tuple[list[int], list[float]]]:
-    """Of each beam, best first."""
+    """Returns the candidates of each beam, best first."""
     ids, values = columns.i32(result.logprobs.token_ids), columns.f32(result.logprobs.logprobs)
     return [
         (row.tolist(), numbers.tolist())
@@ -35,7 +35,7 @@ def candidates(result: pb.StepResult) -> list[tuple[list[int], list[float]]]:
 
 
 class Search:
-    """Three beams whose tokens and blocks are kept here as well."""
+    """Three beams with their own record of tokens and blocks."""
 
     def __init__(self, rig: Rig, tokens: list[int]) -> None:
         self.rig, paper = rig, rig.scheduler
@@ -54,7 +54,7 @@ class Search:
         paper.take(self.result)
 
     def go_on(self, wanted: list[tuple[int, int]]) -> None:
-        """(slot, parent) of each; a beam takes its parent's best token, and the next one for each that comes behind."""
+        """Moves beams by (slot, parent); children of a parent take its best tokens in order."""
         paper, found = self.rig.scheduler, candidates(self.result)
         before = {slot: (list(row.tokens[:-1]), list(row.blocks)) for slot, row in paper.rows.items()}
         taken = dict.fromkeys(range(3), 0)
@@ -81,7 +81,7 @@ class Search:
 
 
 def moves(wanted: list[tuple[int, ...]]) -> pb.BeamMoves:
-    """(slot, parent, token, last block of each KV group)"""
+    """Builds moves from (slot, parent, token, last block of each KV group)."""
     slots, parents, tokens, *_ = (list(column) for column in zip(*wanted, strict=True))
     blocks = [block for move in wanted for block in move[3:]]
     return pb.BeamMoves(

@@ -1,4 +1,4 @@
-"""Sequences that go on from a block that another has filled in part, each in a copy of its own."""
+"""Sequences that continue in a copy of a partly filled block of another sequence."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_sequence_goes_on_in_the_block_that_another_left(checkpoint: Make) -> 
     rig = Rig(made.folder)
     rig.step([New(0, tokens)], {0: 10})
     blocks, said = rig.blocks(0), rig.tokens(0)
-    rig.step()  # leaves a token behind the ones that are used
+    rig.step()  # leaves one more token than is used
     other = [*said[:10], 5, 6, 7, 8]
     rig.step([New(1, other, cached_blocks=blocks, num_cached=10)], {1: 4}, released=[0])
     for _ in range(6):

@@ -1,4 +1,4 @@
-"""Plans come to what worker.proto says, and plans that cannot be meant are noticed."""
+"""Plans are applied according to worker.proto, and invalid plans are detected."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LIMITS = WorkerLimits(block_size=4, max_num_seqs=6, max_num_batched_tokens=64, m
 
 
 class Both:
-    """The table under test behind the scheduler on paper."""
+    """The table under test with the test scheduler."""
 
     def __init__(self) -> None:
         self.table = SlotTable(LIMITS)
@@ -36,7 +36,7 @@ class Both:
 
 
 def summary(step: Step) -> list[tuple[int, int, int, bool]]:
-    """(slot, first position, tokens, samples)"""
+    """Summarizes rows as (slot, first position, tokens, samples)."""
     columns_ = (step.slots.tolist(), step.starts.tolist(), step.counts.tolist(), step.samples.tolist())
     return list(zip(*columns_, strict=True))
 
@@ -192,7 +192,7 @@ def u32(*values: int) -> bytes:
 )
 def test_a_plan_that_breaks_the_rules_is_refused(plan: pb.StepPlan, text: str) -> None:
     both = Both()
-    both.step([New(0, tokens(4))], {0: 4})  # its block is full: the next token needs another
+    both.step([New(0, tokens(4))], {0: 4})  # its block is full: the next token needs another one
     with pytest.raises(PlanViolation, match=text):
         both.table.apply(decode_plan(plan))
 

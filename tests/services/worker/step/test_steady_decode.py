@@ -1,4 +1,4 @@
-"""Steps that follow from the one before are those that the slot table would have made."""
+"""Steps derived from the previous step equal those made from the slot table."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.services.worker.step.test_slots import LIMITS, tokens
 
 
 class Twice:
-    """One table that follows where it can, one that never does."""
+    """One table with derived steps, one without."""
 
     def __init__(self) -> None:
         self.paper = PaperScheduler(LIMITS.block_size, LIMITS.num_blocks)
@@ -113,7 +113,7 @@ def test_blocks_that_do_not_fit_the_rows_break_the_session() -> None:
 
 
 class TwiceDrafting:
-    """The same for a worker that could draft and does not, whose plans name who gets blocks: early, in time or late."""
+    """Both tables for a worker that may draft but does not, whose plans assign blocks early, in time or late."""
 
     def __init__(self, seed: int) -> None:
         self.table, self.plain = DraftingSlotTable(LIMITS, 4), DraftingSlotTable(LIMITS, 4)
@@ -148,7 +148,7 @@ class TwiceDrafting:
             assert np.array_equal(getattr(self.table, name), getattr(self.plain, name)), name
 
     def is_given(self, slot: int) -> bool:
-        """A block, mostly when it needs one."""
+        """Draws whether the slot gets a block, mostly when it needs one."""
         left = int(self.plain.num_blocks[slot]) * LIMITS.block_size - int(self.plain.num_computed_tokens[slot])
         return self.choose.random() < (0.75 if left <= 0 else 0.1 if left < LIMITS.block_size else 0)
 

@@ -1,4 +1,4 @@
-"""The option batch_invariant: bits of logits in every family of models, and what cannot be had beside it."""
+"""Option batch_invariant: bits of logits in every model family, and the settings it excludes."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def way(request: pytest.FixtureRequest) -> dict[str, Any]:
     return {"batch_invariant": True, "attention_backend": "auto", **request.param}
 
 
-GELU = {"gemma-tied", "gemma2", "gemma2-caps-off", "gemma3-tied", "gpt2", "starcoder2"}  # which torch computes
-LATENT = {family for family in FAMILIES if family.startswith("deepseek")}  # on a GPU they are refused
-OTHERS = {"gpt-neox", "phi", "stablelm", "olmo3", "seed-oss"}  # which transformers computes
+GELU = {"gemma-tied", "gemma2", "gemma2-caps-off", "gemma3-tied", "gpt2", "starcoder2"}  # activations computed by torch
+LATENT = {family for family in FAMILIES if family.startswith("deepseek")}  # rejected on a GPU
+OTHERS = {"gpt-neox", "phi", "stablelm", "olmo3", "seed-oss"}  # run by transformers
 
 
 @pytest.mark.skipif(**needs_library)
@@ -107,7 +107,7 @@ def same_bits(rig: Rig) -> None:
 
 
 def in_company(rig: Rig, tokens: list[int], draw: random.Random, num_sampled: int) -> None:
-    """Slot 3 computes `tokens` in chunks and samples, while others are at their prompts or sample."""
+    """Computes `tokens` in slot 3 in chunks and samples, while other slots run prompts or sample."""
     left, pending = len(tokens), {}
     others = draw.sample([0, 1, 2, 4, 5, 6, 7], draw.randrange(1, 8))
     new = [New(3, tokens), *(New(slot, prompt(draw.randrange(1, 60), 10 + slot)) for slot in others)]

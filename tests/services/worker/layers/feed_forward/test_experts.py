@@ -1,4 +1,4 @@
-"""Mixtures of experts: what config.json may say of them, and what they count."""
+"""Mixtures of experts: config.json fields and token counts."""
 
 from __future__ import annotations
 

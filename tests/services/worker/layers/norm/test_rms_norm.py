@@ -1,4 +1,4 @@
-"""A norm behind what ranks have parts of adds them up first, if nobody does both at once."""
+"""RMS norm of ranks' partial sums, reduced first if there is no fused kernel."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Quantized checkpoints give the logits of the floats that they stand for, or are refused by field and tensor.
+"""Quantized checkpoints give the logits of their dequantized floats, or are rejected naming field or tensor.
 
-float32 on the CPU, where activations stay as they are: as exact as unquantized checkpoints (test_logits.py).
+float32 on the CPU, where activations are not quantized: as exact as unquantized checkpoints (test_logits.py).
 """
 
 from __future__ import annotations

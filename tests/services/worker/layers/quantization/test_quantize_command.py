@@ -1,4 +1,4 @@
-"""`quire quantize` writes checkpoints that are loaded, and whose answers are those of the floats, nearly."""
+"""Checkpoints written by `quire quantize` load and give nearly the answers of the floats."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig
 from tests.services.worker.structured.grammar_rig import TINY
 
-# Bounds of the weights' error, and of the logits': norms of the differences over those of what is exact.
+# Bounds of the errors of weights and of logits: norms of differences relative to exact values.
 BOUNDS = {"fp8": (0.03, 0.05), "int8": (0.01, 0.02), "w4a16": (0.12, 0.20)}
 PROMPT = list(range(300, 340))
 

@@ -1,4 +1,4 @@
-"""A checkpoint that was written as GGUF is the same model."""
+"""A checkpoint converted to GGUF is the same model."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def answer(folder: Path, num_tokens: int = 6, **settings: Any) -> tuple[list[int], torch.Tensor]:
-    """Greedy tokens behind the prompt, and the logits they were chosen from."""
+    """Returns greedy tokens after the prompt, and the logits they were chosen from."""
     rig = Rig(folder, **settings)
     rig.step([New(0, PROMPT)], {0: len(PROMPT)})
     for _ in range(num_tokens - 1):
@@ -92,7 +92,7 @@ def test_a_file_in_parts_is_one_model(checkpoint: Make, tmp_path: Path) -> None:
 
 
 def wide(folder: Path) -> Checkpoint:
-    """Rows of whole blocks, also of those of the K kinds."""
+    """Writes a checkpoint whose rows consist of whole blocks, also of the K kinds."""
     heads = {"num_attention_heads": 8, "head_dim": 32}
     return checkpoints.make("llama", folder, hidden_size=256, intermediate_size=512, num_hidden_layers=2, **heads)
 
