@@ -37,7 +37,7 @@ families = pytest.mark.parametrize("family", DRAFTED)
 @families
 @pytest.mark.parametrize("in_flight", [1, 2])
 def test_drafts_change_no_text(tmp_path: Path, family: str, way: dict[str, Any], in_flight: int) -> None:
-    """Some are wrong, and prompts come in chunks beside them."""
+    """Some drafts are rejected, and chunked prompts share their steps."""
     made, prompts = checkpoints.make(family, tmp_path), [prompt(length, length) for length in (90, 5, 33, 1, 18)]
     run = drafting(made, prompts, 40, {**SIZES, **way}, max_steps_in_flight=in_flight)
     answers = [run.ask(tokens, max_tokens=40, eos=()) for tokens in prompts]
@@ -95,7 +95,7 @@ def test_steps_without_drafts_go_through_graphs_as_ever(
 def test_what_is_kept_of_drafts_is_measured_with_the_largest_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its memory is there when blocks are counted; the first drafts take none."""
+    """Its memory is allocated before blocks are counted, so that the first drafts allocate none."""
     layers = recurrences(monkeypatch)
     made, question = checkpoints.make("falcon-h1", tmp_path), prompt(9, 1)
     plain = pair(made, **SIZES)

@@ -89,7 +89,8 @@ def test_a_scheduler_that_restarts_finds_what_the_worker_holds(made: Make) -> No
 
 
 def test_a_token_takes_one_vector_for_all_heads(made: Make) -> None:
-    """Of 6 heads with keys of 18 and values of 14 elements a token kept 192 elements a layer; now it keeps 24 + 8."""
+    """Six heads with keys of 18 and values of 14 elements would take 192 elements per layer; a latent vector takes 24 +
+    8."""
     replica = pair(made("deepseek-v3")).replica
     layout = replica.limits.layout
     assert [(group.spec, group.layers) for group in layout.groups] == [(Latent(24, 8), (0, 1, 2))]
@@ -99,7 +100,7 @@ def test_a_token_takes_one_vector_for_all_heads(made: Make) -> None:
 
 
 def test_the_same_memory_holds_as_many_more_blocks(made: Make, tmp_path: Path) -> None:
-    """Than a model whose heads keep their own keys and values."""
+    """The comparison is a model that caches every head's keys and values."""
     sizes = {"num_blocks": 0, "cpu_kv_cache_gib": 1 / 1024, "block_size": 4, "max_model_len": 64}
     latent = pair(made("deepseek-v3"), **sizes).replica.limits.num_blocks
     own = models.checkpoints.make("llama", tmp_path, num_key_value_heads=6, head_dim=16)

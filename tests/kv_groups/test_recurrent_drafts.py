@@ -136,7 +136,7 @@ def test_preempted_and_cancelled_sequences_leave_no_trace(made: Make, family: st
 
 
 def test_sampled_text_is_that_without_drafts(made: Make) -> None:
-    """Penalties, log-probabilities and a seed, of sequences that stop drafting and begin again."""
+    """Covers penalties, log-probabilities and seeds of sequences that stop drafting and resume."""
     checkpoint, sampling = made("falcon-h1"), {"temperature": 0.9, "seed": 3, "logprobs": 2, "frequency_penalty": 0.3}
     plain = pair(checkpoint, **SIZES)
     expected = [plain.ask(prompt(9, seed), max_tokens=30, eos=(), **sampling) for seed in range(3)]

@@ -40,7 +40,7 @@ def additions(package, updates, dtype, rows):
 
 @pytest.mark.parametrize("rows", [1, 9, 600])
 def test_tokens_get_what_their_own_adapters_add(dtype, rows):
-    """More tokens than are computed at once; an expert that is elsewhere; the bits of rows without are as ever."""
+    """The batch exceeds one tile, and one expert is on another rank; rows without an adapter keep their exact bits."""
     given, updates = weights_of(EXPERTS, HIDDEN, SIZE, dtype), updates_of(dtype)
     numbers = [row % 4 - 1 for row in range(rows)] if rows > 1 else [0]
     x, of_rows, (ids, weights) = torch.randn(rows, HIDDEN).to(dtype), adapted(numbers), choice(rows, EXPERTS, TOP_K)

@@ -120,7 +120,7 @@ def test_no_rows(dtype):
 
 @pytest.mark.parametrize("rows", [1, 70])
 def test_pairs_without_an_expert_are_left_out(dtype, rows):
-    """Of eight experts the first three are here; the first token has none of them."""
+    """The first three of eight experts are on this rank; the first token is routed to none of them."""
     gate_up, down, *_ = weights_of(8, 32, 48, dtype)
     ids, weights = choice(rows, 8, 2)
     ids[0] = torch.tensor([5, 7])

@@ -27,7 +27,7 @@ def test_is_latent_attention(dtype, heads, rank, rope, block_size):
 
 @pytest.mark.parametrize("heads", [6, 16, 128])
 def test_a_row_has_the_same_bits_however_the_prompt_is_cut(dtype, heads):
-    """By chunks, by threads, by how many rows there are to share out heads among threads."""
+    """Chunk sizes, the number of threads and the number of rows, which decides how heads are split, all vary."""
     case = latents([150, 90], heads, 40, 8, 16, dtype)
     whole = cpu.latent_attention(*case.step([(0, 0, 150)]), 0.2)
     for chunk, threads in ((1, 1), (7, 2), (32, 5), (64, 2), (100, 1)):

@@ -65,7 +65,7 @@ def test_threads_do_not_change_bits(dtype):
 
 
 def test_nothing_beside_the_rows_is_read(dtype):
-    """Odd in_features: the last pair of a row must not take the first value of the next."""
+    """With odd in_features, the last pair of a row must not read the first value of the next row."""
     packed = cpu.prepare_linear(*layer(33, 31, dtype))
     x = torch.full((9, 31), float("nan")).to(dtype)
     x[3] = 1

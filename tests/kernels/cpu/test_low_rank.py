@@ -51,7 +51,7 @@ SHAPES = [
 @pytest.mark.parametrize("gains", [False, True])
 @pytest.mark.parametrize(("ranks", "sizes", "in_features"), SHAPES)
 def test_each_row_gets_what_its_own_adapter_adds(dtype, ranks, sizes, in_features, gains):
-    """Beside one of another rank, one that leaves the layer alone, and rows without an adapter."""
+    """The batch mixes adapters of different ranks, one that does not adapt this layer, and rows without an adapter."""
     wide = tuple(rank + 9 for rank in ranks)
     updates = [update(ranks, sizes, in_features, dtype), None, update(wide, sizes, in_features, dtype, gains=gains)]
     weights = cpu.prepare_low_rank(updates, in_features, sizes, dtype)
@@ -98,7 +98,7 @@ def test_each_token_gets_what_its_own_adapter_adds_to_its_vector(dtype, rank, hi
 
 
 def test_a_whole_table_stands_in_the_place_of_the_models_own(dtype):
-    """An identity and gains of 0: the vectors are the table's to the bit, in the reference as well."""
+    """With an identity matrix and gains of 0, the vectors equal the adapter's table bit for bit."""
     hidden, vocab_size, numbers = 33, 211, [0, -1, 1, 0]
     table, ids = torch.randn(vocab_size, hidden).to(dtype), torch.tensor([210, 3, 5, 0], dtype=torch.int32)
     whole = LowRankAddition([(table.t(), torch.eye(hidden, dtype=dtype))], torch.zeros(2, hidden))
@@ -114,7 +114,7 @@ def test_a_whole_table_stands_in_the_place_of_the_models_own(dtype):
 
 
 def test_an_adapter_of_vectors_is_one_of_rows_that_are_1_at_one_place(dtype):
-    """What the reference of one means is what the reference of the other means."""
+    """The references for vectors and for rows agree on the same adapter."""
     given, ids, rows = (
         update((5,), (24,), 33, dtype),
         torch.tensor([32, 0, 7], dtype=torch.int32),

@@ -96,7 +96,7 @@ def test_each_row_has_its_own_settings():
 
 @pytest.mark.parametrize("top_p", [0.3, 0.9, 0.99999])
 def test_the_nucleus_of_a_large_vocabulary(top_p):
-    """Of both kinds: a few likely tokens, and thousands that are nearly alike."""
+    """Covers peaked distributions with a few likely tokens, and flat ones with thousands of similar tokens."""
     for spread in (5.0, 0.01):
         logits, seeds, positions = rows_of(12, 50_000, spread)
         temperature = column(1.0, 12)
@@ -119,7 +119,7 @@ def test_frequencies_are_probabilities():
 
 
 def test_noise_is_the_reference_to_the_last_places():
-    """Where all logits are equal, the choice is the largest noise: every token's turn comes."""
+    """With equal logits, the token with the largest noise is chosen, so that every token is chosen at some time."""
     num_rows, vocab_size = 4000, 97
     _, seeds, positions = rows_of(num_rows, vocab_size)
     args = column(1.0, num_rows), None, None, None, seeds, positions

@@ -103,7 +103,7 @@ def test_rows_see_their_own_chunk_only(lengths: list[int], rows: list[int], chun
 def test_decode_in_several_pieces(
     places: int, window: int, chunked: bool, sinks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A batch too large to be gathered at once: its rows are sorted by what they see, and come back as they were."""
+    """A batch that is too large to gather at once is sorted by length, and its rows are returned in their order."""
     arguments, sequences = paged([7, 1, 16, 33, 2, 33, 9], [1] * 7, 4, (6, 2), 8)
     rest = {"scale": 0.3, "sliding_window": window, "chunked": chunked, "sinks": torch.randn(6) if sinks else None}
     alone = [paged_attention(**{**arguments, **of_row(arguments, row)}, **rest)[0] for row in range(len(sequences))]
@@ -142,7 +142,7 @@ def places_of(arguments: dict[str, torch.Tensor], row: int) -> list[int]:
 
 @pytest.mark.parametrize("window", [0, 5])
 def test_without_lengths_on_the_host(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a device that is not waited for: rows are as wide as the tables."""
+    """As on a device that is not synchronized, rows are padded to the width of the block tables."""
     arguments, _ = paged([7, 1, 16, 33, 2], [1] * 5, 4, (6, 2), 8)
     expected = paged_attention(**arguments, scale=0.3, sliding_window=window)
     tables, lens = arguments["block_tables"], arguments["seq_lens"]
@@ -202,7 +202,7 @@ def rotated(x: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("window", [0, 5])
 @pytest.mark.parametrize(("lengths", "rows"), [([7, 1, 16], [1, 1, 1]), ([5, 20, 17], [5, 1, 6])])
 def test_sinks_take_their_share(lengths: list[int], rows: list[int], window: int) -> None:
-    """As if every head saw one more key, of that score, with a value of zeros."""
+    """A sink acts as one more key of that score whose value is zero."""
     arguments, sequences = paged(lengths, rows, 4, (6, 2), dim=8)
     sinks = torch.linspace(-2, 3, 6)
     plain = paged_attention(**arguments, scale=0.3, sliding_window=window)

@@ -57,7 +57,7 @@ def test_linear(bias: bool) -> None:
 @pytest.mark.parametrize("rows", [0, 1, 2, 33])
 @pytest.mark.parametrize("bias", [False, True])
 def test_large_weights(bias: bool, rows: int, out_features: int) -> None:
-    """On both sides of the size from which on they are multiplied in parts."""
+    """Covers both sides of the size above which weights are multiplied in parts."""
     in_features = LARGE_ELEMENTS // PART_ROWS
     x, weight = randn(rows, in_features), randn(out_features, in_features) * in_features**-0.5
     offset = randn(out_features) if bias else None

@@ -100,7 +100,7 @@ def test_a_banned_token_is_never_sampled() -> None:
 
 
 def test_unlikely_tokens_keep_their_share() -> None:
-    """One in 20,000, in 400,000 draws: 20 expected, 3 to 45 allowed."""
+    """A token of probability 1 / 20,000 is expected 20 times in 400,000 draws; 3 to 45 times are accepted."""
     logits = torch.tensor([0.0, -9.9035])
     count = int((draw(logits, rows=400_000) == 1).sum())
     assert 3 <= count <= 45

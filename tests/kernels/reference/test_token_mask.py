@@ -53,7 +53,7 @@ def test_what_has_no_bit_is_banned_and_nothing_else_changes(mask_logits, vocab_s
 @pytest.mark.parametrize("mask_logits", VERSIONS)
 @pytest.mark.parametrize("size", [500, 512, 333, 31])
 def test_parts_of_the_vocabulary_are_masked_as_the_whole_is(mask_logits, size):
-    """The last part may have columns that no token has: the masks' last bits are not theirs."""
+    """The last part may have padding columns, to which the last bits of a mask do not apply."""
     rng = np.random.default_rng(size)
     logits, vocab_size = torch.randn(4, 1000), 1000
     masks, places = scattered(packed(rng.random((2, vocab_size)) < 0.5))

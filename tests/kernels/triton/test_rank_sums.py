@@ -61,7 +61,7 @@ def test_every_rank_gets_the_sum(device: torch.device, num_ranks: int, shape: tu
 @pytest.mark.parametrize("num_ranks", [2, 3])
 @pytest.mark.parametrize("shape", [(3, 2 * BLOCK), (1, 6 * BLOCK), (1, 4 * BLOCK)])
 def test_rows_of_the_sum_are_normalised(device: torch.device, num_ranks: int, shape: tuple[int, int]) -> None:
-    """In turn with sums of other sizes, which count calls of their own channels."""
+    """Sums of other sizes alternate with it, each of which counts the calls of its own channels."""
     host, weight = Host(num_ranks, device), torch.randn(shape[1]).to(device, SIXTEEN)
     calls = [0] * NUM_BLOCKS
     for size in (shape, (1, 64), shape, (1, 2 * BLOCK + 2), shape):

@@ -95,6 +95,6 @@ def test_a_single_row(dtype, device):
 
 
 def test_what_8_bits_cost():
-    """The figure in kernels/reference/attention/kv_dtype.py."""
+    """Checks the error stated in kernels/reference/attention/kv_dtype.py."""
     x = torch.randn(100_000)
     assert 0.024 < error(to_cache(x, torch.empty(0, dtype=FP8)).float(), x) < 0.028

@@ -54,7 +54,7 @@ def test_the_order_of_work_changes_nothing(device):
 
 
 def test_rows_beyond_the_batch_give_zeros(device):
-    """A CUDA graph has a fixed number of rows; those without a sequence have length 0."""
+    """A CUDA graph has a fixed number of rows; padding rows have length 0."""
     case = latents([10, 20], 4, 24, 8, 16, torch.float32)
     q, rotated, cache, tables, _, lens = step(case, [(0, 9, 10), (1, 19, 20)], device)
     want = latent_decode(q, rotated, cache, tables, lens, 0.2)
@@ -66,7 +66,7 @@ def test_rows_beyond_the_batch_give_zeros(device):
 
 @pytest.mark.parametrize("num_padding", [0, 7, 90])
 def test_a_step_in_a_larger_graph(device, num_padding):
-    """Tokens beyond those of the step are a prompt in the null block, rows beyond that have no tokens."""
+    """Padding tokens are a prompt in the null block; padding rows have no tokens."""
     case = latents([40, 20, 70], 4, 24, 8, 16, torch.float32)
     case.cache[0] = 0.5
     rows = [(0, 39, 40), (1, 3, 20), (2, 0, 70)]

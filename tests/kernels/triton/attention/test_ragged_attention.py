@@ -35,7 +35,7 @@ def test_every_token_sees_its_own_prompt(
 
 @pytest.mark.parametrize("reach", [0, 3])
 def test_only_the_first_tokens_are_seen(reach: int, dtype: torch.dtype, device: torch.device) -> None:
-    """Of some; one whose neighbours are all unseen gets zeros."""
+    """Some sequences have a limit of visible tokens; a row that sees no token gets zeros."""
     lengths = [33, 5, 70]
     q, k, v, starts = inputs(lengths, 2, 32, dtype, device)
     num_seen = torch.tensor([20, 5, 1], dtype=torch.int32, device=device)

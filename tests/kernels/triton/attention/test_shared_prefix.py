@@ -33,7 +33,7 @@ def share(case: Case, rows: tuple[int, ...], blocks: int) -> None:
     ("q_heads", "kv_heads", "head_dim", "block_size"), [(6, 2, 32, 16), (2, 1, 80, 16), (8, 1, 128, 64)]
 )
 def test_sharing_changes_nothing(dtype, device, monkeypatch, q_heads, kv_heads, head_dim, block_size, splits):
-    """With the rest of a row in one piece, which takes the prefix along, and in several."""
+    """Covers rows whose remainder is computed in one split together with the prefix, and in several splits."""
     monkeypatch.setattr("quire.kernels.triton.attention.shared_prefix.splits_for", lambda *_: splits)
     lens = [9 * 16 + 5, 200, 8 * 16 + 1, 30, 131, 129, 260]
     case = Case(lens, (q_heads, kv_heads), head_dim, block_size, dtype, device)

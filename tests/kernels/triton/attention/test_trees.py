@@ -68,7 +68,7 @@ def test_rows_of_a_tree_see_their_own_path(dtype, device, q_heads, kv_heads, hea
 @pytest.mark.parametrize("first", [0, 25, 100])
 @pytest.mark.parametrize("name", TREES)
 def test_trees_of_all_shapes(dtype, device, name, first):
-    """Wherever they begin."""
+    """Trees begin at any position of a tile and of a block."""
     tree = TREES[name]
     end = first + len(tree[1])
     case = Case([end, 30], (4, 2), 32, 16, dtype, device)
@@ -86,7 +86,7 @@ def test_a_chain_is_a_tree_and_so_is_no_draft(dtype, device):
 
 
 def test_single_rows_see_their_own_path(dtype, device):
-    """A drafter's, of which a tree's rows come one after the other."""
+    """A drafter computes the rows of a tree one after the other."""
     case, (masks, paths) = Case([80, 33], (4, 2), 32, 16, dtype, device), random_tree(12)
     rows, nodes = [(0, 70, 71), (1, 31, 32)], (11, 5)
     q, k, v, tables, starts, lens = case.step(rows)
@@ -103,7 +103,7 @@ def test_single_rows_see_their_own_path(dtype, device):
 @pytest.mark.parametrize("chunked", [False, True])
 @pytest.mark.parametrize("window", [5, 50])
 def test_a_window_is_counted_in_places(dtype, device, window, chunked):
-    """As the reference has it."""
+    """The window is counted in cache positions, as in the reference."""
     case = Case(LENS, (6, 2), 32, 16, dtype, device)
     trees = {seq: random_tree(ROWS[seq][2] - ROWS[seq][1] - 1) for seq in WITH_TREES}
     step, masks = case.step(ROWS), masks_of(trees, ROWS).to(device)
@@ -134,7 +134,7 @@ def test_a_cache_of_8_bits(dtype, device, q_heads, kv_heads, head_dim, block_siz
 
 @pytest.mark.parametrize("num_padding", [0, 7, 70])
 def test_a_step_in_a_larger_graph(dtype, device, num_padding):
-    """Tokens beyond those of the step are a prompt in the null block that sees all, rows beyond that have no tokens."""
+    """Padding tokens are a prompt in the null block that sees every token; padding rows have no tokens."""
     case, tree = Case([40, 20, 70], (4, 2), 32, 16, dtype, device), random_tree(16)
     case.paged.k_cache[0] = case.paged.v_cache[0] = 0.5
     rows = [(0, 39, 40), (1, 3, 20), (2, 60, 70)]

@@ -82,7 +82,7 @@ def test_sinks_take_their_share(device, monkeypatch, window):
 
 
 def test_rows_see_their_own_chunk_only(device, monkeypatch):
-    """Which begins in the middle of a span."""
+    """The chunk begins in the middle of a span."""
     case, rows = Case([40, LENGTH], (6, 2), 16, 4, torch.float32, device), [(1, 60, LENGTH), (0, 39, 40)]
     whole = batch_invariant.paged_attention(*case.step(rows), case.scale, 50, chunked=True)
     assert_close(whole, case.exact(rows, 50, chunked=True))
@@ -117,7 +117,7 @@ def test_the_order_of_work_and_rows_without_a_sequence_change_nothing(device):
 
 
 def test_sequences_without_rows_are_passed_over(device):
-    """As behind the rows of a chunk that a CUDA graph computes."""
+    """Such sequences occur as padding behind the rows of a chunk in a CUDA graph."""
     case = Case([40, 70], (4, 2), 32, 16, torch.float32, device)
     q, k, v, tables, start, lens = case.step([(0, 5, 40), (1, 0, 70)])
     want = batch_invariant.paged_attention(q, k, v, tables, start, lens, case.scale, 0)

@@ -44,7 +44,7 @@ def updates_of(device, dtype):
 @pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value")  # interpreter warnings about padding rows
 @pytest.mark.parametrize("num_rows", [1, 13])
 def test_tokens_get_what_their_own_adapters_add(dtype, device, num_rows):
-    """An expert that is elsewhere; memory has room for more rows."""
+    """One expert is on another rank, and buffers have room for more rows than the batch."""
     packed, updates = layer_of(device, dtype, EXPERTS, HIDDEN, SIZE), updates_of(device, dtype)
     numbers = [row % 4 - 1 for row in range(num_rows)] if num_rows > 1 else [2]
     x, rows = normal(device, dtype, num_rows, HIDDEN), adapted(numbers, ADAPTERS, device, most=num_rows + 20)

@@ -105,7 +105,7 @@ def test_computes_as_the_reference_does(dtype, device, monkeypatch, num_tokens, 
 
 @pytest.mark.parametrize(("num_tokens", "hidden", "size"), [(1, 64, 32), (40, 96, 64), (21, 64, 40)])
 def test_the_copy_engine_moves_what_it_can(device, num_tokens, hidden, size):
-    """Weights of whole tiles, and the rows between the products where those have whole tiles, too."""
+    """TMA loads weights of whole tiles, and the rows between the two products if these are whole tiles."""
     dtype = torch.float16
     packed = layer_of(device, dtype, 6, hidden, size, biased=True)
     x = normal(device, dtype, num_tokens, hidden)

@@ -64,7 +64,7 @@ def test_every_module_with_calls_is_listed_once() -> None:
 
 @pytest.mark.parametrize("name", MODULES)
 def test_constants_of_a_kernel_are_rows_of_a_table(name: str) -> None:
-    """A launch states no number of warps or stages of its own."""
+    """No launch sets its own number of warps or stages."""
     text = Path(importlib.import_module(f"{PACKAGE}.{name}").__file__ or "").read_text()
     assert not CONSTANT.findall(text)
 
@@ -74,5 +74,5 @@ def test_constants_of_a_kernel_are_rows_of_a_table(name: str) -> None:
     "capability", [pytest.param(80, marks=pytest.mark.slow), 90, pytest.param(100, marks=pytest.mark.slow)]
 )
 def test_kernels_are_compiled_for_what_was_stored(capability: int) -> None:
-    """Constants that change on purpose: `python -m tests.kernels.triton.precompile.launches --write`."""
+    """After an intended change, update the record: `python -m tests.kernels.triton.precompile.launches --write`."""
     assert launches.summary(launches.recorded(capability)) == STORED["kernels"][str(capability)]

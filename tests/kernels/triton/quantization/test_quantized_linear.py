@@ -191,7 +191,7 @@ def check_in_parts(device: torch.device, weight: QuantizedWeight, splits: int) -
 @pytest.mark.parametrize("blocks", [False, True])
 @pytest.mark.parametrize(("in_features", "out_features"), [(256, 128), (2048, 256), (2304, 128)])
 def test_a_single_row_meets_the_weight_as_it_is(device, in_features, out_features, blocks):
-    """Plain, normed, gated, added: what row_linear is with the weight widened."""
+    """The plain, normalised, gated and residual variants equal row_linear with the dequantized weight."""
     x, norm = torch.randn(1, in_features).to(device, DTYPE), RowNorm(torch.rand(in_features).to(device, DTYPE), 1e-5)
     factors = torch.rand(2 * out_features // 128, 1).repeat_interleave(128, 0)
     made = quantize_to_fp8(
@@ -219,7 +219,7 @@ def test_a_single_row_meets_the_weight_as_it_is(device, in_features, out_feature
     ids=["zeros", "offset alike", "ordered", "one group, bias"],
 )
 def test_a_single_row_meets_codes_of_4_bits(device, in_features, group, more):
-    """Plain, normed, gated, added: what row_linear is with the weight widened; 37 rows are no whole programs."""
+    """As above with 4-bit codes; 37 rows do not divide into whole programs."""
     x, norm = torch.randn(1, in_features).to(device, DTYPE), RowNorm(torch.rand(in_features).to(device, DTYPE), 1e-5)
     weight = on(device, integers(74, in_features, group, 4, **more))
     if weight.zeros is None:
@@ -251,7 +251,7 @@ def test_float32_is_computed_with_the_values(device):
 
 
 def test_weights_with_zeros_of_their_own_share_kernels(device):
-    """The first zero of a weight is not what a kernel is compiled for."""
+    """The first zero point of a weight is no compile-time constant of a kernel."""
     first, second = (replace(integers(40, 128, 32, 4), zeros=torch.arange(160.0).view(40, 4) % n) for n in (7, 9))
     second.zeros[0, 0] = 5.0
     assert pack(on(device, first)).zero == pack(on(device, second)).zero

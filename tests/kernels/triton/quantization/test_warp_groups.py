@@ -58,7 +58,8 @@ def test_parts_of_tiles_are_equal_where_that_pays() -> None:
 
 
 def test_no_program_is_without_work_or_without_a_multiprocessor() -> None:
-    """A group of warps that had none would wait for codes that never come, and one that does not run be waited for."""
+    """An idle warp group would wait for codes that never arrive, and others would wait for a program that is not
+    resident."""
     drawn = random.Random(0)
     for _ in range(2000):
         in_features, out_features = drawn.randrange(1, 120) * SPAN, drawn.randrange(1, 3000) * 8

@@ -35,7 +35,7 @@ def test_counts_and_weights_are_the_reference(device, size):
 
 
 def test_what_is_known_leaves_out_all_else(device):
-    """All digits of one of the values: only its equals are left."""
+    """Once all digits are known, only values equal to them are counted."""
     values = torch.tensor([[1.5, -2.0, 1.5, 0.25, 7.0]] * 2, device=device)
     for value, count in ((1.5, 2), (-2.0, 1), (3.0, 0)):
         bits = ordered_bits(torch.full((2, 1), value, device=device))

@@ -64,7 +64,7 @@ def test_rows_of_a_wider_tensor_and_no_rows(device):
 
 @pytest.mark.parametrize("num_parts", [1, 2, 3, 8])
 def test_the_best_of_parts_is_the_reference(device, num_parts):
-    """Equal scores, rows that are lost to one part or to all, ids of any size."""
+    """Covers equal scores, rows without a candidate in one part or in all, and ids of any size."""
     scores = torch.randn(num_parts, 40).round()
     tops = torch.randn(num_parts, 40)
     scores[:, 3], tops[:, 3] = -INF, -INF

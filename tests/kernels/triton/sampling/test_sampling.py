@@ -50,7 +50,7 @@ def test_sampling_is_the_reference(device, num_rows, vocab_size):
 
 
 def test_many_rows_are_chosen_for_as_few_are(device):
-    """Bounds leave out no token that could win: equal logits, spread ones, banned ones, greedy rows, lost rows."""
+    """Bounds never exclude a token that could win: equal, spread and banned logits, greedy rows, rows of NaN."""
     num_rows, vocab_size = 3 * TUNING.here.least_bounded_rows, 9001
     logits, seeds, positions = rows_of(device, num_rows, vocab_size)
     logits[::4] = 0.25

@@ -28,7 +28,7 @@ def test_what_has_no_bit_is_banned_and_nothing_else_changes(device, vocab_size, 
 
 @pytest.mark.parametrize(("first", "size"), [(0, 4500), (4500, 4500), (33, 1), (8990, 20), (9024, 30)])
 def test_masks_of_the_whole_for_a_part(device, first, size):
-    """Behind the last bit there is no token."""
+    """Columns behind the last bit of a mask are padding."""
     masks, places = scattered(packed(np.random.default_rng(first).random((6, 9000)) < 0.5))
     got, want = (torch.zeros(6, size, device=device) for _ in range(2))
     mask_logits(got, None, masks.to(device), places.to(device), first)

@@ -74,7 +74,7 @@ def test_one_backend_may_serve_both(refusing) -> None:
 
 
 def test_flash_attn_2_comes_first_where_it_was_made_for_the_gpu(refusing) -> None:
-    """And takes the place of kernels that are not there; where flash-attn-4 can be used it is not asked."""
+    """It also replaces kernels that are missing; it is not considered if flash-attn-4 is usable."""
     refusing("cpu", "flash_attn")
     assert attended_by(backends.choose_attention("auto", PAGED), 2) == "flash_attn_2"
     assert attended_by(backends.choose_attention("auto", PAGED), 1) == "triton"
@@ -185,7 +185,7 @@ def test_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_flash_attn_cute_that_flash_attn_2_brings_is_not_flash_attn_4(package) -> None:
-    """It lies in the same folder, takes other arguments, and fails to load beside the cutlass DSL of flash-attn-4."""
+    """It has the same path but another signature, and does not load beside the cutlass DSL of flash-attn-4."""
     cute = package("2.8.3") / "cute"
     cute.mkdir()
 

@@ -101,8 +101,10 @@ def chunk_rig(made: Checkpoint) -> tuple[Rig, Seen]:
 def test_random_work_samples_the_same_tokens(
     checkpoint: Make, family: str, samplings: list[sampling_pb2.SamplingParams]
 ) -> None:
-    """Admissions, chunks of all sizes among decodes, pauses, releases; some steps fit in no graph. Plain choices are
-    made in graphs, too."""
+    """Covers admissions, chunks of all sizes among decodes, pauses and releases; some steps fit no graph.
+
+    Greedy choices are recorded in graphs as well.
+    """
     made = checkpoint(family)
     rig, seen = chunk_rig(made)
     rigs = [rig, plain_rig(made, num_blocks=400)]
@@ -151,7 +153,7 @@ def test_what_a_step_does_not_fill_is_a_prompt_of_nobody(checkpoint: Make) -> No
 
 @torch.inference_mode()
 def test_a_cached_prompt_brings_more_blocks_than_tokens(checkpoint: Make) -> None:
-    """A larger graph has room for them; with yet more, or with too many tokens, the step is launched as ever."""
+    """A larger graph has room for its blocks; with too many blocks or tokens, the step is launched without a graph."""
     made = checkpoint("llama")
     rig, seen = chunk_rig(made)
     rigs = [rig, plain_rig(made)]
@@ -213,7 +215,7 @@ def test_prompt_log_probabilities_are_launched_as_ever(checkpoint: Make) -> None
 @pytest.mark.parametrize("method", ALL)
 @torch.inference_mode()
 def test_drafts_are_verified_in_graphs(method: str) -> None:
-    """Slots have several samples in a step, of which some are refused; some methods look at the model's features."""
+    """Slots have several samples in a step, some of which are rejected; some methods read the model's features."""
     replicas = [build(ALL[method]), build(ALL[method]), build()]
     shapes = [ChunkShape(tokens, rows) for tokens in (16, 32, 64) for rows in (9, 33, 65)]
     features = method.startswith(("eagle", "medusa"))

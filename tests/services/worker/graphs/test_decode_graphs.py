@@ -107,7 +107,7 @@ def run_both(rigs: list[Rig], *step: Any) -> None:
 @pytest.mark.parametrize("family", ["qwen3-tied", "qwen2-windows", "mistral-window"])
 @torch.inference_mode()
 def test_random_work_samples_the_same_tokens(checkpoint: Make, family: str) -> None:
-    """Admissions, chunks, cached prompts, pauses, releases, slots and blocks used again."""
+    """Covers admissions, chunks, cached prompts, pauses, releases, and reuse of slots and blocks."""
     made = checkpoint(family)
     rigs = [graph_rig(made)[0], plain_rig(made, num_blocks=400)]
     choose = random.Random(5)
@@ -133,7 +133,7 @@ def test_random_work_samples_the_same_tokens(checkpoint: Make, family: str) -> N
 
 @torch.inference_mode()
 def test_a_step_that_follows_is_not_laid_out_again(checkpoint: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One addition on the device stands for it, until a row needs a block; blocks here have four positions."""
+    """One addition on the device updates the inputs until a row needs a new block; blocks here have four positions."""
     made = checkpoint("llama")
     rigs = [graph_rig(made)[0], plain_rig(made)]
     uploads: list[int] = []
@@ -166,7 +166,7 @@ def begin_with_room(rig: Rig, tokens: dict[int, list[int]], num_blocks: int) -> 
 @pytest.mark.parametrize("family", ["llama", "qwen2-windows"])
 @torch.inference_mode()
 def test_a_block_that_came_long_ago_begins_where_it_lies(checkpoint: Make, family: str) -> None:
-    """Workers that draft have blocks ahead of time: a step without drafts goes on there, and no plan says so."""
+    """With drafting, blocks are allocated early: a step without drafts reaches them without a plan that names them."""
     made = checkpoint(family)
     drafting = {"speculative_config": '{"method": "ngram", "num_speculative_tokens": 2}'}
     graphs, calm = graph_rig(made, **drafting)[0], plain_rig(made, num_blocks=400, **drafting)

@@ -120,7 +120,7 @@ def knowing(made: Checkpoint, prompts: list[list[int]], count: int) -> Pair:
 @pytest.mark.parametrize("family", DRAFTED)
 @torch.inference_mode()
 def test_what_concerns_drafts_is_in_no_graph_and_all_else_is(checkpoint: Make, family: str) -> None:
-    """Prompts in chunks beside drafts, and somebody for whom nobody has a draft, who goes on alone."""
+    """Chunked prompts share steps with drafts, and a sequence without drafts decodes alone."""
     made, prompts = checkpoint(family), [prompt(length, seed) for seed, length in enumerate((30, 3, 17))]
     run = knowing(made, prompts, 18)
     seen = use_graphs(run.replica)
@@ -139,7 +139,7 @@ def test_what_concerns_drafts_is_in_no_graph_and_all_else_is(checkpoint: Make, f
 def test_memory_for_what_is_kept_of_drafts_is_taken_by_the_largest_steps(
     checkpoint: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that run before the KV memory is measured: later steps take none."""
+    """These run before KV memory is measured; later steps allocate none."""
     layers = recurrences(monkeypatch)
     made = checkpoint("falcon-h1")
     run = knowing(made, [prompt(9, 1)], 20)

@@ -30,7 +30,7 @@ def test_rows_that_begin_alike_are_found() -> None:
 
 
 def test_the_block_of_the_last_position_is_never_shared() -> None:
-    """It is still being written, or its last token is computed again."""
+    """That block is still being written, or its last token is computed again."""
     tables = [[5, 6, 7]] * 4
     assert find(tables, [33, 40, 48, 48]) == [([0, 1, 2, 3], 2)]
     assert find(tables, [32, 40, 48, 48]) == [([0, 1, 2, 3], 1)]
@@ -44,7 +44,7 @@ def test_few_rows_and_small_savings_are_not_worth_it() -> None:
 
 
 def test_the_null_block_is_nobodys() -> None:
-    """Where a window has passed, tables name block 0."""
+    """Block tables name block 0 where a window has moved past a block."""
     assert find([[0, 0, 5]] * 8, [40] * 8) == []
 
 

@@ -72,7 +72,7 @@ def expected(heads: list[TensorHead], timeout_ms: int = 60_000) -> pb.ExpectedBr
 
 
 def test_every_kind_of_tensor_comes_as_it_was(trainer: Trainer) -> None:
-    """Of those that have no elements nothing is sent. Again, smaller ones behind larger."""
+    """Empty tensors are not sent; a second update with smaller tensors follows a larger one."""
     for update in range(2):
         tensors = {
             dtype: torch.randint(100, SHAPES.get(dtype, [300 - 200 * update])).to(torch_dtype)
@@ -109,7 +109,10 @@ def test_a_group_that_is_left_leaves_no_process(trainer: Trainer) -> None:
 def test_what_is_something_else_ends_the_group(
     trainer: Trainer, num_elements: int, error: type[Exception], said: str
 ) -> None:
-    """And nothing but the group. Of no elements: the trainer is gone."""
+    """Unexpected tensors end the group, but not the worker.
+
+    With an empty tensor, the trainer has left already.
+    """
     process = trainer.process
     with trainer.groups.receiving(expected([])):
         pass  # no tensor is expected
@@ -183,7 +186,7 @@ HEADS = [TensorHead(name=name, dtype="F32", shape=[10]) for name in ("a", "b")]
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("failing", range(3))
 def test_one_that_fails_ends_the_wait_of_the_others_with_its_own_error(several: Several, failing: int) -> None:
-    """Wherever it stands in the tree that broadcasts take: the trainer sends nothing more, and its group stays open."""
+    """Any node of the broadcast tree may fail: the trainer sends no more, and its group stays open."""
 
     def refuse(_: str) -> None:
         raise InvalidArgument("b is no tensor of this model", field="names")
@@ -207,7 +210,7 @@ def test_one_that_fails_ends_the_wait_of_the_others_with_its_own_error(several: 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_worker_that_is_killed_ends_the_wait_of_the_others(several: Several) -> None:
-    """Its member's process hears of its end."""
+    """The process of its group member detects its exit."""
     waiting = [several.pool.submit(several.receive, rank, HEADS) for rank in (0, 1)]
     process = process_of(several.ranks[2])
     assert process.stdin is not None
@@ -221,7 +224,7 @@ def test_a_worker_that_is_killed_ends_the_wait_of_the_others(several: Several) -
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_one_that_is_to_leave_waits_for_nothing(several: Several) -> None:
-    """Nor do the others."""
+    """The other members do not wait either."""
     waiting = [several.pool.submit(several.receive, rank, HEADS) for rank in range(3)]
     several.store.wait(["g/receiving/0"], timedelta(seconds=LONGER_THAN_A_TEST_S))  # any rank
     several.ranks[0].interrupt("g")

@@ -27,7 +27,7 @@ def copies(request: pytest.FixtureRequest) -> Iterator[WeightCopier]:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_all_that_was_put_is_there(copies: WeightCopier, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More tensors than may wait, of several pieces, of other dtypes, across strides, and of one element."""
+    """There are more tensors than the queue holds, of several pieces, other dtypes, strided, and of one element."""
     monkeypatch.setattr(copying, "PIECE", 1000)
     given = [torch.randn(size % 91 + 1, 7) for size in range(3 * MOST_WAITING)]
     places = [torch.full(one.shape, torch.nan, device=device) for one in given]
@@ -53,7 +53,7 @@ def test_a_file_of_half_a_million_tensors_is_refused_before_its_header_is_parsed
 
 @pytest.mark.gpu
 def test_what_lies_in_a_file_is_read_from_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small tensors and those of several pieces, in the file's order and in another, beside one that is given."""
+    """Small tensors and those of several pieces are read in file order and in another, beside one in memory."""
     monkeypatch.setattr(copying, "PIECE", 1000)
     path, given = tmp_path / "model.safetensors", {f"t{i:03}": torch.randn(i % 91 + 1, 7) for i in range(500)}
     save_file(given, path)
@@ -99,7 +99,7 @@ def test_what_a_copy_raised_is_raised(copies: WeightCopier) -> None:
 
 
 def test_weights_that_were_made_for_inference_may_be_filled() -> None:
-    """Nothing else may change them, and each thread says for itself what it does."""
+    """Inference tensors may only be modified in inference mode, which is set per thread."""
     with torch.inference_mode():
         place, opened = torch.zeros(3), WeightCopier(2)
         opened.copy(torch.ones(3), place)

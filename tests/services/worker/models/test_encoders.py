@@ -77,7 +77,7 @@ def close(found: Vector, wanted: torch.Tensor) -> bool:
 
 @families
 def test_vectors_are_those_of_the_hidden_states(made: Any, family: str) -> None:
-    """Long and short prompts and a single token side by side, each pooled in its own way."""
+    """The batch has long and short prompts and a single token, each with its own pooling."""
     folder, model = made(family)
     at = rig(folder, max_num_batched_tokens=256)
     lengths = (23, 60, 1, 23, 9)
@@ -95,7 +95,7 @@ def test_vectors_are_those_of_the_hidden_states(made: Any, family: str) -> None:
 
 @families
 def test_classes_are_those_of_the_classifier(made: Any, family: str) -> None:
-    """Of pairs as well: the second text has token types of its own where the family has them."""
+    """Includes pairs, whose second text has other token types if the family has them."""
     folder, model = made(family, "ForSequenceClassification")
     at = rig(folder)
     asked = PoolingParams(classify=True)
@@ -116,7 +116,7 @@ def test_classes_are_those_of_the_classifier(made: Any, family: str) -> None:
 
 
 def test_single_tokens_have_a_vector_each(made: Any) -> None:
-    """Beside prompts with one, and with a classifier's scores of each."""
+    """The batch also has prompts with one vector, and classifier scores of each token."""
     folder, model = made("bert", "ForSequenceClassification")
     at, tag = rig(folder), 9
     tokens = prompt(11)
@@ -146,7 +146,7 @@ def test_a_step_has_nobodys_types_of_the_step_before(made: Any) -> None:
 
 
 def test_a_part_of_a_prompt_is_refused(made: Any) -> None:
-    """What it computed would be gone with the step."""
+    """Its intermediate results would be lost after the step."""
     at = rig(made("bert")[0])
     with pytest.raises(PlanViolation, match="compute"):
         at.step([New(0, prompt(9), pooling=PoolingParams())], {0: 4})
@@ -233,7 +233,7 @@ def test_a_gpu_gives_the_same_vectors(made: Any, family: str) -> None:
 
 @families
 def test_tokens_that_others_do_not_see_see_them(made: Any, family: str) -> None:
-    """As transformers has it where the attention mask is 0; beside a prompt whose tokens are all seen."""
+    """They behave like tokens with an attention mask of 0 in transformers; another prompt has no such tokens."""
     folder, model = made(family)
     at = rig(folder)
     tokens, num_seen = prompt(12, 5), 9

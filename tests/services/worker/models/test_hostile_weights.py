@@ -79,7 +79,7 @@ def test_an_index_that_is_none_is_named(tmp_path: Path, content: str) -> None:
 
 
 def test_links_of_a_hubs_cache_are_followed(tmp_path: Path) -> None:
-    """There every file of a model is a link to one that is called by its content."""
+    """In the hub's cache, every file of a model is a link to a file named after its hash."""
     make("llama", tmp_path / "model")
     real = tmp_path / "blobs"
     real.mkdir()

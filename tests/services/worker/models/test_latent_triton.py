@@ -41,7 +41,7 @@ def on_kernels_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("family", ["deepseek-v2", "deepseek-v3-yarn"])
 @pytest.mark.usefixtures("on_kernels_of_gpus")
 def test_logits(checkpoint: Callable[[str], Checkpoint], family: str) -> None:
-    """Chunks, prefix hits and mixed batches in one run."""
+    """One run has chunks, prefix hits and mixed batches."""
     made = checkpoint(family)
     rig = Rig(made.folder, attention_backend="triton", max_model_len=64)
     head = prompt(8, 5)

@@ -110,7 +110,7 @@ def test_a_model_without_experts(tmp_path: Path) -> None:
 
 
 def test_bfloat16_by_compiled_kernels(checkpoint: Callable[[str], Checkpoint]) -> None:
-    """Tokens whose two best experts are almost equally good take another one here and there; most do not."""
+    """Tokens whose two best experts have similar scores may be routed differently; most are not."""
     made = checkpoint("llama4")
     rig = Rig(made.folder, dtype="bfloat16", attention_backend="auto", num_blocks=400)
     for slot in range(8):
@@ -122,7 +122,7 @@ def test_bfloat16_by_compiled_kernels(checkpoint: Callable[[str], Checkpoint]) -
 
 
 def test_weights_that_are_made_up_are_as_large_as_their_inputs_are_many() -> None:
-    """Also those of experts, whose tensors lie the other way round in memory."""
+    """Includes expert weights, which are stored transposed."""
     config = read(num_hidden_layers=1, hidden_size=64, intermediate_size=96).experts
     assert config is not None
     place = LayerPlacement(kernels.load("cpu"), torch.float32, torch.device("cpu"))

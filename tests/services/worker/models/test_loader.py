@@ -54,7 +54,7 @@ def test_a_sharded_checkpoint_is_the_same_model(checkpoint: Make, tmp_path: Path
 
 
 def test_an_index_names_the_files_that_count(checkpoint: Make, tmp_path: Path) -> None:
-    """Other files beside them are not read."""
+    """Files that the index does not name are not read."""
     made = checkpoint("llama")
     made.model.save_pretrained(tmp_path, max_shard_size="40KB")
     save_file({"stray": torch.zeros(1)}, tmp_path / "other.safetensors")
@@ -65,7 +65,7 @@ def test_an_index_names_the_files_that_count(checkpoint: Make, tmp_path: Path) -
     ("family", "base"), [("gpt2", "transformer."), ("qwen3-tied", "model."), ("opt", "model.decoder.")]
 )
 def test_a_checkpoint_may_hold_the_decoder_alone(checkpoint: Make, tmp_path: Path, family: str, base: str) -> None:
-    """As GPT-2's on the hub, and those of many embedding models."""
+    """Examples are GPT-2 on the hub and many embedding models."""
     made = checkpoint(family)
     folder = Path(shutil.copytree(made.folder, tmp_path / "copy"))
     tensors = load_file(folder / WEIGHTS)
@@ -122,7 +122,7 @@ def test_an_expert_that_is_missing_is_named(checkpoint: Make, tmp_path: Path) ->
 
 
 def test_experts_in_mxfp4_are_widened(tmp_path: Path) -> None:
-    """As transformers widens them: the checkpoint with the wide numbers in it is the same model."""
+    """They are dequantized as in transformers: a checkpoint of the dequantized weights is the same model."""
     from transformers.integrations.mxfp4 import convert_moe_packed_tensors  # slow import
 
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_local_experts": 4, "num_hidden_layers": 2}
@@ -173,7 +173,7 @@ def test_a_broken_file_is_refused(copy: Path) -> None:
 
 
 def test_a_pointer_in_place_of_a_file_is_named_with_the_remedy(copy: Path) -> None:
-    """A clone without Git LFS has such files."""
+    """Clones without Git LFS have such pointer files."""
     pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 15\n"
     (copy / WEIGHTS).write_text(pointer)
     with pytest.raises(InvalidArgument, match=f"cannot read .*{WEIGHTS}: it is a pointer of Git LFS .*git lfs pull"):

@@ -77,7 +77,7 @@ def test_mixed_batches(checkpoint: Make, family: str, block_size: int) -> None:
 
 @pytest.mark.parametrize("family", ["llama", "qwen2-windows", "gpt-oss", "deepseek-v2"])
 def test_mixed_batches_kernel_by_kernel(checkpoint: Make, family: str) -> None:
-    """With attention in plain torch, which no tape takes: what there is where the compiled kernels are not."""
+    """Attention runs in plain torch, which tapes do not record, as on hosts without the compiled kernels."""
     made = checkpoint(family)
     check_mixed_batches(Rig(made.folder, attention_backend="reference"), made)
 
@@ -96,7 +96,7 @@ def check_mixed_batches(rig: Rig, made: Checkpoint) -> None:
 @families
 @block_sizes
 def test_prefix_hits(checkpoint: Make, family: str, block_size: int) -> None:
-    """One sequence goes on behind another's blocks; one finds its whole prompt there; one does in the same step."""
+    """A prompt continues another's blocks, one is cached completely, and one hits blocks of the same step."""
     made = checkpoint(family)
     rig = Rig(made.folder, block_size=block_size)
     head = prompt(2 * block_size, 5)
@@ -113,7 +113,7 @@ def test_prefix_hits(checkpoint: Make, family: str, block_size: int) -> None:
 
 @pytest.mark.parametrize("family", STATE_SPACES)
 def test_states(checkpoint: Make, family: str) -> None:
-    """Prompts in chunks that end within blocks, decodes beside them, and one that goes on behind a saved state."""
+    """Chunks end within blocks, decodes share their steps, and one prompt resumes from a saved state."""
     made = checkpoint(family)
     rig = Rig(made.folder, block_size=8)
     head = prompt(16, 1)
@@ -127,7 +127,7 @@ def test_states(checkpoint: Make, family: str) -> None:
 
 
 def test_two_equal_prompts_of_one_step_share_blocks(checkpoint: Make) -> None:
-    """The second reads what the first writes in the same forward pass."""
+    """The second prompt reads blocks that the first writes in the same forward pass."""
     made = checkpoint("qwen3-tied")
     rig = Rig(made.folder)
     tokens = prompt(10, 8)
@@ -154,7 +154,7 @@ def test_a_cached_prompt_does_not_write_to_the_blocks_it_shares(checkpoint: Make
 
 
 def test_slots_and_blocks_are_used_again(checkpoint: Make) -> None:
-    """A slot released and admitted in one plan, on the blocks of its predecessor."""
+    """One plan releases a slot and admits another sequence to it and to its blocks."""
     made = checkpoint("llama")
     rig = Rig(made.folder)
     rig.step([New(0, prompt(14, 10)), New(1, prompt(6, 11))], {0: 14, 1: 6})
@@ -200,7 +200,7 @@ def test_bfloat16(checkpoint: Make, family: str) -> None:
 
 @pytest.mark.parametrize("family", ["mixtral", "qwen2-moe", "qwen3-moe-tied"])
 def test_bfloat16_in_mixtures_of_experts(checkpoint: Make, family: str) -> None:
-    """Experts that are almost equally good change places when logits are rounded, and a row with them; most do not."""
+    """Experts with similar scores may swap when logits are rounded, which changes the row; most do not."""
     made = checkpoint(family)
     rig = Rig(made.folder, dtype="bfloat16")
     for slot in range(8):
@@ -213,7 +213,7 @@ def test_bfloat16_in_mixtures_of_experts(checkpoint: Make, family: str) -> None:
 
 @torch.inference_mode()
 def test_stale_nan_in_used_blocks_does_not_spread(checkpoint: Make) -> None:
-    """Blocks of a sequence that went wrong are handed on as they are."""
+    """Blocks of a failed sequence are reused without being cleared."""
     made = checkpoint("llama")
     rig = Rig(made.folder)
     for cache in runner_of(rig.replica).caches:

@@ -170,7 +170,7 @@ def test_a_gemma_2_that_does_not_say_has_the_caps_and_windows_of_the_published_o
 
 
 def test_the_first_name_of_longrope_means_the_same() -> None:
-    """vllm#9481: early files of Phi-3 with 128k tokens call it su."""
+    """Early config files of Phi-3 128k call it su (vllm#9481)."""
     factors = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "original_max_position_embeddings": 64}
     named = [
         read_rope(ConfigFile({"max_position_embeddings": 256, "rope_scaling": {"type": kind, **factors}}))

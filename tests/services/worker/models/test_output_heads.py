@@ -51,7 +51,7 @@ def check(folder: Path, name: str, **settings: object) -> None:
 def test_a_head_of_its_own_is_used_whatever_the_config_says(
     name: str, outer: bool | None, inner: bool | None, tmp_path: Path
 ) -> None:
-    """vllm#51063: a wrapper's default of transformers 5 lies over the text model's value."""
+    """The default of a wrapper config in transformers 5 overrides the text model's value (vllm#51063)."""
     saved_untied(name, tmp_path)
     say(tmp_path, outer=outer, inner=inner)
     check(tmp_path, name)

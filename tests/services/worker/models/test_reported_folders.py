@@ -85,7 +85,7 @@ SAME: dict[str, Spoil] = {
 
 @pytest.mark.parametrize("name", SAME)
 def test_a_folder_of_the_field_is_the_same_model(name: str, checkpoint: Make, tmp_path: Path) -> None:
-    """ml05: reports of vllm, sglang, mlx and others."""
+    """Folders reproduce reports of vllm, sglang, mlx and others."""
     made = checkpoint("llama")
     folder = Path(shutil.copytree(made.folder, tmp_path / "model"))
     SAME[name](folder)
@@ -189,7 +189,7 @@ ROPES: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", ROPES)
 def test_spellings_of_rope_scaling_are_those_of_transformers(name: str, checkpoint: Make, tmp_path: Path) -> None:
-    """ml03: sglang PR 14745, vllm PR 28542, aiter PR 4742."""
+    """Reported in sglang PR 14745, vllm PR 28542 and aiter PR 4742."""
     folder = Path(shutil.copytree(checkpoint("llama").folder, tmp_path / "model"))
     config(rope_parameters=..., rope_theta=5000.0, rope_scaling=ROPES[name])(folder)
     check(folder, "LlamaForCausalLM")
@@ -197,7 +197,7 @@ def test_spellings_of_rope_scaling_are_those_of_transformers(name: str, checkpoi
 
 @pytest.mark.parametrize("is_new", [False, True])
 def test_both_spellings_of_gemma_3s_two_ropes(is_new: bool, checkpoint: Make, tmp_path: Path) -> None:
-    """ml03: a base for layers with a window beside the other in older files, one section each in newer ones."""
+    """Older files have a second base for sliding-window layers, newer ones a section for each kind of layer."""
     folder = Path(shutil.copytree(checkpoint("gemma3-tied").folder, tmp_path / "model"))
     older = {"rope_theta": 2e5, "rope_local_base_freq": 2e3, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
     newer = {

@@ -80,7 +80,7 @@ def test_every_kind_of_tensor_is_read_as_it_is_and_nothing_stays(spooling: Spool
 
 
 def test_another_process_shows_its_weights_and_dies(spooling: SpooledStream, segments: Path) -> None:
-    """What was being read is read to its end; the next trainer removes what it left."""
+    """A read in progress completes; the next trainer removes the memory that is left behind."""
     command = [sys.executable, "-c", TRAINER, str(segments)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as trainer:
         assert trainer.stdout is not None
@@ -160,7 +160,7 @@ def test_another_users_memory_is_refused(
 def test_memory_that_is_cut_while_it_is_read_is_an_error(
     spooling: SpooledStream, segments: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process that has mapped it would end of that (SIGBUS)."""
+    """A process that had mapped the file would be killed by SIGBUS."""
     monkeypatch.setattr(shared_content, "AT_ONCE", 4)
     (segments / NAME).write_bytes(bytes(8))
     chunks = shared_content.chunks(weights_memory.host_id(), run())
@@ -212,7 +212,7 @@ def test_a_host_without_room_or_a_name_is_told(monkeypatch: pytest.MonkeyPatch, 
 
 @pytest.mark.gpu
 def test_a_gpus_memory_is_read_where_it_is(spooling: SpooledStream) -> None:
-    """By another process than its owner's: a process cannot open its own."""
+    """Another process than the owner reads it, since a process cannot open its own handle."""
     code = TRAINER.replace("torch.arange(6.0)", "torch.arange(6000000.0, device='cuda')[5:]")
     command = [sys.executable, "-c", code, str(weights_memory.SEGMENTS)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as trainer:

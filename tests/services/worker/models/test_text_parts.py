@@ -87,7 +87,7 @@ def test_the_text_part_computes_what_transformers_does(name: str, tmp_path: Path
 
 
 def test_files_from_before_transformers_5_are_flat(tmp_path: Path) -> None:
-    """Qwen2-VL's own has its text model's fields beside the others."""
+    """The config file of Qwen2-VL has the text model's fields at the top level."""
     flat = {
         "architectures": ["Qwen2VLForConditionalGeneration"],
         **{"vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2},
@@ -104,7 +104,7 @@ def test_files_from_before_transformers_5_are_flat(tmp_path: Path) -> None:
 
 
 def test_what_published_files_leave_out_is_what_their_authors_mean(tmp_path: Path) -> None:
-    """Gemma 3's says little of its text model."""
+    """The config file of Gemma 3 omits most fields of its text model."""
     text = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024}
     outer = {"architectures": ["Gemma3ForConditionalGeneration"], "eos_token_id": [1, 106], "text_config": text}
     (tmp_path / "config.json").write_text(json.dumps(outer))

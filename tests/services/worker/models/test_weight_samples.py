@@ -53,7 +53,7 @@ def test_whatever_tensor_changes_the_weights_are_others(
 
 
 def test_a_tensor_between_the_samples_of_its_file_is_seen(tmp_path: Path) -> None:
-    """The small one lies between large ones."""
+    """A small tensor is stored between large ones."""
     held = {"a": torch.randn(1 << 20), "b": torch.ones(16), "c": torch.randn(1 << 20)}
     found = set()
     for value in (1.0, 2.0):
@@ -80,7 +80,7 @@ def test_of_what_cannot_be_read_nothing_is_said(tmp_path: Path, content: bytes) 
 
 
 def test_what_is_made_of_a_folder_counts_as_well() -> None:
-    """Random weights by their seed, and what is quantized while it is loaded."""
+    """Random weights count by their seed, and quantization at load time counts too."""
     folder = str(bundled.FOLDER)
     dummy = [WorkerSettings(model=folder, load_format="dummy", seed=seed) for seed in (0, 0, 1)]
     others = [WorkerSettings(model=folder), WorkerSettings(model=folder, quantization="fp8")]

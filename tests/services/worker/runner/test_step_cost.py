@@ -65,7 +65,7 @@ def test_a_window_bounds_what_is_read(tmp_path: Path) -> None:
 
 
 def test_a_chunk_bounds_what_is_read(tmp_path: Path) -> None:
-    """Positions 20 and 21, of which chunks of 9 hold two and three; three layers of four have chunks."""
+    """Of positions 20 and 21, chunks of 9 contain two and three; three of four layers have chunked attention."""
     made = checkpoints.make("llama4", tmp_path)
     first, second, third = costs(made.folder)
     assert first.kv_read_bytes == second.kv_written_bytes * 20

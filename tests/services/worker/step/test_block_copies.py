@@ -28,7 +28,7 @@ def drawn(seed: int) -> sampling_pb2.SamplingParams:
 
 @pytest.mark.parametrize("later", [0, 1, 3])
 def test_copies_go_on_as_if_they_had_computed_the_prompt(checkpoint: Make, later: int) -> None:
-    """Also when the first one has written on in its block meanwhile."""
+    """Includes copies taken after the first sequence has written further tokens to its block."""
     made, tokens = checkpoint("qwen3-tied"), prompt(10)
     rig = Rig(made.folder)
     rig.step([New(0, tokens, sampling=drawn(0))], {0: 10})

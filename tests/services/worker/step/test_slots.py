@@ -107,7 +107,7 @@ def test_inputs_of_a_mixed_step() -> None:
 
 
 def test_tokens_that_came_with_an_admission_are_not_fed_from_the_device() -> None:
-    """Preempted with its output so far, all but the last of it cached."""
+    """The sequence was preempted and resumes with its output, all of which but the last token is cached."""
     both = Both()
     both.step([New(0, tokens(8))], {0: 8})
     shared = tuple(both.paper.rows[0].blocks)

@@ -64,7 +64,7 @@ def assert_equal(got: StepInputs | NewBlocks, want: StepInputs | NewBlocks) -> N
 
 
 def test_random_work() -> None:
-    """Admissions, chunks, cached prompts, pauses, releases; between them rows that just decode."""
+    """Covers admissions, chunks, cached prompts, pauses and releases, with pure decode steps in between."""
     choose = random.Random(7)
     both = Twice()
     for _ in range(600):
@@ -91,7 +91,7 @@ def shared_blocks(both: Twice, slot: int) -> set[int]:
 
 
 def test_a_prompt_that_is_cached_whole_is_not_followed_into_its_shared_block() -> None:
-    """Its last token is computed again, but goes to the null block; from the next token on it writes its own."""
+    """Its last token is recomputed into the null block; later tokens are written to its own block."""
     both = Twice()
     both.step([New(0, tokens(8))], {0: 8})
     both.step([New(3, tokens(8), cached_blocks=tuple(both.paper.rows[0].blocks[:2]))])

@@ -86,7 +86,7 @@ def test_latent_vectors_on_a_gpu_are_refused(checkpoint: Make) -> None:
 @pytest.mark.skipif(**needs_library)
 @pytest.mark.parametrize("family", ["qwen3-next-narrow", "falcon-h1"])
 def test_states_on_a_cpu_are_the_same_bits_in_any_batch_and_any_chunks(checkpoint: Make, family: str) -> None:
-    """On a GPU they are not, and the option is refused."""
+    """States on a GPU depend on the batch, so that the option is rejected there."""
     folder = checkpoint(family).folder
     same_bits(Rig(folder, batch_invariant=True, attention_backend="auto", num_blocks=1500))
 
@@ -140,7 +140,7 @@ def test_log_probabilities_of_a_prompt(checkpoint: Make, way: dict[str, Any], ch
 
 @pytest.mark.parametrize("pooler", [pooling_pb2.POOLER_LAST, pooling_pb2.POOLER_MEAN])
 def test_vectors_of_whole_texts(checkpoint: Make, way: dict[str, Any], pooler: pooling_pb2.Pooler) -> None:
-    """Alone, beside others that end in vectors of the same kind, and beside those of another."""
+    """Texts are pooled alone, beside others of the same kind, and beside those of another kind."""
     rig = Rig(checkpoint("qwen3-tied").folder, dtype="bfloat16", max_num_batched_tokens=256, **way)
     tokens, asked = prompt(23), pooling_pb2.PoolingParams(pooler=pooler)
     vectors = []
@@ -155,7 +155,7 @@ def test_vectors_of_whole_texts(checkpoint: Make, way: dict[str, Any], pooler: p
 
 @pytest.mark.parametrize("largest", [largest_with_ties, largest_by_packed_keys])
 def test_the_most_likely_do_not_depend_on_how_many_others_ask_for(largest: Callable[..., torch.Tensor]) -> None:
-    """8 bits of mantissa make ties among logits common."""
+    """With a mantissa of 8 bits, ties among logits are common."""
     values = torch.randn(4, 3000, generator=torch.Generator().manual_seed(1)).bfloat16().float()
     values[0, :500] = values[0].max()
     values[1] = 0.0

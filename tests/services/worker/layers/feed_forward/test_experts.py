@@ -86,7 +86,7 @@ def test_quantization_is_for_dense_layers() -> None:
 
 
 def test_the_tokens_of_every_expert_are_counted(checkpoint: Callable[[str], Checkpoint]) -> None:
-    """By layer: each token counts once for each of its experts."""
+    """Counts are per layer; each token counts once for each of its experts."""
     rig = Rig(checkpoint("qwen2-moe").folder, attention_backend="auto")
     rig.step([New(0, list(range(11)))], {0: 11})
     rig.step()
@@ -173,7 +173,7 @@ def test_deepseek_that_would_be_computed_wrongly_is_refused(changes: dict[str, A
 
 
 def test_an_eagle_head_of_such_a_model_is_dense() -> None:
-    """Its layer is Llama's, whatever the model's are."""
+    """The head's layer is Llama's, regardless of the model's layers."""
     sizes = {**BASE, "num_key_value_heads": 2, "head_dim": 16}
     sizes |= {"num_hidden_layers": 1, "architectures": ["LlamaForCausalLM"]}
     for values in ({**MIXTRAL, "architectures": ["GptOssForCausalLM"]}, DEEPSEEK):

@@ -63,7 +63,7 @@ def test_logits_are_those_of_the_floats_that_codes_stand_for(layout: str, tmp_pa
     ],
 )
 def test_any_dense_family_takes_them(family: str, layout: str, tmp_path: Path) -> None:
-    """Fused in the checkpoint, with biases, with outputs that are scaled or put in another order."""
+    """Covers fused weights, biases, and outputs that are scaled or permuted."""
     sizes = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
     more = {"mamba_d_ssm": 128, "mamba_n_heads": 4, "num_key_value_heads": 4} if family == "falcon-h1" else {}
     made = quantized.make(LAYOUTS[layout], tmp_path, family, **{**sizes, **more}, head_dim=32)
@@ -101,7 +101,7 @@ def test_projections_that_are_left_out_stay_floats(tmp_path: Path) -> None:
 
 
 def test_a_single_row_can_meet_weights_of_4_bits_and_of_8_by_row(tmp_path: Path) -> None:
-    """The chain of fused kernels reads those, whatever the layout (models/single_row.py)."""
+    """The chain of fused kernels reads these in any layout (models/single_row.py)."""
     config = json.loads((quantized.make(LAYOUTS["gptq"], tmp_path).folder / "config.json").read_text())
     read = {name: read_model_config({**config, SECTION: layout.config}) for name, layout in LAYOUTS.items()}
     meeting = {

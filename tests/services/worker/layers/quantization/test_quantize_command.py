@@ -41,7 +41,7 @@ def test_a_written_checkpoint_is_loaded_and_near(to: str, tmp_path: Path, capsys
 
 @pytest.mark.parametrize("to", BOUNDS)
 def test_the_output_head_too(to: str, tmp_path: Path) -> None:
-    """quire-tiny's is its table of embeddings, which stays as it is beside it."""
+    """The head of quire-tiny is tied to its embeddings, which are kept unquantized beside it."""
     out = tmp_path / "out"
     assert main(["quantize", str(TINY), "--to", to, "--lm-head", "--out", str(out)]) == 0
     tensors = load_file(out / "model.safetensors")

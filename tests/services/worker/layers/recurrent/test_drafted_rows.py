@@ -203,7 +203,7 @@ def test_random_steps_with_drafts_give_what_token_by_token_gives(ops: ModuleType
 @pytest.mark.parametrize("delta", [True, False], ids=["delta", "space"])
 @pytest.mark.parametrize("count", range(1, MOST + 1))
 def test_as_many_drafts_as_were_right_go_through_the_state(count: int, delta: bool) -> None:
-    """In each slot another number of them, behind prompts from one token on, beside another prompt and a decode."""
+    """Each slot accepts another number of drafts; prompts of one token and more, and a decode, share the step."""
     layer, slots = Layer(triton, SMALL, delta=delta), range(count + 1)
     run = Drafting(layer, {slot: layer.sequence(20) for slot in slots} | {7: layer.sequence(45), 8: layer.sequence(12)})
     run.step([*(Row(slot, 1 + slot) for slot in slots), Row(8, 3)])
