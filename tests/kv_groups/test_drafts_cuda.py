@@ -48,7 +48,7 @@ def test_drafts_change_no_text(tmp_path: Path, family: str, way: dict[str, Any],
 
 @ways
 @families
-def test_a_conversation_goes_on_from_the_state_that_known_tokens_have_left(
+def test_conversation_continues_from_the_state_of_known_tokens(
     tmp_path: Path, family: str, way: dict[str, Any]
 ) -> None:
     check_conversations(checkpoints.make(family, tmp_path), range(20, 36, 3), 8, {**SIZES, **way})
@@ -67,9 +67,7 @@ def test_preempted_and_cancelled_sequences_leave_no_trace(tmp_path: Path, family
 
 
 @families
-def test_steps_without_drafts_go_through_graphs_as_ever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
-) -> None:
+def test_steps_without_drafts_use_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str) -> None:
     seen: list[StepInputs] = []
     prepare = DecodeGraphs.prepare
 
@@ -92,9 +90,7 @@ def test_steps_without_drafts_go_through_graphs_as_ever(
     assert all(inputs.lags is None and inputs.drafts is None for inputs in seen)
 
 
-def test_what_is_kept_of_drafts_is_measured_with_the_largest_steps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_draft_states_are_measured_with_the_largest_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its memory is allocated before blocks are counted, so that the first drafts allocate none."""
     layers = recurrences(monkeypatch)
     made, question = checkpoints.make("falcon-h1", tmp_path), prompt(9, 1)

@@ -119,7 +119,7 @@ def test_text_is_that_of_transformers(made: Make, family: str, in_flight: int) -
 
 
 @families
-def test_a_conversation_goes_on_from_the_state_that_known_tokens_have_left(made: Make, family: str) -> None:
+def test_conversation_continues_from_the_state_of_known_tokens(made: Make, family: str) -> None:
     check_conversations(made(family), range(12, 20), 2)
 
 

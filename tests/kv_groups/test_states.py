@@ -56,7 +56,7 @@ def test_text_is_that_of_transformers_though_prompts_come_in_chunks(made: Make, 
 
 
 @families
-def test_a_conversation_goes_on_from_the_saved_state(made: Make, family: str) -> None:
+def test_conversation_continues_from_the_saved_state(made: Make, family: str) -> None:
     checkpoint = made(family)
     run = pair(checkpoint, **SIZES)
     first = prompt(40, 1)
@@ -70,7 +70,7 @@ def test_a_conversation_goes_on_from_the_saved_state(made: Make, family: str) ->
     assert run.core.counts.cached_tokens == 48 + 24 + 32 + 16, "the last token of a prompt is not computed twice"
 
 
-def test_prompts_that_begin_alike_in_one_step_do_not_read_what_is_being_written(made: Make) -> None:
+def test_prompts_of_one_step_do_not_share_blocks_being_written(made: Make) -> None:
     checkpoint = made("qwen3-next")
     run = pair(checkpoint, **{**SIZES, "max_num_batched_tokens": 128})
     head = prompt(24, 5)
@@ -123,7 +123,7 @@ def test_blocks_are_as_long_as_a_state_takes_and_are_refused_if_shorter(made: Ma
         build_replica(WorkerSettings(model=folder, num_blocks=20, block_size=4, dtype="float32"))
 
 
-def test_what_cannot_be_had_is_refused_by_name(made: Make) -> None:
+def test_unsupported_options_are_rejected_by_name(made: Make) -> None:
     folder = str(made("qwen3-next").folder)
     settings = WorkerSettings(model=folder, num_blocks=40, dtype="float32", threads=1, context_parallel_size=2)
     with pytest.raises(InvalidArgument, match="context_parallel_size: 2: recurrent layers hand a state on from each"):

@@ -72,7 +72,7 @@ def test_a_row_has_the_same_bits_in_any_batch(dtype):
         assert torch.equal(alone[0], whole[row]), row
 
 
-def test_a_tape_reads_rows_and_adapters_anew(dtype):
+def test_replays_read_current_rows_and_adapters(dtype):
     gate_up, down = updates_of(dtype)
     packed, rows, tape = cpu.prepare_experts(*weights_of(4, HIDDEN, SIZE, dtype)), AdaptedRows.none(9, 3), Tape(rows=9)
     added = additions(cpu, ([None] * 12, [None] * 12), dtype, rows)

@@ -83,7 +83,7 @@ def test_rows_see_their_own_chunk_only(dtype, chunk):
 
 @pytest.mark.parametrize("window", [0, 40])
 @pytest.mark.parametrize(("q_heads", "kv_heads", "head_dim"), [(4, 2, 32), (8, 1, 80), (3, 3, 128)])
-def test_a_row_has_the_same_bits_however_the_prompt_is_cut(dtype, q_heads, kv_heads, head_dim, window):
+def test_row_has_the_same_bits_for_any_chunking(dtype, q_heads, kv_heads, head_dim, window):
     case = paged([260, 90], q_heads, kv_heads, head_dim, 16, dtype)
     whole = cpu.paged_attention(*case.step([(0, 0, 260)]), 0.2, window)
     for chunk in (1, 7, 32, 64, 100):

@@ -64,7 +64,7 @@ def test_threads_do_not_change_bits(dtype):
         assert torch.equal(results[0], results[2])
 
 
-def test_nothing_beside_the_rows_is_read(dtype):
+def test_rows_are_read_within_their_bounds(dtype):
     """With odd in_features, the last pair of a row must not read the first value of the next row."""
     packed = cpu.prepare_linear(*layer(33, 31, dtype))
     x = torch.full((9, 31), float("nan")).to(dtype)

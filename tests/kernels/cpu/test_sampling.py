@@ -130,7 +130,7 @@ def test_noise_is_the_reference_to_the_last_places():
 
 
 @pytest.mark.parametrize("where", [0, 5, 98, 99])
-def test_rows_without_a_choice_are_lost(where):
+def test_rows_without_candidates_are_marked_lost(where):
     logits, seeds, positions = rows_of(5, 100)
     logits[0, where] = float("nan")
     logits[1, where] = INF

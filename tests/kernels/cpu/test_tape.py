@@ -165,7 +165,7 @@ def test_a_view_keeps_its_memory():
 
 
 @pytest.mark.parametrize("inference", [False, True])
-def test_what_a_replay_would_leave_out_is_refused(inference):
+def test_unrecordable_operations_are_rejected(inference):
     with torch.inference_mode(inference):
         refuse_all()
 

@@ -14,7 +14,7 @@ from tests.kernels.latents import latents, stored
 MAX_ERROR = 5e-6  # float32 against double, values of magnitude 1
 
 
-def test_queries_meet_what_makes_keys_and_sums_what_makes_values() -> None:
+def test_absorbed_projections_equal_separate_keys_and_values() -> None:
     """A cache of latent vectors gives the same result as a cache of every head's keys and values."""
     torch.manual_seed(0)
     heads, still, value, rank, rope = 6, 10, 14, 24, 8

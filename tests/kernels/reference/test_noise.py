@@ -40,7 +40,7 @@ def test_noise_is_as_defined(seed: int) -> None:
     torch.testing.assert_close(found, torch.tensor(expected), atol=2e-5, rtol=1e-5)
 
 
-def test_noise_of_a_token_does_not_depend_on_the_vocabulary_or_on_other_rows() -> None:
+def test_noise_depends_on_seed_position_and_token_only() -> None:
     alone = draw([5], [9], 50)
     among = draw([4, 5, 6], [9, 9, 9], 200)
     assert torch.equal(alone[0], among[1, :50])

@@ -144,7 +144,7 @@ def test_greedy_takes_the_first_of_equals_whatever_its_neighbours_do() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_rows_without_a_choice_say_so_and_leave_the_others_alone(temperature: float) -> None:
+def test_rows_without_candidates_do_not_affect_others(temperature: float) -> None:
     nan, inf = float("nan"), float("inf")
     logits = torch.tensor([[0.0, nan, 1.0], [-inf, -inf, 0.0], [-inf, -inf, -inf], [0.0, inf, 0.0], [nan, nan, nan]])
     rows = len(logits)

@@ -32,7 +32,7 @@ def scattered(masks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("mask_logits", VERSIONS)
 @pytest.mark.parametrize("vocab_size", [1, 31, 32, 33, 64, 1000, 4096, 32003])
 @pytest.mark.parametrize("rows", [None, [0], [4, 1], [5, 3, 2, 0, 1, 4]])
-def test_what_has_no_bit_is_banned_and_nothing_else_changes(mask_logits, vocab_size, rows):
+def test_only_tokens_without_a_bit_are_banned(mask_logits, vocab_size, rows):
     rng = np.random.default_rng(vocab_size)
     logits = torch.randn(6, vocab_size)
     masked = range(6) if rows is None else rows

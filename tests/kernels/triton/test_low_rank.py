@@ -96,7 +96,7 @@ def test_rows_of_many_adapters(device, num_rows):
 
 
 @pytest.mark.parametrize("num_rows", [3, 600])
-def test_cuts_that_are_in_use(device, num_rows):
+def test_all_tuned_cuts(device, num_rows):
     updates = [update(device, torch.float16, 256, (160, 32), (16, 16)) for _ in range(2)]
     check(device, torch.float16, updates, 256, (160, 32), [row % 3 - 1 for row in range(num_rows)])
 
@@ -104,13 +104,13 @@ def test_cuts_that_are_in_use(device, num_rows):
 @pytest.mark.gpu
 @pytest.mark.parametrize("rank", [8, 16, 64, 256])
 @pytest.mark.parametrize("num_rows", [1, 8, 256, 512, 3000])
-def test_sizes_that_are_in_use(device, num_rows, rank):
+def test_all_tuned_sizes(device, num_rows, rank):
     sizes = (4096, 1024, 1024)
     updates = [update(device, torch.bfloat16, 4096, sizes, (rank,) * 3) for _ in range(8)]
     check(device, torch.bfloat16, updates, 4096, sizes, [row % 9 - 1 for row in range(num_rows)])
 
 
-def test_nobody_is_read_where_nobody_has_an_adapter(device):
+def test_no_adapter_is_read_if_no_row_has_one(device):
     """Buffers have room for more rows than the batch, and those are not read either."""
     updates = [update(device, torch.float32, 32, (16,), (4,))]
     packed = triton.prepare_low_rank(updates, 32, (16,), torch.float32, most_rank=4, device=device)
@@ -120,7 +120,7 @@ def test_nobody_is_read_where_nobody_has_an_adapter(device):
     assert torch.equal(result, torch.ones_like(result))
 
 
-def test_adapters_come_and_go_in_the_same_memory(device):
+def test_adapters_are_replaced_in_place(device):
     """A recorded graph refers to the table of adapters and to the rows, both of which are updated in place."""
     updates = [update(device, torch.float32, 32, (16,), (rank,)) for rank in (4, 20)]
     packed = triton.prepare_low_rank([None, None], 32, (16,), torch.float32, most_rank=20, device=device)
@@ -138,7 +138,7 @@ def test_adapters_come_and_go_in_the_same_memory(device):
 
 
 @pytest.mark.parametrize("normed", [False, True])
-def test_beside_a_product_of_4_bits_it_is_a_launch_of_its_own(device, normed):
+def test_separate_launch_beside_a_4_bit_product(device, normed):
     """The result equals that beside a 16-bit product."""
     dtype, updates = torch.float16, [None, update(device, torch.float16, 256, (64,), (20,))]
     packed = triton.prepare_low_rank(updates, 256, (64,), dtype, most_rank=20, device=device)
@@ -173,7 +173,7 @@ def test_each_token_gets_what_its_own_adapter_adds_to_its_vector(dtype, device, 
 
 
 @pytest.mark.parametrize("num_rows", [1, 21])
-def test_a_whole_table_stands_in_the_place_of_the_models_own(dtype, device, num_rows):
+def test_full_table_replaces_the_models_embeddings(dtype, device, num_rows):
     """With an identity matrix and gains of 0, the vectors equal the adapter's table bit for bit."""
     hidden, vocab_size = 140, 77
     table = torch.randn(vocab_size, hidden).to(device, dtype)

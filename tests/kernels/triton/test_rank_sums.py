@@ -84,7 +84,7 @@ def test_rows_of_the_sum_are_normalised(device: torch.device, num_ranks: int, sh
             assert torch.equal(kept, want)
 
 
-def test_rows_that_share_a_channel_are_left_to_others(device: torch.device) -> None:
+def test_rows_sharing_a_channel_are_not_supported(device: torch.device) -> None:
     mailbox = Host(2, device).mailboxes[0]
 
     def takes(*shape: int, dtype: torch.dtype = SIXTEEN) -> bool:
@@ -96,7 +96,7 @@ def test_rows_that_share_a_channel_are_left_to_others(device: torch.device) -> N
     assert not takes(2, 2 * BLOCK, dtype=torch.float32)
 
 
-def test_what_a_rank_writes_is_what_the_others_wait_for(device: torch.device) -> None:
+def test_ranks_wait_for_the_flags_of_others(device: torch.device) -> None:
     host, parts = Host(2, device), [torch.randn(1, 64).to(device, SIXTEEN) for _ in range(2)]
     host.deliver(0, parts, call=1)
     sum_of_ranks(parts[0].clone(), host.mailboxes[0])
@@ -106,7 +106,7 @@ def test_what_a_rank_writes_is_what_the_others_wait_for(device: torch.device) ->
     assert torch.equal(host.inboxes[1], written)
 
 
-def test_numbers_of_calls_come_round_without_the_one_that_was_never_written(device: torch.device) -> None:
+def test_call_numbers_wrap_around_without_zero(device: torch.device) -> None:
     host = Host(2, device)
     host.calls(before=-2)
     for call in (-1, 2, 3):
@@ -115,7 +115,7 @@ def test_numbers_of_calls_come_round_without_the_one_that_was_never_written(devi
         assert torch.equal(sum_of_ranks(parts[0].clone(), host.mailboxes[0]), reference(parts))
 
 
-def test_what_is_too_large_or_has_other_elements_is_left_to_others(device: torch.device) -> None:
+def test_large_or_other_tensors_are_not_supported(device: torch.device) -> None:
     mailbox = Host(2, device).mailboxes[0]
     most = mailbox.most_bytes // 2
     assert sum_of_ranks_takes(torch.zeros(most, dtype=SIXTEEN), mailbox)

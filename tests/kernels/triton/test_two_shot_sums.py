@@ -91,7 +91,7 @@ def test_every_rank_gets_the_sum(device: torch.device, num_ranks: int, dtype: to
             assert kept is None or got is kept
 
 
-def test_the_sum_goes_elsewhere_and_what_was_added_stays(device: torch.device) -> None:
+def test_sum_has_its_own_output_and_inputs_are_unchanged(device: torch.device) -> None:
     host = Host(2, device)
     parts = [torch.randn(4, 64).to(device, SIXTEEN) for _ in range(2)]
     mine, out = parts[0].clone(), torch.zeros_like(parts[0])
@@ -102,7 +102,7 @@ def test_the_sum_goes_elsewhere_and_what_was_added_stays(device: torch.device) -
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
-def test_what_a_rank_writes_is_what_the_others_wait_for(device: torch.device, num_ranks: int) -> None:
+def test_ranks_wait_for_the_flags_of_others(device: torch.device, num_ranks: int) -> None:
     host = Host(num_ranks, device)
     parts = [torch.randn(num_ranks, 64).to(device, SIXTEEN) for _ in range(num_ranks)]
     for rank in range(num_ranks):
@@ -122,7 +122,7 @@ def test_what_a_rank_writes_is_what_the_others_wait_for(device: torch.device, nu
             assert torch.equal(host.flags(rank)[:, slot], written.flags(rank)[:, slot])
 
 
-def test_numbers_of_calls_come_round_without_the_one_that_was_never_written(device: torch.device) -> None:
+def test_call_numbers_wrap_around_without_zero(device: torch.device) -> None:
     host = Host(2, device)
     host.exchanges[0].calls.fill_(-2)
     for call in (-1, 1, 2):
@@ -131,7 +131,7 @@ def test_numbers_of_calls_come_round_without_the_one_that_was_never_written(devi
         assert torch.equal(two_shot_sum_of_ranks(parts[0].clone(), host.exchanges[0]), reference(parts))
 
 
-def test_what_does_not_fall_into_vectors_or_has_other_elements_is_left_to_others() -> None:
+def test_unaligned_or_other_tensors_are_not_supported() -> None:
     assert two_shot_sum_takes(torch.zeros(3, ALIGNED, dtype=torch.bfloat16))
     assert two_shot_sum_takes(torch.zeros(ALIGNED))
     assert not two_shot_sum_takes(torch.zeros(ALIGNED + 8))
@@ -166,7 +166,7 @@ def run_rank(rank: int, regions: list[torch.Tensor], told: Connection) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(ON_GPU, reason="of the interpreter; test_peer_memory_cuda.py has the same on GPUs")
 @pytest.mark.parametrize("num_ranks", [2, 3])
-def test_ranks_at_the_same_time_never_take_what_is_of_another_call(num_ranks: int) -> None:
+def test_concurrent_ranks_do_not_mix_calls(num_ranks: int) -> None:
     regions = [region.share_memory_() for region in memory(num_ranks)]
     context = multiprocessing.get_context("spawn")
     ends = [context.Pipe() for _ in range(num_ranks)]

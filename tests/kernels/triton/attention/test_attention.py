@@ -97,7 +97,7 @@ def test_rows_beyond_the_batch_give_zeros(device):
     assert torch.equal(got[1], want[1])
 
 
-def test_sequences_without_rows_are_passed_over(device):
+def test_sequences_without_rows_are_skipped(device):
     case = Case([40, 20, 70], (4, 2), 32, 16, torch.float32, device)
     rows = [(0, 5, 40), (2, 0, 70)]
     q, k, v, tables, start, lens = case.step(rows)

@@ -94,7 +94,7 @@ def test_a_single_row(dtype, device):
     assert error(got, want.flatten(1)) < 0.01
 
 
-def test_what_8_bits_cost():
+def test_error_of_8_bits():
     """Checks the error stated in kernels/reference/attention/kv_dtype.py."""
     x = torch.randn(100_000)
     assert 0.024 < error(to_cache(x, torch.empty(0, dtype=FP8)).float(), x) < 0.028

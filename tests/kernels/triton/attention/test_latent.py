@@ -30,7 +30,7 @@ def test_is_latent_attention(dtype, device, heads, rank, rope, block_size, rows)
 
 
 @pytest.mark.parametrize("tile", [LatentTile(16, 1, 4), LatentTile(64, 2, 8)])
-def test_any_tile_will_do(device, tile):
+def test_any_tile_size(device, tile):
     case = latents([70, 33], 16, 24, 8, 16, torch.float32)
     rows = [(0, 69, 70), (1, 32, 33)]
     q, rotated, cache, tables, _, lens = step(case, rows, device)
@@ -39,7 +39,7 @@ def test_any_tile_will_do(device, tile):
     assert_close(latent_chunk(*step(case, rows, device), 0.2, tile=tile).cpu(), case.exact(rows, 0.2))
 
 
-def test_heads_fall_into_equal_tiles_and_few_rows_are_split(monkeypatch):
+def test_heads_form_equal_tiles_and_few_rows_are_split(monkeypatch):
     tune(monkeypatch, "attention.latent_blocks", enough_programs=132)
     assert [group_of(heads) for heads in (1, 6, 16, 40, 96, 128)] == [1, 6, 16, 40, 48, 64]
     assert [splits_for(*sizes) for sizes in ((1, 1), (8, 1), (64, 2), (512, 1))] == [32, 32, 2, 1]
@@ -117,7 +117,7 @@ def test_storing_is_the_reference(dtype, device, heads, still, rank, rope):
 
 @pytest.mark.skipif(not ON_GPU, reason="cuBLAS writes between the heads of other rows")
 @pytest.mark.parametrize("rows", [1, 7, 300])
-def test_heads_have_products_of_their_own(dtype, device, rows):
+def test_per_head_products(dtype, device, rows):
     weight = (128**-0.5 * torch.randn(16, 512, 128)).to(device, dtype)
     x = torch.randn(rows, 16, 192).to(device, dtype)[..., :128]
     got = reference.head_linear(x, reference.prepare_head_linear(weight))

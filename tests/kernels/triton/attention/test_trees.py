@@ -77,7 +77,7 @@ def test_trees_of_all_shapes(dtype, device, name, first):
     assert_close(got.cpu(), wanted(case, rows, {0: tree}))
 
 
-def test_a_chain_is_a_tree_and_so_is_no_draft(dtype, device):
+def test_chains_and_single_tokens_are_trees(dtype, device):
     case = Case(LENS, (6, 2), 32, 16, dtype, device)
     masks = torch.full((sum(end - begin for _, begin, end in ROWS),), -1, device=device)
     step = case.step(ROWS)
@@ -102,7 +102,7 @@ def test_single_rows_see_their_own_path(dtype, device):
 
 @pytest.mark.parametrize("chunked", [False, True])
 @pytest.mark.parametrize("window", [5, 50])
-def test_a_window_is_counted_in_places(dtype, device, window, chunked):
+def test_window_counts_cache_positions(dtype, device, window, chunked):
     """The window is counted in cache positions, as in the reference."""
     case = Case(LENS, (6, 2), 32, 16, dtype, device)
     trees = {seq: random_tree(ROWS[seq][2] - ROWS[seq][1] - 1) for seq in WITH_TREES}
@@ -114,7 +114,7 @@ def test_a_window_is_counted_in_places(dtype, device, window, chunked):
     assert (want - reference.paged_attention(*wide, case.scale, window, chunked=chunked)).abs().max() > 0.01
 
 
-def test_sinks_and_caps_count_what_the_path_has(dtype, device):
+def test_sinks_and_caps_along_a_path(dtype, device):
     case, (masks, _) = Case([100], (4, 2), 32, 16, dtype, device), random_tree(20)
     step, masks = case.step([(0, 79, 100)]), masks.to(device)
     wide = [t.float() if t.is_floating_point() else t for t in step]

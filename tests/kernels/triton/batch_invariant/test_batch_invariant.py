@@ -116,7 +116,7 @@ def test_the_order_of_work_and_rows_without_a_sequence_change_nothing(device):
     assert torch.equal(padded[1:], plain[1:])
 
 
-def test_sequences_without_rows_are_passed_over(device):
+def test_sequences_without_rows_are_skipped(device):
     """Such sequences occur as padding behind the rows of a chunk in a CUDA graph."""
     case = Case([40, 70], (4, 2), 32, 16, torch.float32, device)
     q, k, v, tables, start, lens = case.step([(0, 5, 40), (1, 0, 70)])
@@ -160,7 +160,7 @@ def test_log_softmax_passes_nan_on(device):
     assert got[1].isfinite().all()
 
 
-def test_sample_is_the_same_choice_whatever_others_ask_for(device, monkeypatch):
+def test_samples_do_not_depend_on_other_rows(device, monkeypatch):
     tune(monkeypatch, "sampling.filtered_sampling", block=256)
     logits, seeds, positions = rows_of(device, 9, 300)
     temperature = torch.full((9,), 0.8, device=device)
@@ -176,7 +176,7 @@ def test_sample_is_the_same_choice_whatever_others_ask_for(device, monkeypatch):
     assert torch.equal(greedy, logits.half().float().argmax(dim=1).int())
 
 
-def test_what_comes_from_the_package_around_it_takes_a_row_a_program(device):
+def test_inherited_kernels_use_one_program_per_row(device):
     x, residual = torch.randn(9, 96).to(device), torch.randn(9, 96).to(device)
     weight = torch.randn(96).to(device)
     normed, gated = triton.rms_norm(x, weight, 1e-6), triton.silu_mul(x)

@@ -51,7 +51,7 @@ def sources() -> dict[str, str]:
     return {name_of(path): path.read_text() for path in FOLDER.rglob("*.py")}
 
 
-def test_every_module_that_launches_a_kernel_says_when_it_is_compiled() -> None:
+def test_every_launching_module_declares_its_precompilation() -> None:
     launching = {name for name, text in sources().items() if LAUNCH.search(text)}
     assert launching <= {*MODULES, *AT_FIRST_CALL, *BY_OTHERS}
     assert launching >= AT_FIRST_CALL | BY_OTHERS

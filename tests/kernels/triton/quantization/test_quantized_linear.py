@@ -46,17 +46,17 @@ def check(device: torch.device, x: torch.Tensor, weight: QuantizedWeight, kind: 
     ("tokens", "in_features", "out_features", "group"),
     [(1, 128, 24, 32), (5, 256, 200, 128), (17, 96, 130, 32), (70, 384, 64, 64), (3, 1024, 40, 1024), (2, 352, 8, 32)],
 )
-def test_weights_alone(device, tokens, in_features, out_features, group, bits):
+def test_weight_only_quantization(device, tokens, in_features, out_features, group, bits):
     weight = integers(out_features, in_features, group, bits, bias=torch.randn(out_features).to(DTYPE))
     check(device, torch.randn(tokens, in_features), weight, PackedWeight)
 
 
-def test_columns_in_an_order_of_their_own(device):
+def test_permuted_columns(device):
     weight = integers(48, 128, 32, 4, zeros=False, order=torch.randperm(128))
     check(device, torch.randn(6, 128), weight, PackedWeight)
 
 
-def test_codes_that_are_places_in_a_table(device):
+def test_codes_that_index_a_table(device):
     weight = integers(48, 128, 64, 4, zeros=False, table=torch.randn(16))
     check(device, torch.randn(6, 128), weight, PackedWeight)
 
@@ -70,7 +70,7 @@ def test_signed_codes_and_8_bit_floats(device):
 
 
 @pytest.mark.parametrize("order", [None, torch.arange(128).flip(0)])
-def test_many_rows_are_multiplied_with_a_widened_copy(device, monkeypatch, order):
+def test_many_rows_use_a_dequantized_copy(device, monkeypatch, order):
     tune(monkeypatch, "quantization.packed_linear", few_rows=8, most_rows=8, most_tiled_rows=8)
     monkeypatch.setattr(packed_linear, "packed_many_rows", None)
     for bits, group in ((4, 32), (4, 64), (8, 32)):
@@ -190,7 +190,7 @@ def check_in_parts(device: torch.device, weight: QuantizedWeight, splits: int) -
 
 @pytest.mark.parametrize("blocks", [False, True])
 @pytest.mark.parametrize(("in_features", "out_features"), [(256, 128), (2048, 256), (2304, 128)])
-def test_a_single_row_meets_the_weight_as_it_is(device, in_features, out_features, blocks):
+def test_single_row_with_quantized_weight(device, in_features, out_features, blocks):
     """The plain, normalised, gated and residual variants equal row_linear with the dequantized weight."""
     x, norm = torch.randn(1, in_features).to(device, DTYPE), RowNorm(torch.rand(in_features).to(device, DTYPE), 1e-5)
     factors = torch.rand(2 * out_features // 128, 1).repeat_interleave(128, 0)
@@ -218,7 +218,7 @@ def test_a_single_row_meets_the_weight_as_it_is(device, in_features, out_feature
     ],
     ids=["zeros", "offset alike", "ordered", "one group, bias"],
 )
-def test_a_single_row_meets_codes_of_4_bits(device, in_features, group, more):
+def test_single_row_with_4_bit_codes(device, in_features, group, more):
     """As above with 4-bit codes; 37 rows do not divide into whole programs."""
     x, norm = torch.randn(1, in_features).to(device, DTYPE), RowNorm(torch.rand(in_features).to(device, DTYPE), 1e-5)
     weight = on(device, integers(74, in_features, group, 4, **more))
@@ -237,20 +237,20 @@ def test_a_single_row_meets_codes_of_4_bits(device, in_features, group, more):
     assert_close(row_linear(x, packed, residual=residual), want, slack=2)
 
 
-def test_zeros_between_whole_numbers_are_not_subtracted_in_16_bits(device):
+def test_fractional_zero_points_are_not_subtracted_in_16_bits(device):
     weight = integers(40, 128, 32, 4)
     weight = replace(weight, zeros=weight.zeros + 0.3)
     check(device, torch.randn(5, 128), weight, LinearWeight)
 
 
-def test_float32_is_computed_with_the_values(device):
+def test_float32_uses_dequantized_weights(device):
     weight = on(device, integers(40, 128, 32, 4))
     x = torch.randn(5, 128, device=device)
     packed = triton.prepare_quantized_linear(weight, torch.float32)
     assert_close(triton.quantized_linear(x, packed), reference.quantized_linear(x, weight), slack=3)
 
 
-def test_weights_with_zeros_of_their_own_share_kernels(device):
+def test_weights_with_different_zero_points_share_kernels(device):
     """The first zero point of a weight is no compile-time constant of a kernel."""
     first, second = (replace(integers(40, 128, 32, 4), zeros=torch.arange(160.0).view(40, 4) % n) for n in (7, 9))
     second.zeros[0, 0] = 5.0

@@ -34,7 +34,7 @@ def test_counts_and_weights_are_the_reference(device, size):
     assert (counts > 0).any()
 
 
-def test_what_is_known_leaves_out_all_else(device):
+def test_known_digits_exclude_other_values(device):
     """Once all digits are known, only values equal to them are counted."""
     values = torch.tensor([[1.5, -2.0, 1.5, 0.25, 7.0]] * 2, device=device)
     for value, count in ((1.5, 2), (-2.0, 1), (3.0, 0)):
@@ -52,7 +52,7 @@ def test_rows_of_a_wider_tensor_and_none(device):
     assert digit_sums(wide[:0], None, known[:0], 24).shape == (0, 256)
 
 
-def test_no_digit_lies_outside_whatever_a_row_holds(device):
+def test_digits_are_in_range_for_any_row(device):
     values = torch.tensor([[float("nan"), INF, -INF, 0.0, -0.0]], device=device)
     known = torch.zeros((1, 1), dtype=torch.int64, device=device)
     assert int(digit_sums(values, None, known, 24).sum()) == 5

@@ -20,7 +20,7 @@ def chosen(logits, temperature, seeds, positions, size):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("vocab_size", "size"), [(9000, 4500), (9000, 9000), (1000, 333), (5, 2), (16_400, 8_200)])
-def test_parts_choose_as_the_whole_does(device, vocab_size, size, dtype):
+def test_parts_choose_as_the_whole_vocabulary(device, vocab_size, size, dtype):
     logits, seeds, positions = rows_of(device, 9, vocab_size)
     logits = logits.to(dtype)
     logits[4, : vocab_size // 2] = -INF
@@ -39,7 +39,7 @@ def test_greedy_takes_the_lowest_of_the_most_likely_of_all_parts(device, size):
         assert torch.equal(chosen(logits, temperature, seeds, positions, size), first)
 
 
-def test_what_a_part_finds_is_the_reference(device):
+def test_candidates_of_a_part_equal_the_reference(device):
     logits, seeds, positions = rows_of(device, 7, 5000)
     logits[1, 40], logits[2, 4999], logits[3] = float("nan"), INF, -INF
     temperature = column(device, 0.7, 7)

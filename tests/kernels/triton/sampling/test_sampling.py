@@ -49,7 +49,7 @@ def test_sampling_is_the_reference(device, num_rows, vocab_size):
     assert_same_choice(got, want, logits, temperature, seeds, positions)
 
 
-def test_many_rows_are_chosen_for_as_few_are(device):
+def test_many_rows_sample_as_few_do(device):
     """Bounds never exclude a token that could win: equal, spread and banned logits, greedy rows, rows of NaN."""
     num_rows, vocab_size = 3 * TUNING.here.least_bounded_rows, 9001
     logits, seeds, positions = rows_of(device, num_rows, vocab_size)
@@ -109,7 +109,7 @@ def test_each_row_has_its_own_settings(device):
     assert torch.equal(got, want)
 
 
-def test_rows_without_a_choice_are_lost(device):
+def test_rows_without_candidates_are_marked_lost(device):
     for where in (0, 57, 99):
         logits, seeds, positions = rows_of(device, 5, 100)
         logits[0, where] = float("nan")

@@ -132,7 +132,7 @@ def test_random_work_samples_the_same_tokens(
 
 
 @torch.inference_mode()
-def test_what_a_step_does_not_fill_is_a_prompt_of_nobody(checkpoint: Make) -> None:
+def test_padding_tokens_are_a_prompt_in_the_null_block(checkpoint: Make) -> None:
     rig, seen = chunk_rig(checkpoint("llama"))
     rig.step([New(0, prompt(5)), New(2, prompt(3, 1))], {0: 5, 2: 3})  # eight tokens: no padding
     attention = seen.batch.attention
@@ -152,7 +152,7 @@ def test_what_a_step_does_not_fill_is_a_prompt_of_nobody(checkpoint: Make) -> No
 
 
 @torch.inference_mode()
-def test_a_cached_prompt_brings_more_blocks_than_tokens(checkpoint: Make) -> None:
+def test_cached_prompt_with_more_blocks_than_tokens(checkpoint: Make) -> None:
     """A larger graph has room for its blocks; with too many blocks or tokens, the step is launched without a graph."""
     made = checkpoint("llama")
     rig, seen = chunk_rig(made)
@@ -174,7 +174,7 @@ def test_a_cached_prompt_brings_more_blocks_than_tokens(checkpoint: Make) -> Non
 
 @torch.inference_mode()
 @pytest.mark.parametrize("most_tokens", [4, 8, 3])
-def test_steps_that_compute_longer_than_they_are_launched_are_not_recorded(checkpoint: Make, most_tokens: int) -> None:
+def test_steps_longer_than_their_launch_time_are_not_recorded(checkpoint: Make, most_tokens: int) -> None:
     made = checkpoint("llama")
     rigs = [plain_rig(made, record_logits=False), plain_rig(made)]
     seen = use_chunk_graphs(rigs[0].replica, SHAPES, most_tokens)
@@ -185,7 +185,7 @@ def test_steps_that_compute_longer_than_they_are_launched_are_not_recorded(check
 
 
 @torch.inference_mode()
-def test_samplings_beyond_the_plain_one_and_steps_without_samples(checkpoint: Make) -> None:
+def test_sampling_options_and_steps_without_samples(checkpoint: Make) -> None:
     made = checkpoint("llama")
     rig, seen = chunk_rig(made)
     rigs = [rig, plain_rig(made)]
@@ -201,7 +201,7 @@ def test_samplings_beyond_the_plain_one_and_steps_without_samples(checkpoint: Ma
 
 
 @torch.inference_mode()
-def test_prompt_log_probabilities_are_launched_as_ever(checkpoint: Make) -> None:
+def test_prompt_log_probabilities_run_without_graphs(checkpoint: Make) -> None:
     made = checkpoint("llama")
     rig, seen = chunk_rig(made)
     rigs = [rig, plain_rig(made)]
@@ -276,7 +276,7 @@ def test_the_smallest_shape_is_taken(checkpoint: Make) -> None:
     assert not graphs.accepts(step(0, 0, 0), NO_BLOCKS)
 
 
-def test_shapes_lie_close_and_none_is_for_nothing() -> None:
+def test_recorded_shapes_are_dense_and_all_used() -> None:
     limits = WorkerLimits(block_size=64, max_num_seqs=512, max_num_batched_tokens=8192, max_model_len=40960)
     shapes = chunk_shapes(limits, 1)
     assert shapes == sorted(set(shapes))

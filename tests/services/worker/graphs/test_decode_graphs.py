@@ -132,7 +132,7 @@ def test_random_work_samples_the_same_tokens(checkpoint: Make, family: str) -> N
 
 
 @torch.inference_mode()
-def test_a_step_that_follows_is_not_laid_out_again(checkpoint: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_following_decode_steps_reuse_the_layout(checkpoint: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """One addition on the device updates the inputs until a row needs a new block; blocks here have four positions."""
     made = checkpoint("llama")
     rigs = [graph_rig(made)[0], plain_rig(made)]
@@ -165,7 +165,7 @@ def begin_with_room(rig: Rig, tokens: dict[int, list[int]], num_blocks: int) -> 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2-windows"])
 @torch.inference_mode()
-def test_a_block_that_came_long_ago_begins_where_it_lies(checkpoint: Make, family: str) -> None:
+def test_blocks_allocated_in_earlier_steps_are_reached(checkpoint: Make, family: str) -> None:
     """With drafting, blocks are allocated early: a step without drafts reaches them without a plan that names them."""
     made = checkpoint(family)
     drafting = {"speculative_config": '{"method": "ngram", "num_speculative_tokens": 2}'}
@@ -192,7 +192,7 @@ def test_a_prompt_that_is_cached_whole_decodes_in_a_graph(checkpoint: Make, fami
 
 
 @torch.inference_mode()
-def test_shared_beginnings_are_told_to_the_attention(checkpoint: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_prefixes_are_passed_to_attention(checkpoint: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_prefixes, "LEAST_SAVED", 16)
     made = checkpoint("llama")
     rig, attention = graph_rig(made, shared=True)
@@ -212,7 +212,7 @@ def test_shared_beginnings_are_told_to_the_attention(checkpoint: Make, monkeypat
     assert attention.num_shared_calls == calls
 
 
-def test_sizes_reach_the_last_slot_and_lie_close() -> None:
+def test_recorded_sizes_are_dense_and_cover_all_slots() -> None:
     for most in (1, 2, 8, 9, 100, 512, 700):
         sizes = graph_sizes(most)
         assert sizes[0] == 1

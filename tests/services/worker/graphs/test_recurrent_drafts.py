@@ -119,7 +119,7 @@ def knowing(made: Checkpoint, prompts: list[list[int]], count: int) -> Pair:
 @pytest.mark.usefixtures("_kernels")
 @pytest.mark.parametrize("family", DRAFTED)
 @torch.inference_mode()
-def test_what_concerns_drafts_is_in_no_graph_and_all_else_is(checkpoint: Make, family: str) -> None:
+def test_all_steps_without_drafts_use_graphs(checkpoint: Make, family: str) -> None:
     """Chunked prompts share steps with drafts, and a sequence without drafts decodes alone."""
     made, prompts = checkpoint(family), [prompt(length, seed) for seed, length in enumerate((30, 3, 17))]
     run = knowing(made, prompts, 18)
@@ -136,9 +136,7 @@ def test_what_concerns_drafts_is_in_no_graph_and_all_else_is(checkpoint: Make, f
 
 
 @torch.inference_mode()
-def test_memory_for_what_is_kept_of_drafts_is_taken_by_the_largest_steps(
-    checkpoint: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_largest_steps_allocate_the_memory_of_draft_states(checkpoint: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """These run before KV memory is measured; later steps allocate none."""
     layers = recurrences(monkeypatch)
     made = checkpoint("falcon-h1")

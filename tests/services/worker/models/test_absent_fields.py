@@ -73,5 +73,5 @@ def test_a_field_that_is_left_out_means_what_transformers_means(family: str) -> 
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_so_it_does_in_the_text_part_of_a_model_that_sees(name: str) -> None:
+def test_absent_fields_in_the_text_part_of_a_vision_model(name: str) -> None:
     assert not other_meanings(plain(MODELS[name]()) | {"architectures": [name]}, "text_config")

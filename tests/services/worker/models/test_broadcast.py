@@ -71,7 +71,7 @@ def expected(heads: list[TensorHead], timeout_ms: int = 60_000) -> pb.ExpectedBr
     return pb.ExpectedBroadcast(content=BroadcastContent(group_name="g", timeout_ms=timeout_ms), tensors=heads)
 
 
-def test_every_kind_of_tensor_comes_as_it_was(trainer: Trainer) -> None:
+def test_every_kind_of_tensor_is_received_unchanged(trainer: Trainer) -> None:
     """Empty tensors are not sent; a second update with smaller tensors follows a larger one."""
     for update in range(2):
         tensors = {
@@ -88,7 +88,7 @@ def test_every_kind_of_tensor_comes_as_it_was(trainer: Trainer) -> None:
         assert trainer.store.check([f"g/receiving/{update}"])
 
 
-def test_a_group_that_is_left_leaves_no_process(trainer: Trainer) -> None:
+def test_leaving_a_group_ends_its_process(trainer: Trainer) -> None:
     first, open_files = trainer.process, len([*Path("/proc/self/fd").iterdir()])
     trainer.groups.leave("g")
     assert first.returncode is not None
@@ -106,7 +106,7 @@ def test_a_group_that_is_left_leaves_no_process(trainer: Trainer) -> None:
         (0, Unavailable, "did not come"),
     ],
 )
-def test_what_is_something_else_ends_the_group(
+def test_unexpected_tensors_end_the_group(
     trainer: Trainer, num_elements: int, error: type[Exception], said: str
 ) -> None:
     """Unexpected tensors end the group, but not the worker.
@@ -133,7 +133,7 @@ def test_what_is_something_else_ends_the_group(
         del sent
 
 
-def test_a_trainer_that_sends_nothing_is_waited_for_no_longer_than_was_said(trainer: Trainer) -> None:
+def test_silent_trainer_times_out(trainer: Trainer) -> None:
     heads = [TensorHead(name="a", dtype="F32", shape=[10])]
     with (
         pytest.raises(Unavailable, match=r"group 'g': a \(tensor 1 of 1\) did not come within 0.05 s"),
@@ -142,7 +142,7 @@ def test_a_trainer_that_sends_nothing_is_waited_for_no_longer_than_was_said(trai
         list(coming)
 
 
-def test_where_nobody_is_nobody_joins() -> None:
+def test_joining_without_a_trainer_fails() -> None:
     groups = WeightsGroups(torch.device("cpu"))
     place = {"master_port": 1, "first_rank": 1, "world_size": 2, "group_name": "g", "timeout_ms": 100}
     with pytest.raises(Unavailable, match=r"group 'g': as rank 1 of 2 at 127.0.0.1:1: "):
@@ -185,7 +185,7 @@ HEADS = [TensorHead(name=name, dtype="F32", shape=[10]) for name in ("a", "b")]
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("failing", range(3))
-def test_one_that_fails_ends_the_wait_of_the_others_with_its_own_error(several: Several, failing: int) -> None:
+def test_failed_member_ends_the_wait_of_others_with_its_error(several: Several, failing: int) -> None:
     """Any node of the broadcast tree may fail: the trainer sends no more, and its group stays open."""
 
     def refuse(_: str) -> None:
@@ -209,7 +209,7 @@ def test_one_that_fails_ends_the_wait_of_the_others_with_its_own_error(several: 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_worker_that_is_killed_ends_the_wait_of_the_others(several: Several) -> None:
+def test_killed_worker_ends_the_wait_of_other_members(several: Several) -> None:
     """The process of its group member detects its exit."""
     waiting = [several.pool.submit(several.receive, rank, HEADS) for rank in (0, 1)]
     process = process_of(several.ranks[2])
@@ -223,7 +223,7 @@ def test_a_worker_that_is_killed_ends_the_wait_of_the_others(several: Several) -
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_one_that_is_to_leave_waits_for_nothing(several: Several) -> None:
+def test_leaving_member_does_not_wait(several: Several) -> None:
     """The other members do not wait either."""
     waiting = [several.pool.submit(several.receive, rank, HEADS) for rank in range(3)]
     several.store.wait(["g/receiving/0"], timedelta(seconds=LONGER_THAN_A_TEST_S))  # any rank

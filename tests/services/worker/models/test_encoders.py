@@ -137,7 +137,7 @@ def test_single_tokens_have_a_vector_each(made: Any) -> None:
         assert close(found[slot], wanted.flatten()), slot
 
 
-def test_a_step_has_nobodys_types_of_the_step_before(made: Any) -> None:
+def test_token_types_do_not_leak_between_steps(made: Any) -> None:
     folder, model = made("bert")
     at, tokens = rig(folder), prompt(9)
     at.step([New(0, tokens, pooling=PoolingParams(normalize=False), second_text_from=4)], {0: 9})
@@ -152,7 +152,7 @@ def test_a_part_of_a_prompt_is_refused(made: Any) -> None:
         at.step([New(0, prompt(9), pooling=PoolingParams())], {0: 4})
 
 
-def test_whoever_samples_fails_alone(made: Any) -> None:
+def test_sampling_requests_fail_alone(made: Any) -> None:
     folder, model = made("bert")
     at, tokens = rig(folder), prompt(9)
     at.step([New(0, tokens), New(1, tokens, pooling=PoolingParams(normalize=False))], {0: 9, 1: 9})
@@ -161,7 +161,7 @@ def test_whoever_samples_fails_alone(made: Any) -> None:
     assert close(pooled(at)[1], hidden(model, tokens)[0])
 
 
-def test_more_dimensions_than_there_are_fail_alone(made: Any) -> None:
+def test_too_many_dimensions_fail_their_prompt_alone(made: Any) -> None:
     at, tokens = rig(made("bert")[0]), prompt(9)
     asked = [PoolingParams(dimensions=5), PoolingParams(dimensions=5000), PoolingParams(classify=True)]
     at.step([New(slot, tokens, pooling=one) for slot, one in enumerate(asked)], dict.fromkeys(range(3), 9))
@@ -188,7 +188,7 @@ def test_a_step_has_room_for_the_longest_prompt(made: Any) -> None:
         ("model_impl", "transformers"),
     ],
 )
-def test_what_encoders_do_not_have_is_refused_by_name(made: Any, setting: str, value: object) -> None:
+def test_options_without_encoder_support_are_rejected_by_name(made: Any, setting: str, value: object) -> None:
     with pytest.raises(InvalidArgument, match=setting):
         rig(made("bert")[0], **{setting: value})
 
@@ -203,7 +203,7 @@ def test_what_encoders_do_not_have_is_refused_by_name(made: Any, setting: str, v
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
     ],
 )
-def test_what_would_be_computed_otherwise_is_refused(changes: dict[str, Any], named: str) -> None:
+def test_configs_with_different_results_are_rejected(changes: dict[str, Any], named: str) -> None:
     values = transformers.BertConfig().to_dict() | {"architectures": ["BertModel"]}
     with pytest.raises(InvalidArgument, match=named):
         check_config(values | changes)
@@ -214,7 +214,7 @@ def test_frontends_know_the_same_families() -> None:
 
 
 @pytest.mark.parametrize("name", ["BertLMHeadModel", "BertForTokenClassification", "T5EncoderModel"])
-def test_other_heads_are_no_encoders_here(name: str) -> None:
+def test_other_heads_are_not_encoders(name: str) -> None:
     assert find_encoder({"architectures": [name]}) is None
 
 
@@ -232,7 +232,7 @@ def test_a_gpu_gives_the_same_vectors(made: Any, family: str) -> None:
 
 
 @families
-def test_tokens_that_others_do_not_see_see_them(made: Any, family: str) -> None:
+def test_hidden_tokens_see_other_tokens(made: Any, family: str) -> None:
     """They behave like tokens with an attention mask of 0 in transformers; another prompt has no such tokens."""
     folder, model = made(family)
     at = rig(folder)
@@ -257,7 +257,7 @@ def test_chosen_tokens_have_a_vector_each(made: Any) -> None:
 
 
 @pytest.mark.parametrize("wrong", [(4, 4), (3, 9)])
-def test_chosen_tokens_that_there_are_not_fail_their_prompt_alone(made: Any, wrong: tuple[int, ...]) -> None:
+def test_chosen_tokens_out_of_range_fail_their_prompt_alone(made: Any, wrong: tuple[int, ...]) -> None:
     folder, _ = made("bert")
     at, asked = rig(folder), PoolingParams(pooler=POOLER_ALL, normalize=False)
     new = [New(slot, prompt(9), pooling=asked, pooled_tokens=wrong if slot else ()) for slot in (0, 1)]

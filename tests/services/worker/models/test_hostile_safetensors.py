@@ -58,7 +58,7 @@ def test_a_header_that_lies_is_refused_in_one_line(tmp_path: Path, name: str) ->
     assert len(refused.value.message) < 1_000
 
 
-def test_a_header_that_tells_the_truth_is_read(tmp_path: Path) -> None:
+def test_consistent_header_is_read(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(tensor())
     ((name, source),) = named_tensors(tmp_path)
     assert (name, list(source.shape)) == ("t", [1])

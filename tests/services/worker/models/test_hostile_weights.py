@@ -49,7 +49,7 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_a_header_that_lies_is_named_in_one_line(name: str, tmp_path: Path) -> None:
+def test_inconsistent_header_is_named_in_one_line(name: str, tmp_path: Path) -> None:
     (tmp_path / FILE).write_bytes(BOMBS[name])
     with pytest.raises(InvalidArgument) as refused:
         list(loader.named_tensors(tmp_path))
@@ -71,7 +71,7 @@ def test_an_index_that_leads_out_of_its_folder_is_refused(tmp_path: Path, weight
 @pytest.mark.parametrize(
     "content", ["[" * 100_000, '{"weight_map": [1]}', '{"weight_map": {"a": [1]}}', '{"weight_map": 5}', "{}", ""]
 )
-def test_an_index_that_is_none_is_named(tmp_path: Path, content: str) -> None:
+def test_invalid_index_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / INDEX).write_text(content)
     with pytest.raises(InvalidArgument, match="is no index with a weight_map") as refused:
         loader.files(tmp_path)
@@ -89,7 +89,7 @@ def test_links_of_a_hubs_cache_are_followed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", [os.mkfifo, os.mkdir, lambda path: Path(path).symlink_to(path)])
-def test_what_is_no_file_is_named_and_not_waited_for(tmp_path: Path, place: Callable[[Path], None]) -> None:
+def test_special_files_are_named_and_not_opened(tmp_path: Path, place: Callable[[Path], None]) -> None:
     place(tmp_path / FILE)
     with pytest.raises(InvalidArgument, match=r"is no regular file|Too many levels of symbolic links"):
         list(loader.named_tensors(tmp_path))

@@ -76,7 +76,7 @@ def test_the_order_of_tensors_does_not_matter(checkpoint: Make, family: str) -> 
         assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
 
 
-def test_weights_that_are_made_up_are_quantized_as_others(checkpoint: Make) -> None:
+def test_dummy_weights_are_quantized(checkpoint: Make) -> None:
     made = checkpoint("llama")
     whole, model = built(made, "none"), built(made)
     fill_dummy(whole, seed=5)

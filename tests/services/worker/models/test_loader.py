@@ -146,13 +146,13 @@ def test_experts_in_mxfp4_are_widened(tmp_path: Path) -> None:
     assert torch.equal(last_logits(packed), last_logits(wide))
 
 
-def test_derived_tensors_of_old_checkpoints_are_passed_over(copy: Path) -> None:
+def test_derived_tensors_of_old_checkpoints_are_skipped(copy: Path) -> None:
     expected = last_logits(copy)
     rewrite(copy, **{"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(8)})
     assert torch.equal(last_logits(copy), expected)
 
 
-def test_a_second_copy_of_a_tied_head_is_passed_over(checkpoint: Make, tmp_path: Path) -> None:
+def test_duplicate_tied_head_is_skipped(checkpoint: Make, tmp_path: Path) -> None:
     made = checkpoint("qwen3-tied")
     folder = Path(shutil.copytree(made.folder, tmp_path / "copy"))
     table = load_file(folder / WEIGHTS)["model.embed_tokens.weight"]
@@ -249,7 +249,7 @@ def test_a_file_that_breaks_off_is_named(checkpoint: Make, tmp_path: Path) -> No
         Rig(folder)
 
 
-def test_how_far_it_has_come_is_told_from_the_first_tensor_on(checkpoint: Make) -> None:
+def test_loading_progress_is_reported(checkpoint: Make) -> None:
     folder, seen = checkpoint("llama").folder, []
 
     class Watched(Progress):

@@ -167,7 +167,7 @@ def test_slots_and_blocks_are_used_again(checkpoint: Make) -> None:
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2-moe"])
-def test_a_preempted_sequence_goes_on_as_if_nothing_had_happened(checkpoint: Make, family: str) -> None:
+def test_preempted_sequence_resumes_unchanged(checkpoint: Make, family: str) -> None:
     made = checkpoint(family)
     rig, calm = Rig(made.folder), Rig(made.folder)
     for each in (rig, calm):

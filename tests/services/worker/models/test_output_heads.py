@@ -48,7 +48,7 @@ def check(folder: Path, name: str, **settings: object) -> None:
 @pytest.mark.parametrize("inner", [None, False, True])
 @pytest.mark.parametrize("outer", [None, False, True])
 @pytest.mark.parametrize("name", MODELS)
-def test_a_head_of_its_own_is_used_whatever_the_config_says(
+def test_stored_output_head_overrides_the_config(
     name: str, outer: bool | None, inner: bool | None, tmp_path: Path
 ) -> None:
     """The default of a wrapper config in transformers 5 overrides the text model's value (vllm#51063)."""

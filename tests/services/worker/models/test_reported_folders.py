@@ -84,7 +84,7 @@ SAME: dict[str, Spoil] = {
 
 
 @pytest.mark.parametrize("name", SAME)
-def test_a_folder_of_the_field_is_the_same_model(name: str, checkpoint: Make, tmp_path: Path) -> None:
+def test_reported_folders_load_as_the_same_model(name: str, checkpoint: Make, tmp_path: Path) -> None:
     """Folders reproduce reports of vllm, sglang, mlx and others."""
     made = checkpoint("llama")
     folder = Path(shutil.copytree(made.folder, tmp_path / "model"))
@@ -115,7 +115,7 @@ OTHERS_NAMES: dict[str, tuple[str, Spoil]] = {
 
 
 @pytest.mark.parametrize("source", OTHERS_NAMES)
-def test_weights_under_the_names_of_what_saved_them(source: str, checkpoint: Make, tmp_path: Path) -> None:
+def test_weight_names_of_other_tools(source: str, checkpoint: Make, tmp_path: Path) -> None:
     family, spoil = OTHERS_NAMES[source]
     made = checkpoint(family)
     folder = Path(shutil.copytree(made.folder, tmp_path / "model"))
@@ -156,7 +156,7 @@ REJECTED: dict[str, tuple[Spoil, str]] = {
 
 
 @pytest.mark.parametrize("name", REJECTED)
-def test_what_cannot_be_loaded_is_named(name: str, checkpoint: Make, tmp_path: Path) -> None:
+def test_unloadable_tensors_are_named(name: str, checkpoint: Make, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(checkpoint("llama").folder, tmp_path / "model"))
     spoil, text = REJECTED[name]
     spoil(folder)

@@ -56,7 +56,7 @@ def test_logits(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @torch.inference_mode()
-def test_adapters_between_the_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adapters_in_the_chain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Adapters cover all linear layers and single parts of fused ones; afterwards no adapter is loaded."""
     tune(monkeypatch, "single_row.row_attention", splits=2)
     if not torch.cuda.is_available():  # programs run one after the other
@@ -130,7 +130,7 @@ def test_models_that_it_cannot_run_are_refused() -> None:
 
 @pytest.mark.slow
 @torch.inference_mode()
-def test_ranks_add_up_between_the_links_of_the_chain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_reduces_in_the_chain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other rank runs the unfused decoder, whose all-reduces have the same order."""
     tune(monkeypatch, "single_row.row_attention", splits=2)
     made = checkpoints.make("llama-biases-tied", tmp_path, **SIZES)

@@ -77,7 +77,7 @@ def test_random_work_has_the_same_logits(checkpoint: Make, name: str, dtype: str
 
 
 @torch.inference_mode()
-def test_what_cannot_be_recorded_is_called(checkpoint: Make) -> None:
+def test_unrecordable_models_are_called(checkpoint: Make) -> None:
     made = checkpoint("llama")
     for settings in ({"dtype": "float16", "attention_backend": "auto"}, {"attention_backend": "reference"}):
         rig = Rig(made.folder, **settings)

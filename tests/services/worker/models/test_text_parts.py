@@ -103,7 +103,7 @@ def test_files_from_before_transformers_5_are_flat(tmp_path: Path) -> None:
     assert (decoder.hidden_size, decoder.tie_word_embeddings) == (64, True)
 
 
-def test_what_published_files_leave_out_is_what_their_authors_mean(tmp_path: Path) -> None:
+def test_defaults_of_published_configs(tmp_path: Path) -> None:
     """The config file of Gemma 3 omits most fields of its text model."""
     text = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024}
     outer = {"architectures": ["Gemma3ForConditionalGeneration"], "eos_token_id": [1, 106], "text_config": text}

@@ -26,7 +26,7 @@ VALUES = {"architectures": ["GPTNeoXForCausalLM"], "model_type": "gpt_neox", **S
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral-window", "qwen3-moe-tied", "granite", "cohere"])
-def test_models_with_code_of_our_own_give_the_same_with_that_of_transformers(checkpoint: Make, family: str) -> None:
+def test_supported_models_match_their_transformers_code(checkpoint: Make, family: str) -> None:
     """Includes models that scale logits behind the head."""
     made = checkpoint(family)
     rig = Rig(made.folder, model_impl="transformers")
@@ -108,7 +108,7 @@ def test_tensors_that_do_not_fit_are_named(checkpoint: Make, tmp_path: Path, los
         Rig(folder)
 
 
-def test_dummy_weights_are_made_for_them_too(checkpoint: Make, tmp_path: Path) -> None:
+def test_dummy_weights_of_transformers_models(checkpoint: Make, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text((checkpoint("stablelm").folder / "config.json").read_text())
     rig = Rig(tmp_path, load_format="dummy")
     rig.step([New(0, prompt(7))], {0: 7})
@@ -128,12 +128,12 @@ def test_dummy_weights_are_made_for_them_too(checkpoint: Make, tmp_path: Path) -
         ({"num_attention_heads": None}, "num_attention_heads is None"),
     ],
 )
-def test_what_is_known_not_to_run_is_refused_from_its_config(changes: dict[str, Any], text: str) -> None:
+def test_known_unsupported_models_are_rejected_by_config(changes: dict[str, Any], text: str) -> None:
     with pytest.raises(InvalidArgument, match=text):
         read_model_config({**VALUES, **changes})
 
 
-def test_our_own_code_comes_first_and_can_be_asked_for_alone() -> None:
+def test_native_code_is_preferred_and_can_be_required() -> None:
     assert (
         read_model_config({**VALUES, "architectures": ["LlamaForCausalLM"], "model_type": "llama"}).rope.kind != "none"
     )

@@ -76,12 +76,12 @@ def test_logits_are_those_of_a_fresh_start(checkpoint: Make, tmp_path: Path, fam
 
 
 @pytest.mark.parametrize("layout", ["gptq", "awq", "ct-int8", "ct-w4-32"])
-def test_codes_and_their_scales_change_as_well(tmp_path: Path, layout: str) -> None:
+def test_quantized_weights_are_updated(tmp_path: Path, layout: str) -> None:
     made = quantized.make(quantized.LAYOUTS[layout], tmp_path / "first")
     check(made.folder, shaken(made.folder, tmp_path / "other"), "bfloat16")
 
 
-def test_what_experts_have_had_is_counted_on(checkpoint: Make) -> None:
+def test_expert_counts_continue(checkpoint: Make) -> None:
     folder = checkpoint("mixtral").folder
     rig = Rig(folder)
     rows(rig)
@@ -92,7 +92,7 @@ def test_what_experts_have_had_is_counted_on(checkpoint: Make) -> None:
     assert {layer: list(load) for layer, load in rig.replica.experts.read_load().items()} == before
 
 
-def test_where_others_hold_the_weights_nothing_is_changed(checkpoint: Make) -> None:
+def test_weights_in_use_elsewhere_are_not_changed(checkpoint: Make) -> None:
     folder = checkpoint("stablelm").folder
     rig = Rig(folder)
     with torch.inference_mode(), pytest.raises(FailedPrecondition, match="transformers"):

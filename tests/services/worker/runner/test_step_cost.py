@@ -100,7 +100,7 @@ def test_a_token_takes_some_of_the_experts_and_a_prompt_reads_nearly_all(tmp_pat
     assert first.flops < 2 * 20 * (others + routed)
 
 
-def test_utilisation_is_what_was_done_over_what_could_have_been() -> None:
+def test_utilization() -> None:
     metrics = WorkerMetrics(CollectorRegistry())
     metrics.set_peak(Peak(flops=1000.0, bytes=500.0))
     timings = Timings(0, 400_000, 100_000)

@@ -101,7 +101,7 @@ def check(search: Search, made: Checkpoint, max_error: float = MAX_ERROR) -> Non
 
 @pytest.mark.parametrize("family", ["qwen3-tied", "qwen2-windows", "mistral-window", "qwen3-next-narrow"])
 @pytest.mark.parametrize("length", [7, 8, 10])
-def test_candidates_are_those_of_what_each_beam_says(checkpoint: Make, length: int, family: str) -> None:
+def test_candidates_of_each_beam(checkpoint: Make, length: int, family: str) -> None:
     made = checkpoint(family)
     search = Search(Rig(made.folder), prompt(length))
     most = MAX_ERROR_OF_STATES if family in RECURRENT_FAMILIES else MAX_ERROR
@@ -111,7 +111,7 @@ def test_candidates_are_those_of_what_each_beam_says(checkpoint: Make, length: i
         check(search, made, most)
 
 
-def test_what_beams_hold_is_on_record(checkpoint: Make) -> None:
+def test_tokens_of_beams_are_recorded(checkpoint: Make) -> None:
     rig = Rig(checkpoint("llama").folder)
     search = Search(rig, prompt(6))
     for wanted in (
@@ -127,7 +127,7 @@ def test_what_beams_hold_is_on_record(checkpoint: Make) -> None:
     assert {block: digest for block, digest in held(rig).items() if block in on_record} == on_record
 
 
-def test_whatever_bounds_the_choice_bounds_the_candidates(checkpoint: Make) -> None:
+def test_sampling_limits_apply_to_candidates(checkpoint: Make) -> None:
     rig = Rig(checkpoint("llama").folder, logprobs_mode="raw_logits")
     sampling = sampling_pb2.SamplingParams()
     sampling.CopyFrom(BEAM)
@@ -151,9 +151,7 @@ def test_whatever_bounds_the_choice_bounds_the_candidates(checkpoint: Make) -> N
         ([(0, 0, 5, 128)], "last_block_ids"),
     ],
 )
-def test_moves_that_make_no_sense_end_the_session(
-    checkpoint: Make, wanted: list[tuple[int, int, int, int]], text: str
-) -> None:
+def test_invalid_moves_end_the_session(checkpoint: Make, wanted: list[tuple[int, int, int, int]], text: str) -> None:
     rig = Rig(checkpoint("llama").folder)
     rig.step([New(0, prompt(5), sampling=BEAM), New(1, prompt(3), sampling=BEAM)], {0: 5, 1: 3})
     plan = rig.scheduler.plan(counts={0: 1, 1: 1})

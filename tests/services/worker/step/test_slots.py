@@ -45,7 +45,7 @@ def tokens(count: int) -> list[int]:
     return list(range(100, 100 + count))
 
 
-def test_a_sequence_that_lacks_one_token_decodes_unnamed() -> None:
+def test_sequence_with_one_missing_token_decodes_by_default() -> None:
     both = Both()
     assert summary(both.step([New(2, tokens(5))], {2: 5})) == [(2, 0, 5, True)]
     assert summary(both.step()) == [(2, 5, 1, True)]
@@ -64,7 +64,7 @@ def test_a_one_token_prompt_runs_at_once() -> None:
     assert summary(Both().step([New(4, tokens(1))])) == [(4, 0, 1, True)]
 
 
-def test_a_slot_counted_zero_sits_out_and_goes_on_later() -> None:
+def test_slot_with_zero_tokens_pauses_and_resumes() -> None:
     both = Both()
     both.step([New(0, tokens(3)), New(1, tokens(4))], {0: 3, 1: 4})
     assert summary(both.step(counts={0: 0})) == [(1, 4, 1, True)]
@@ -124,7 +124,7 @@ def test_release_and_admission_of_a_slot_in_one_plan() -> None:
     assert both.table.num_blocks[0] == 1
 
 
-def test_random_plans_leave_the_same_table_as_on_paper() -> None:
+def test_random_plans_match_a_simple_model() -> None:
     for seed in range(60):
         _run_randomly(random.Random(seed))
 

@@ -78,7 +78,7 @@ def test_a_long_row_costs_each_rank_as_much_attention(size: int, start: int) -> 
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_a_part_is_a_step_of_its_own_and_wanted_tokens_come_back_in_their_order(size: int) -> None:
+def test_shares_are_steps_and_outputs_keep_their_order(size: int) -> None:
     draw = np.random.default_rng(9)
     for _ in range(30):
         inputs = random_step(draw, size)
@@ -106,7 +106,7 @@ def test_a_part_is_a_step_of_its_own_and_wanted_tokens_come_back_in_their_order(
         assert made.ravel()[wanted.order].tolist() == tokens.tolist()
 
 
-def test_ranks_know_where_each_others_keys_go_in_all_groups() -> None:
+def test_ranks_know_the_slots_of_all_keys() -> None:
     inputs = step([8, 3, 0], [70, 1, 40], num_groups=2)
     shares = share_out(inputs, 2)
     assert shares is not None
@@ -132,7 +132,7 @@ def recordings(most_tokens: int) -> Recordings:
     return found
 
 
-def test_what_is_launched_as_fast_as_it_is_computed_is_not_shared_out() -> None:
+def test_launch_bound_steps_are_not_divided() -> None:
     context = ContextParallel(Context(1, 2), NO_ADAPTERS)
     assert context.shares(step([0], [800]), recordings(400)) is None
     shares = context.shares(step([0], [801]), recordings(400))
@@ -140,7 +140,7 @@ def test_what_is_launched_as_fast_as_it_is_computed_is_not_shared_out() -> None:
     assert shares.size == 2
 
 
-def test_short_steps_and_decodes_are_everybodys() -> None:
+def test_short_steps_and_decodes_are_not_divided() -> None:
     assert share_out(step([0], [least_tokens(2) - 1]), 2) is None
     assert share_out(step([9] * 100, [1] * 100), 2) is None
     assert share_out(step([0], [least_tokens(2)]), 2) is not None

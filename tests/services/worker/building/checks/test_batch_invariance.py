@@ -51,12 +51,12 @@ def test_code_of_transformers_is_refused(checkpoint: Make, family: str) -> None:
 
 @pytest.mark.skipif(**needs_library)
 @pytest.mark.parametrize("family", sorted(GELU))
-def test_what_torch_activates_on_a_cpu_is_refused(checkpoint: Make, family: str) -> None:
+def test_torch_activations_on_a_cpu_are_rejected(checkpoint: Make, family: str) -> None:
     with pytest.raises(InvalidArgument, match=r"batch_invariant: gelu.* is computed by torch on the CPU"):
         Rig(checkpoint(family).folder, batch_invariant=True, attention_backend="auto")
 
 
-def test_ranks_do_not_add_up_in_two_ways() -> None:
+def test_ranks_use_one_all_reduce_algorithm() -> None:
     assert WorkerSettings(model="tiny", tensor_parallel_size=2).use_custom_all_reduce
     assert not WorkerSettings(model="tiny", tensor_parallel_size=2, batch_invariant=True).use_custom_all_reduce
 
@@ -154,7 +154,7 @@ def test_vectors_of_whole_texts(checkpoint: Make, way: dict[str, Any], pooler: p
 
 
 @pytest.mark.parametrize("largest", [largest_with_ties, largest_by_packed_keys])
-def test_the_most_likely_do_not_depend_on_how_many_others_ask_for(largest: Callable[..., torch.Tensor]) -> None:
+def test_top_logprobs_do_not_depend_on_other_requests(largest: Callable[..., torch.Tensor]) -> None:
     """With a mantissa of 8 bits, ties among logits are common."""
     values = torch.randn(4, 3000, generator=torch.Generator().manual_seed(1)).bfloat16().float()
     values[0, :500] = values[0].max()
@@ -174,7 +174,7 @@ def test_the_most_likely_do_not_depend_on_how_many_others_ask_for(largest: Calla
     ],
 )
 @pytest.mark.skipif(**needs_library)
-def test_what_cannot_be_had_beside_it_is_refused(
+def test_incompatible_options_are_rejected(
     checkpoint: Make, settings: dict[str, Any], error: type[QuireError], text: str
 ) -> None:
     with pytest.raises(error, match=text):
@@ -187,7 +187,7 @@ def test_without_compiled_kernels_it_is_refused(checkpoint: Make, monkeypatch: p
         Rig(checkpoint("llama").folder, batch_invariant=True, attention_backend="auto")
 
 
-def test_attention_that_depends_on_the_batch_is_passed_over() -> None:
+def test_batch_dependent_attention_is_skipped() -> None:
     spec = AttentionSpec("cpu", "float32", "float16", 16, 2, 1, 4, has_window=False, batch_invariant=True)
     with pytest.raises(FailedPrecondition, match=r"attention_backend: none can serve .*: cpu has no cache .* CUDA"):
         backends.choose_attention("auto", spec)

@@ -71,7 +71,7 @@ def test_layers_that_have_experts() -> None:
         ({**QWEN3, "norm_topk_prob": 1}, "norm_topk_prob is 1: true or false is needed"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(values: dict[str, Any], text: str) -> None:
+def test_invalid_configs_are_rejected(values: dict[str, Any], text: str) -> None:
     with pytest.raises(InvalidArgument) as refused:
         read_model_config(values)
     assert text in str(refused.value)
@@ -95,11 +95,11 @@ def test_the_tokens_of_every_expert_are_counted(checkpoint: Callable[[str], Chec
     assert all(len(counts) == 8 for counts in load.values())
 
 
-def test_a_dense_model_has_no_such_counts(checkpoint: Callable[[str], Checkpoint]) -> None:
+def test_dense_models_have_no_expert_counts(checkpoint: Callable[[str], Checkpoint]) -> None:
     assert Rig(checkpoint("llama").folder).replica.experts.read_load() == {}
 
 
-def test_metrics_say_how_evenly_experts_are_used() -> None:
+def test_metrics_of_expert_load_balance() -> None:
     registry = CollectorRegistry()
     registry.register(ExpertLoadCollector(lambda: {0: (5, 1, 0, 2), 3: (0, 0, 0, 0)}))
 

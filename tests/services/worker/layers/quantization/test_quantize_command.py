@@ -27,7 +27,7 @@ def logits(folder: Path, dtype: str = "float32") -> torch.Tensor:
 
 
 @pytest.mark.parametrize("to", BOUNDS)
-def test_a_written_checkpoint_is_loaded_and_near(to: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_written_checkpoint_is_loaded_and_close(to: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     assert main(["quantize", str(TINY), "--to", to, "--out", str(out)]) == 0
     said = capsys.readouterr().out
@@ -52,7 +52,7 @@ def test_the_output_head_too(to: str, tmp_path: Path) -> None:
         assert float((logits(out, dtype) - want).norm() / want.norm()) < BOUNDS[to][1] + 0.03
 
 
-def test_shards_stay_shards(tmp_path: Path) -> None:
+def test_shards_are_preserved(tmp_path: Path) -> None:
     tensors = load_file(TINY / "model.safetensors")
     split = tmp_path / "split"
     shutil.copytree(TINY, split)
@@ -68,7 +68,7 @@ def test_shards_stay_shards(tmp_path: Path) -> None:
     assert torch.equal(logits(tmp_path / "out"), logits(tmp_path / "whole"))
 
 
-def test_what_cannot_be_quantized_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unquantizable_models_are_rejected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     assert main(["quantize", str(TINY), "--to", "int8", "--out", str(out)]) == 0
     assert main(["quantize", str(out), "--to", "int8"]) == 1

@@ -196,13 +196,13 @@ def _parts(layer: Layer) -> tuple[Tensor, ...]:
     [(triton, 0), pytest.param(triton, 1, marks=pytest.mark.slow), *((reference, seed) for seed in range(6))],
 )
 @pytest.mark.parametrize("delta", [True, False], ids=["delta", "space"])
-def test_random_steps_with_drafts_give_what_token_by_token_gives(ops: ModuleType, delta: bool, seed: int) -> None:
+def test_random_steps_with_drafts_equal_token_by_token(ops: ModuleType, delta: bool, seed: int) -> None:
     assert worst_of_random_steps(Layer(ops, SMALL, delta=delta), seed) < 5e-5
 
 
 @pytest.mark.parametrize("delta", [True, False], ids=["delta", "space"])
 @pytest.mark.parametrize("count", range(1, MOST + 1))
-def test_as_many_drafts_as_were_right_go_through_the_state(count: int, delta: bool) -> None:
+def test_accepted_drafts_update_the_state(count: int, delta: bool) -> None:
     """Each slot accepts another number of drafts; prompts of one token and more, and a decode, share the step."""
     layer, slots = Layer(triton, SMALL, delta=delta), range(count + 1)
     run = Drafting(layer, {slot: layer.sequence(20) for slot in slots} | {7: layer.sequence(45), 8: layer.sequence(12)})

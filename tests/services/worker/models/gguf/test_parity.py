@@ -61,7 +61,7 @@ def test_floats_are_the_same_model(checkpoint: Make, tmp_path: Path, family: str
     assert torch.equal(logits, those)
 
 
-def test_frequencies_that_were_computed_before_are_taken(checkpoint: Make, tmp_path: Path) -> None:
+def test_precomputed_rope_frequencies(checkpoint: Make, tmp_path: Path) -> None:
     """For Llama 3.1, llama.cpp stores a tensor of factors in place of the parameters they are computed from."""
     made = checkpoint("llama-llama3-rope")
     plain = 500.0 ** -(torch.arange(0, 16, 2) / 16)
@@ -101,7 +101,7 @@ KINDS_AND_ERRORS = {"Q8_0": (gguf_files.q8_0, 0.05), "Q4_0": (gguf_files.q4_0, 0
 
 
 @pytest.mark.parametrize("kind", KINDS_AND_ERRORS)
-def test_blocks_are_as_near_as_their_bits_allow(tmp_path: Path, kind: str) -> None:
+def test_error_of_quantized_blocks(tmp_path: Path, kind: str) -> None:
     """The relative RMS error of logits is at most 2 % with 8 bits and 36 % with 4 bits, of random weights."""
     matrices, most = KINDS_AND_ERRORS[kind]
     made = wide(tmp_path / "hf")
@@ -112,7 +112,7 @@ def test_blocks_are_as_near_as_their_bits_allow(tmp_path: Path, kind: str) -> No
 
 
 @pytest.mark.parametrize("kind", [kind.name for kind in KINDS.values() if kind.is_quantized])
-def test_blocks_are_the_floats_they_stand_for(tmp_path: Path, kind: str) -> None:
+def test_blocks_equal_their_decoded_values(tmp_path: Path, kind: str) -> None:
     """Each block type equals a checkpoint of its decoded values; rows of queries and keys are permuted."""
     made = wide(tmp_path / "hf")
     stored: dict[str, torch.Tensor] = {}
