@@ -1,6 +1,6 @@
 """Values by the compute capability of a GPU: tuning constants of kernels, and features of a generation. Needs no torch.
 
-A kernel has one table, next to its launch (kernels/README.md, "Another GPU generation").
+A kernel has one table, next to its launch (docs/design/kernels.md, "Another GPU generation").
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The functions of kernels in compiled C++ (build.py), for CPUs. README.md explains their batch invariance."""
+"""Functions of kernels in compiled C++ (build.py), for CPUs; docs/design/cpu-kernels.md explains batch invariance."""
 
 from __future__ import annotations
 

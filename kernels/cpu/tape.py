@@ -1,4 +1,4 @@
-"""Forward pass as a list of calls replayed by C: what a CUDA graph is to a GPU. README.md shows its use."""
+"""Forward pass as a list of calls that C replays, like a CUDA graph (docs/design/cpu-kernels.md)."""
 
 from __future__ import annotations
 

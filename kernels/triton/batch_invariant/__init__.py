@@ -1,4 +1,4 @@
-"""Functions of kernels for CUDA that give a row the same bits in any batch (method: kernels/README.md).
+"""Functions of kernels for CUDA that give a row the same bits in any batch (method: docs/design/kernels.md).
 
 Functions missing here are batch invariant in quire.kernels.triton already: norms, rotation and gate use one program per
 row, routing treats rows independently.

@@ -25,7 +25,7 @@ BACKENDS = {
     "reference": "quire.services.worker.attention.reference:ReferenceAttention",
 }
 
-# Best first, by measurement (README.md).
+# Best first, by measurement (docs/design/worker.md).
 DECODE_ORDER = ("cpu", "triton", "flash_attn_2", "reference")
 CHUNK_ORDER = ("cpu", "flash_attn", "triton", "flash_attn_2", "reference")
 CHUNK_ORDER_BEFORE_HOPPER = ("cpu", "flash_attn_2", "triton", "reference")  # chunks; not measured

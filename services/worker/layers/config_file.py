@@ -46,6 +46,12 @@ class ConfigFile:
             raise refusal(key, value, "true or false is needed")
         return value
 
+    def text(self, key: str, default: str | None = None) -> str:
+        value = self.get(key, default)
+        if not isinstance(value, str):
+            raise refusal(key, value, "a text is needed")
+        return value
+
     def numbers(self, key: str) -> tuple[float, ...]:
         value = self.get(key)
         if not isinstance(value, list) or not all(isinstance(one, (int, float)) for one in value):

@@ -1,4 +1,4 @@
-"""Runs a model from a tape: what a CUDA graph is to a GPU, but for steps of any size (kernels/cpu/README.md, "Tape").
+"""Runs a model from a tape: like a CUDA graph, but for steps of any size (docs/design/cpu-kernels.md, "Tape").
 
 Inputs are in the same memory at every step. The overhead is one call and the copies into that memory, instead of a
 Python call for every kernel of every layer.

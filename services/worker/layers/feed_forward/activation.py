@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 SILU = ("silu", "swish")
 GELU_TANH = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu_python_tanh")
-KNOWN = (*SILU, *GELU_TANH, "gelu", "relu")
+QUICK_GELU = "quick_gelu"  # of CLIP
+KNOWN = (*SILU, *GELU_TANH, QUICK_GELU, "gelu", "relu")
 
 
 def activate(name: str, place: LayerPlacement) -> Callable[[Tensor], Tensor]:
@@ -32,6 +33,8 @@ def activate(name: str, place: LayerPlacement) -> Callable[[Tensor], Tensor]:
         return functional.silu
     if name == "relu":
         return functional.relu
+    if name == QUICK_GELU:
+        return lambda x: x * (1.702 * x).sigmoid()
     return partial(functional.gelu, approximate="tanh" if name in GELU_TANH else "none")
 
 

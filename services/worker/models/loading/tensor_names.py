@@ -30,6 +30,12 @@ BESIDE_TEXT = tuple(
     for name in ("vision_tower.", "vision_model.", "visual.", "multi_modal_projector.", "audio_tower.")
 )
 TEXT_PREFIXES = {"language_model.": "", "model.language_model.": "model."}
+# Prefixes of vision towers in files of transformers 4 and 5, and the prefix that the towers have here.
+VISION_PREFIXES = {
+    "model.vision_tower.": "vision_tower.",
+    "model.multi_modal_projector.": "multi_modal_projector.",
+    "vision_tower.vision_model.": "vision_tower.",
+}
 WRAPPERS = ("_orig_mod.", "module.", "base_model.model.")  # prefixes of torch.compile, data-parallel training and PEFT
 HEAD, EMBEDDING = "lm_head.weight", ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight")
 
@@ -43,7 +49,7 @@ def model_name(written: str, known: Collection[str]) -> str:
     name = _usual(written)
     while wrapper := next((wrapper for wrapper in WRAPPERS if name.startswith(wrapper)), ""):
         name = name.removeprefix(wrapper)
-    for prefix, instead in TEXT_PREFIXES.items():
+    for prefix, instead in {**TEXT_PREFIXES, **VISION_PREFIXES}.items():
         if name.startswith(prefix):
             name = instead + name.removeprefix(prefix)
     return name if name in known else next((base + name for base in BASES if base + name in known), name)
