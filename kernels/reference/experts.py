@@ -88,7 +88,7 @@ def experts(
     products; not with a limit of the gate. Results are rounded to x's dtype after either product and at the end.
     """
     numbers = None if added is None else added.rows.of_rows(len(x))
-    made = x.new_zeros((*ids.shape, x.size(1)))
+    outputs = x.new_zeros((*ids.shape, x.size(1)))
     counts = torch.bincount(ids[ids >= 0], minlength=len(packed.gate_up))
     for expert in counts.nonzero().flatten().tolist():
         token, place = (ids == expert).nonzero(as_tuple=True)
@@ -97,10 +97,10 @@ def experts(
             count, own = len(packed.gate_up), numbers[token]
             keys = torch.where(own < 0, own, own * count + expert)
             of_expert = replace(added, rows=AdaptedRows.of(keys, added.rows.num_adapters * count))
-        made[token, place] = _expert(x[token], packed, expert, of_expert)
+        outputs[token, place] = _expert(x[token], packed, expert, of_expert)
     if load is not None:
         load += counts
-    out = (made.float() * weights.unsqueeze(2)).sum(1)
+    out = (outputs.float() * weights.unsqueeze(2)).sum(1)
     if shared is not None:
         out += shared.float() if shared_gate is None else shared.float() * shared_gate.float().sigmoid()
     return out.to(x.dtype)

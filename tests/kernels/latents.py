@@ -1,4 +1,4 @@
-"""Sequences of compressed vectors in blocks, for tests of latent attention."""
+"""Sequences of compressed vectors in blocks, for latent attention tests."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import torch
 
 NAN = float("nan")
-Rows = list[tuple[int, int, int]]  # of each (sequence, begin, end) the rows [begin, end)
+Rows = list[tuple[int, int, int]]  # rows [begin, end) of each (sequence, begin, end)
 
 
 @dataclass
 class Latents:
-    """Everything in the cache that no sequence owns is NaN. The second part of queries lies behind others in memory."""
+    """Sequences whose unowned cache positions are NaN; the second part of queries is not contiguous in memory."""
 
     q: list[torch.Tensor]  # per sequence [seq_len, num_heads, other + rope + rank]
     cache: torch.Tensor
@@ -21,7 +21,7 @@ class Latents:
     rope: int
 
     def step(self, rows: Rows) -> tuple[torch.Tensor, ...]:
-        """Arguments of latent_attention but the scale."""
+        """Returns the arguments of latent_attention except scale."""
         q = torch.cat([self.q[seq][begin:end] for seq, begin, end in rows])
         width = max(len(self.tables[seq]) for seq, _, _ in rows) + 1
         tables = torch.zeros(len(rows), width, dtype=torch.int32)
@@ -34,7 +34,7 @@ class Latents:
         return compressed.contiguous(), rotated, self.cache, tables, counts.cumsum(0).int(), lens.int()
 
     def exact(self, rows: Rows, scale: float) -> torch.Tensor:
-        """In float64."""
+        """Computes latent attention in float64."""
         out = []
         for seq, begin, end in rows:
             keys = self.cache[self.tables[seq]].view(-1, self.rank + self.rope)[:end].double()
@@ -62,7 +62,7 @@ def latents(
 
 
 def stored(rows: int, num_heads: int, still: int, rank: int, rope: int, dtype: torch.dtype) -> dict[str, object]:
-    """Arguments of latent_store."""
+    """Returns arguments of latent_store."""
     angles = torch.arange(200).unsqueeze(1) * 10000 ** (-torch.arange(rope // 2) / (rope // 2))
     return {
         "q": torch.randn(rows, num_heads, still + rope).to(dtype),

@@ -1,4 +1,4 @@
-"""States of recurrent layers in pages, and what they should be: token by token, sequence by sequence, in float64."""
+"""Recurrent states in pages, and expected outputs computed token by token in float64."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ NUM_BLOCKS = 64
 
 @dataclass
 class Sequence:
-    """All that a layer gets of it, from its first token on."""
+    """All inputs of a layer for one sequence, from its first token on."""
 
     x: Tensor  # [length, num_channels]
     strength: Tensor  # [length, num_heads]
     step: Tensor
     table: list[int] = field(default_factory=list)
     num_computed: int = 0
-    wanted: Tensor | None = None  # once it has been asked for
+    wanted: Tensor | None = None  # computed on demand
 
 
 class Layer:
-    """One layer's weights and pages. Pages begin as NaN: nobody may read what nobody wrote."""
+    """One layer's weights and pages. Pages are initialized with NaN to detect uninitialized reads."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Layer:
         *,
         delta: bool = True,
     ) -> None:
-        """`delta`: of the gated delta rule, else of a state space."""
+        """Creates the layer; `delta`: gated delta rule, else a state space."""
         self.ops, self.shape, self.dtype, self.delta = ops, shape, dtype, delta
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         self._random = torch.Generator().manual_seed(seed)
@@ -57,7 +57,7 @@ class Layer:
         return (torch.randn(size, generator=self._random) * scale).to(self.device, self.dtype)
 
     def sequence(self, length: int, *, alike: bool = False) -> Sequence:
-        """`alike`: its keys are almost the same, so that every token corrects what the one before has said."""
+        """Creates a sequence; `alike`: nearly equal keys, so that every token corrects the previous one."""
         x = self._draw(length, self.shape.num_channels)
         if alike:
             x = (x[:1] + 0.01 * x).to(self.dtype)
@@ -68,7 +68,7 @@ class Layer:
         return Sequence(x, self._draw(length, heads) + (3 if alike else 0), self._draw(length, heads), table)
 
     def compute(self, rows: list[tuple[Sequence, int]], *, decode: bool = False) -> list[Tensor]:
-        """So many more tokens of each; their outputs."""
+        """Computes the given number of further tokens of each sequence; returns their outputs."""
         spans = [slice(row.num_computed, row.num_computed + count) for row, count in rows]
         x, strength, step = (
             torch.cat([getattr(row, name)[span] for (row, _), span in zip(rows, spans, strict=True)])
@@ -80,7 +80,7 @@ class Layer:
         lens = torch.tensor([span.stop if count else 0 for span, (_, count) in zip(spans, rows, strict=True)]).int()
         tables, starts, lens = (part.to(self.device) for part in (tables, starts, lens))
         where = (self.pages, tables, None if decode else starts, lens, BLOCK_SIZE)
-        wide = torch.cat((x, x[:, :4]), dim=1)  # rows of the projection are longer than what is read of them
+        wide = torch.cat((x, x[:, :4]), dim=1)  # rows of the projection are longer than the part read
         qkv = self.ops.short_convolution(wide[:, : x.size(1)], self.weight, *where, self.conv_bias)
         if self.delta:
             out = self.ops.gated_delta_rule(qkv, strength, step, self.rate, self.bias, *where)
@@ -91,13 +91,13 @@ class Layer:
         return list(out.split([count for _, count in rows]))
 
     def expected(self, row: Sequence) -> Tensor:
-        """float64 [length, num_heads, value_dim]"""
+        """Returns expected outputs, float64 [length, num_heads, value_dim]."""
         shape = self.shape
         x, weight = row.x.double(), self.weight.double()
         padded = functional.pad(x, (0, 0, shape.conv_width - 1, 0))
         mixed = sum(padded[i : i + len(x)] * weight[:, i] for i in range(shape.conv_width))
         mixed = mixed if self.conv_bias is None else mixed + self.conv_bias.double()
-        mixed = functional.silu(mixed).to(self.dtype).double()  # as it is handed on
+        mixed = functional.silu(mixed).to(self.dtype).double()  # rounded as between kernels
         values = shape.num_heads * shape.value_dim
         keys = (shape.num_channels - values) // 2
         q, k, v = mixed.split((keys, keys, values), dim=1)
@@ -119,7 +119,7 @@ class Layer:
         return torch.stack(out)
 
     def error(self, row: Sequence, begin: int, found: Tensor) -> float:
-        """A state space's outputs may be large: of what is expected."""
+        """Returns the largest error; relative for a state space, whose outputs may be large."""
         if row.wanted is None:
             row.wanted = self.expected(row)
         largest = 1.0 if self.delta else max(1.0, float(row.wanted.abs().max()))
@@ -127,8 +127,8 @@ class Layer:
 
 
 def run_of_everything(layer: Layer) -> float:
-    """Prompts whole and in chunks, rows without tokens, decodes among them and alone, a sequence that goes on behind
-    another's full block. Returns the largest error."""
+    """Runs whole and chunked prompts, rows without tokens, decodes in mixed and pure steps, and a sequence that
+    continues after another's full block. Returns the largest error."""
     first, second, third = layer.sequence(75), layer.sequence(40), layer.sequence(20, alike=True)
     idle, worst = layer.sequence(1), 0.0
 

@@ -1,4 +1,4 @@
-"""Values by GPU capability: a GPU without a row of its own has that of the newest one before it."""
+"""Values by GPU capability: a GPU without its own row uses that of the newest older one."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from tests.services.worker.checkpoints import Checkpoint
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Make:
-    """A checkpoint by its name in tests/kv_groups/models.py or by its family; made once a module."""
+    """Returns a factory of checkpoints by name in tests/kv_groups/models.py or by family, created once per module."""
     found: dict[str, Checkpoint] = {}
 
     def get(name: str) -> Checkpoint:

@@ -1,4 +1,4 @@
-"""Models whose layers look through windows: random ones, and quire-tiny with a window put before some of its layers."""
+"""Models with sliding windows: random ones, and quire-tiny with windows in some layers."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ RANDOM: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def make(name: str, folder: Path) -> Checkpoint:
-    """`name`: one of RANDOM, or a family as it is."""
+    """Creates a checkpoint; `name`: one of RANDOM, or a family."""
     family, config = RANDOM.get(name, (name, {}))
     return checkpoints.make(family, folder, **config)
 
 
 def tiny(folder: Path, window: int) -> Checkpoint:
-    """quire-tiny, every other layer of which looks through a window: other answers, but no random ones."""
+    """Creates quire-tiny with a window in every other layer: other answers, but no random ones."""
     shutil.copytree(bundled.FOLDER, folder, dirs_exist_ok=True)
     path = folder / "config.json"
     config = json.loads(path.read_text())
@@ -61,11 +61,13 @@ def _said(model: Any, prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
 
 
 def greedy(made: Checkpoint, prompt: list[int], count: int) -> list[int]:
-    """As transformers says it, with all computed anew for every token."""
+    """Generates greedily with transformers, recomputing everything for each token."""
     return list(_said(made.model, tuple(prompt), count))
 
 
 def confirmed(made: Checkpoint, prompt: list[int], answer: list[int]) -> list[int]:
-    """What transformers says behind the prompt and behind each token of `answer` but the last, in one pass: the answer
-    itself, if that is what greedy() gives."""
+    """Returns transformers' greedy tokens after the prompt and after each token of `answer`, in one pass.
+
+    Equals the answer if greedy() gives it.
+    """
     return made.logits([*prompt, *answer[:-1]])[len(prompt) - 1 :].argmax(1).tolist()

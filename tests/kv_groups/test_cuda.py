@@ -26,7 +26,7 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("name", models.RANDOM)
 def test_text_is_that_of_transformers(tmp_path: Path, name: str, way: dict[str, object]) -> None:
-    """Prompts in chunks, hits, siblings that copy their last block, and decoding far beyond the window."""
+    """Covers chunked prompts, prefix hits, siblings that copy their last block, and decoding beyond the window."""
     made = models.make(name, tmp_path)
     sizes = {"device": "cuda", "block_size": 16, "max_num_batched_tokens": 64, "max_num_seqs": 8, "num_blocks": 300}
     run = Pair(build(None, made.folder, **sizes, **way))
@@ -43,7 +43,7 @@ def test_text_is_that_of_transformers(tmp_path: Path, name: str, way: dict[str, 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("family", RECURRENT_FAMILIES)
 def test_text_of_recurrent_layers_is_that_of_transformers(tmp_path: Path, family: str, way: dict[str, object]) -> None:
-    """Prompts in chunks beside decodes, hits behind saved states, siblings, and decoding over the ends of blocks."""
+    """Covers mixed batches, prefix hits with saved states, siblings, and decoding across block boundaries."""
     made = checkpoints.make(family, tmp_path)
     sizes = {"device": "cuda", "block_size": 16, "max_num_batched_tokens": 64, "max_num_seqs": 8, "num_blocks": 300}
     run = Pair(build(None, made.folder, **sizes, **way))

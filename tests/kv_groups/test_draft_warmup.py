@@ -1,4 +1,4 @@
-"""Steps with drafts are rehearsed by models with several KV groups, too, as workers on GPUs do when they start."""
+"""Steps with drafts are warmed up for models with several KV groups, as workers on GPUs do at start."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from tests.spec_decode.test_draft_warmup import drafts_of_steps
 
 @pytest.mark.parametrize("block_size", [8, 16])
 @pytest.mark.parametrize("name", ["alternating", "one-in-three", *DRAFTED])
-def test_it_leaves_no_trace(made: Make, name: str, block_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_draft_warmup_leaves_state_unchanged(
+    made: Make, name: str, block_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     checkpoint = made(name)
     run = pair(checkpoint, THREE, block_size=block_size, max_num_batched_tokens=400, max_num_seqs=16)
     counts = drafts_of_steps(run.replica, monkeypatch)

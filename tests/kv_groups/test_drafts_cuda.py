@@ -1,4 +1,4 @@
-"""Drafts in front of states on CUDA, with and without graphs: pytest -m gpu. The text is that of transformers."""
+"""Drafts of recurrent models on CUDA, with and without graphs: pytest -m gpu. The text equals transformers'."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ families = pytest.mark.parametrize("family", DRAFTED)
 @families
 @pytest.mark.parametrize("in_flight", [1, 2])
 def test_drafts_change_no_text(tmp_path: Path, family: str, way: dict[str, Any], in_flight: int) -> None:
-    """Some are wrong, and prompts come in chunks beside them."""
+    """Some drafts are rejected, and chunked prompts share their steps."""
     made, prompts = checkpoints.make(family, tmp_path), [prompt(length, length) for length in (90, 5, 33, 1, 18)]
     run = drafting(made, prompts, 40, {**SIZES, **way}, max_steps_in_flight=in_flight)
     answers = [run.ask(tokens, max_tokens=40, eos=()) for tokens in prompts]
@@ -48,7 +48,7 @@ def test_drafts_change_no_text(tmp_path: Path, family: str, way: dict[str, Any],
 
 @ways
 @families
-def test_a_conversation_goes_on_from_the_state_that_known_tokens_have_left(
+def test_conversation_continues_from_the_state_of_known_tokens(
     tmp_path: Path, family: str, way: dict[str, Any]
 ) -> None:
     check_conversations(checkpoints.make(family, tmp_path), range(20, 36, 3), 8, {**SIZES, **way})
@@ -67,9 +67,7 @@ def test_preempted_and_cancelled_sequences_leave_no_trace(tmp_path: Path, family
 
 
 @families
-def test_steps_without_drafts_go_through_graphs_as_ever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
-) -> None:
+def test_steps_without_drafts_use_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str) -> None:
     seen: list[StepInputs] = []
     prepare = DecodeGraphs.prepare
 
@@ -92,10 +90,8 @@ def test_steps_without_drafts_go_through_graphs_as_ever(
     assert all(inputs.lags is None and inputs.drafts is None for inputs in seen)
 
 
-def test_what_is_kept_of_drafts_is_measured_with_the_largest_steps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its memory is there when blocks are counted; the first drafts take none."""
+def test_draft_states_are_measured_with_the_largest_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its memory is allocated before blocks are counted, so that the first drafts allocate none."""
     layers = recurrences(monkeypatch)
     made, question = checkpoints.make("falcon-h1", tmp_path), prompt(9, 1)
     plain = pair(made, **SIZES)

@@ -1,5 +1,5 @@
-"""Layers that keep one compressed vector a token, scheduler and worker together: the text is that of transformers, and
-the cache is a fraction of what every head's own keys and values take."""
+"""Models with latent attention, scheduler and worker together: the text equals transformers', and the cache is a
+fraction of full keys and values."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_text_is_that_of_transformers_though_prompts_come_in_chunks(made: Make, 
     assert run.core.use.used == 0
 
 
-def test_preempted_sequences_say_the_same(made: Make) -> None:
+def test_preempted_sequences_have_the_same_text(made: Make) -> None:
     checkpoint = made("deepseek-v3")
     run = pair(checkpoint)
     answers = [run.ask(prompt(20 + seed, seed), max_tokens=20, eos=()) for seed in range(4)]
@@ -88,8 +88,9 @@ def test_a_scheduler_that_restarts_finds_what_the_worker_holds(made: Make) -> No
     assert later.core.counts.cached_tokens >= 76
 
 
-def test_a_token_takes_one_vector_for_all_heads(made: Make) -> None:
-    """Of 6 heads with keys of 18 and values of 14 elements a token kept 192 elements a layer; now it keeps 24 + 8."""
+def test_cache_has_one_latent_vector_per_token(made: Make) -> None:
+    """Six heads with keys of 18 and values of 14 elements would take 192 elements per layer; a latent vector takes 24 +
+    8."""
     replica = pair(made("deepseek-v3")).replica
     layout = replica.limits.layout
     assert [(group.spec, group.layers) for group in layout.groups] == [(Latent(24, 8), (0, 1, 2))]
@@ -99,7 +100,7 @@ def test_a_token_takes_one_vector_for_all_heads(made: Make) -> None:
 
 
 def test_the_same_memory_holds_as_many_more_blocks(made: Make, tmp_path: Path) -> None:
-    """Than a model whose heads keep their own keys and values."""
+    """The comparison is a model that caches every head's keys and values."""
     sizes = {"num_blocks": 0, "cpu_kv_cache_gib": 1 / 1024, "block_size": 4, "max_model_len": 64}
     latent = pair(made("deepseek-v3"), **sizes).replica.limits.num_blocks
     own = models.checkpoints.make("llama", tmp_path, num_key_value_heads=6, head_dim=16)
@@ -127,14 +128,14 @@ def test_pages_of_two_sizes_are_refused() -> None:
     ],
 )
 @pytest.mark.skipif(**needs_library)
-def test_what_cannot_be_had_is_refused_by_name(
+def test_unsupported_options_are_rejected_by_name(
     made: Make, settings: dict[str, Any], error: type[QuireError], text: str
 ) -> None:
     with pytest.raises(error, match=text):
         build_replica(WorkerSettings(model=str(made("deepseek-v3").folder), num_blocks=20, **settings))
 
 
-def test_an_adapter_cannot_change_what_is_folded_into_the_queries(made: Make, tmp_path: Path) -> None:
+def test_adapters_of_absorbed_projections_are_rejected(made: Make, tmp_path: Path) -> None:
     from tests.services.worker.lora import peft_folders
 
     with pytest.MonkeyPatch.context() as patch:

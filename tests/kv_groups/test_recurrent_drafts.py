@@ -1,5 +1,5 @@
-"""Drafts of models whose layers keep states: the text is that of transformers though some are refused, and whoever goes
-on from a saved state finds the one that the known tokens have left."""
+"""Drafts of recurrent models: the text equals transformers' although some are rejected, and saved states are those
+after the known tokens."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ families = pytest.mark.parametrize("family", DRAFTED)
 
 
 class Knowing(HostProposer):
-    """Knows what comes, but every fifth token, by its position, otherwise."""
+    """Proposer that knows the answers, with a wrong draft at every fifth position."""
 
     def __init__(self, texts: list[list[int]], block_size: int) -> None:
         self._texts, self._block_size = [np.array(text, dtype=np.int32) for text in texts], block_size
@@ -54,7 +54,7 @@ def drafting(
     sizes: Mapping[str, Any] = SIZES,
     **core: Any,
 ) -> Pair:
-    """A worker that has mostly right drafts for the answers to these."""
+    """Creates a worker with mostly right drafts for the answers to these prompts."""
     plain = pair(checkpoint, **sizes)
     answers = [plain.ask(tokens, max_tokens=max_tokens, eos=()) for tokens in prompts]
     plain.run()
@@ -64,7 +64,7 @@ def drafting(
 
 
 def know(run: Pair, answers: list[Answer]) -> None:
-    """Its worker has mostly right drafts for these from now on."""
+    """Gives the worker mostly right drafts for these answers from now on."""
     texts = [answer.prompt + answer.tokens for answer in answers]
     propose(run.replica, Knowing(texts, run.replica.limits.block_size))
 
@@ -79,7 +79,7 @@ def check_drafts(run: Pair) -> None:
 def check_conversations(
     checkpoint: Checkpoint, lengths: range, num_more: int, sizes: Mapping[str, Any] = SIZES
 ) -> None:
-    """Behind answers of these lengths, so that they end anywhere in a block, with drafts or without."""
+    """Checks conversations after answers of these lengths, which end anywhere in a block, with and without drafts."""
     block_size = sizes["block_size"]
     run = drafting(checkpoint, [prompt(21, length) for length in lengths], lengths[-1] + 1, sizes)
     for length in lengths:
@@ -99,7 +99,7 @@ def check_conversations(
 
 
 def recurrences(monkeypatch: pytest.MonkeyPatch) -> list[Recurrence]:
-    """Of the layers that are made from now on."""
+    """Collects the recurrences of layers created from now on."""
     found: list[Recurrence] = []
     begin = Recurrence.__init__
     monkeypatch.setattr(Recurrence, "__init__", lambda self: (begin(self), found.append(self))[0])
@@ -119,7 +119,7 @@ def test_text_is_that_of_transformers(made: Make, family: str, in_flight: int) -
 
 
 @families
-def test_a_conversation_goes_on_from_the_state_that_known_tokens_have_left(made: Make, family: str) -> None:
+def test_conversation_continues_from_the_state_of_known_tokens(made: Make, family: str) -> None:
     check_conversations(made(family), range(12, 20), 2)
 
 
@@ -136,7 +136,7 @@ def test_preempted_and_cancelled_sequences_leave_no_trace(made: Make, family: st
 
 
 def test_sampled_text_is_that_without_drafts(made: Make) -> None:
-    """Penalties, log-probabilities and a seed, of sequences that stop drafting and begin again."""
+    """Covers penalties, log-probabilities and seeds of sequences that stop drafting and resume."""
     checkpoint, sampling = made("falcon-h1"), {"temperature": 0.9, "seed": 3, "logprobs": 2, "frequency_penalty": 0.3}
     plain = pair(checkpoint, **SIZES)
     expected = [plain.ask(prompt(9, seed), max_tokens=30, eos=(), **sampling) for seed in range(3)]

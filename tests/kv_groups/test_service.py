@@ -1,4 +1,4 @@
-"""Models that keep something else than every token's keys and values, in a cluster of real processes."""
+"""Models with other caches than full keys and values, in a cluster of real processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.services.worker.spec_decode import test_mtp
 
 
 @pytest.mark.timeout(300)  # starts processes
-def test_a_cluster_says_what_transformers_say_and_finds_prefixes(tmp_path: Path) -> None:
+def test_cluster_matches_transformers_and_finds_prefixes(tmp_path: Path) -> None:
     made = models.tiny(tmp_path / "tiny", window=24)
     prompt = Tokenizer.from_file(str(made.folder / "tokenizer.json")).encode("2 + 2 is " * 12).ids
     assert len(prompt) > 24

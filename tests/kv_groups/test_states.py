@@ -1,5 +1,5 @@
-"""Layers that keep a state, scheduler and worker together: the text is that of transformers, however prompts are cut,
-found in the cache, preempted, and cancelled."""
+"""Recurrent models, scheduler and worker together: the text equals transformers' with chunked, cached, preempted and
+cancelled prompts."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ SIZES = {"block_size": 8, "max_num_batched_tokens": 20, "num_blocks": 300}
 
 
 def check(checkpoint: Checkpoint, answers: list[Answer], count: int) -> None:
-    """Greedy ones of so many tokens."""
+    """Checks greedy answers of `count` tokens."""
     assert {len(answer.tokens) for answer in answers} == {count}
     assert [answer.tokens for answer in answers] == [confirmed(checkpoint, a.prompt, a.tokens) for a in answers]
 
 
 def run_disturbed(run: Pair, gone: Answer, *, turns: int, every: int, cancelled_at: int) -> None:
-    """To the end: some sequence is preempted time and again, and `gone`, the one of stream 4, cancelled."""
+    """Runs to the end, preempting a sequence repeatedly and cancelling `gone`, the one of stream 4."""
     for turn in range(turns):
         run.plan()
         live = np.flatnonzero(run.core.running.live)
@@ -56,7 +56,7 @@ def test_text_is_that_of_transformers_though_prompts_come_in_chunks(made: Make, 
 
 
 @families
-def test_a_conversation_goes_on_from_the_saved_state(made: Make, family: str) -> None:
+def test_conversation_continues_from_the_saved_state(made: Make, family: str) -> None:
     checkpoint = made(family)
     run = pair(checkpoint, **SIZES)
     first = prompt(40, 1)
@@ -70,7 +70,7 @@ def test_a_conversation_goes_on_from_the_saved_state(made: Make, family: str) ->
     assert run.core.counts.cached_tokens == 48 + 24 + 32 + 16, "the last token of a prompt is not computed twice"
 
 
-def test_prompts_that_begin_alike_in_one_step_do_not_read_what_is_being_written(made: Make) -> None:
+def test_prompts_of_one_step_do_not_share_blocks_being_written(made: Make) -> None:
     checkpoint = made("qwen3-next")
     run = pair(checkpoint, **{**SIZES, "max_num_batched_tokens": 128})
     head = prompt(24, 5)
@@ -123,7 +123,7 @@ def test_blocks_are_as_long_as_a_state_takes_and_are_refused_if_shorter(made: Ma
         build_replica(WorkerSettings(model=folder, num_blocks=20, block_size=4, dtype="float32"))
 
 
-def test_what_cannot_be_had_is_refused_by_name(made: Make) -> None:
+def test_unsupported_options_are_rejected_by_name(made: Make) -> None:
     folder = str(made("qwen3-next").folder)
     settings = WorkerSettings(model=folder, num_blocks=40, dtype="float32", threads=1, context_parallel_size=2)
     with pytest.raises(InvalidArgument, match="context_parallel_size: 2: recurrent layers hand a state on from each"):

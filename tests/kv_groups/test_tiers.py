@@ -1,5 +1,5 @@
-"""Models of several groups with KV in host memory and on disk, scheduler and worker together: prompts come back from
-there, and the text is that of transformers."""
+"""Models of several KV groups with KV in host memory and on disk, scheduler and worker together: prompts are restored,
+and the text equals transformers'."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def check(checkpoint: Checkpoint, answers: list[Answer]) -> None:
 
 
 def say(run: Pair, prompts: list[list[int]]) -> list[Answer]:
-    """One after the other."""
+    """Answers the prompts one after the other."""
     answers = []
     for tokens in prompts:
         answers.append(run.ask(tokens, max_tokens=COUNT, eos=()))
@@ -71,7 +71,7 @@ def say(run: Pair, prompts: list[list[int]]) -> list[Answer]:
 
 
 @models
-def test_prompts_that_the_device_has_lost_come_back(made: Make, name: str) -> None:
+def test_prompts_evicted_from_the_device_are_restored(made: Make, name: str) -> None:
     run = pair(replica_of(made, name))
     prompts = [prompt(50, seed) for seed in range(4)]
     first = say(run, prompts)
@@ -89,7 +89,7 @@ def test_prompts_that_the_device_has_lost_come_back(made: Make, name: str) -> No
 
 
 @models
-def test_a_head_that_prompts_share_is_kept_where_they_part(made: Make, name: str) -> None:
+def test_state_is_saved_where_prompts_diverge(made: Make, name: str) -> None:
     run = pair(replica_of(made, name))
     head = prompt(32, 1)
     flood = [prompt(50, seed) for seed in range(20, 23)]
@@ -105,7 +105,7 @@ def test_a_head_that_prompts_share_is_kept_where_they_part(made: Make, name: str
 
 
 @models
-def test_preempted_and_crowded_sequences_say_the_same(made: Make, name: str) -> None:
+def test_preempted_sequences_of_full_tiers_have_the_same_text(made: Make, name: str) -> None:
     run = pair(replica_of(made, name))
     prompts = [prompt(20 + 3 * seed, seed) for seed in range(8)]
     answers = [run.ask(tokens, max_tokens=COUNT, eos=()) for tokens in prompts]
@@ -132,7 +132,7 @@ def adopt(run: Pair, held: RetainedState) -> None:
 
 
 @pytest.mark.parametrize("name", ["gemma3", "qwen3-next"])
-def test_a_scheduler_that_restarts_learns_what_lies_below(made: Make, name: str) -> None:
+def test_restarted_scheduler_learns_the_contents_of_lower_tiers(made: Make, name: str) -> None:
     run = pair(replica_of(made, name))
     prompts = [prompt(50, seed) for seed in range(4)]
     say(run, prompts)
@@ -146,7 +146,7 @@ def test_a_scheduler_that_restarts_learns_what_lies_below(made: Make, name: str)
 
 
 @pytest.mark.parametrize("name", ["gemma3", "qwen3-next", "falcon-h1"])
-def test_another_life_finds_them_on_disk_and_computes_what_is_torn(made: Make, name: str, tmp_path: Path) -> None:
+def test_restarted_worker_reads_the_disk_and_recomputes_damaged_blocks(made: Make, name: str, tmp_path: Path) -> None:
     settings = {"kv_offloading_disk": str(tmp_path), "kv_offloading_disk_size": 0.01}
     replica = replica_of(made, name, **settings)
     prompts = [prompt(50, seed) for seed in range(4)]

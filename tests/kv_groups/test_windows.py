@@ -1,4 +1,5 @@
-"""Layers with windows, scheduler and worker together: the text is that of transformers, and blocks come back."""
+"""Models with sliding windows, scheduler and worker together: the text equals transformers', and blocks are
+released."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ def pair(
 
 
 def most_in_use(run: Pair) -> int:
-    """The most blocks that were in use between two steps, until everybody is done."""
+    """Returns the most blocks in use between two steps, until all are done."""
     most = 0
     while run.core.has_work or run.results:
         while run.plan():
@@ -72,7 +73,7 @@ def test_text_is_that_of_transformers_though_prompts_come_in_chunks(made: Make, 
 
 
 @names
-def test_a_conversation_finds_what_every_group_has(made: Make, name: str) -> None:
+def test_conversation_finds_the_prefix_of_all_groups(made: Make, name: str) -> None:
     checkpoint = made(name)
     run = pair(checkpoint)
     first = prompt(40, 1)
@@ -92,7 +93,9 @@ def test_a_prefix_whose_last_blocks_are_gone_from_the_window_is_computed_again(m
     first = prompt(60, 1)
     run.ask(first, max_tokens=2, eos=())
     run.run()
-    others = [run.ask(prompt(40, seed), max_tokens=8, eos=()) for seed in range(5, 9)]  # take what is not found in time
+    others = [
+        run.ask(prompt(40, seed), max_tokens=8, eos=()) for seed in range(5, 9)
+    ]  # evict blocks that are not hit in time
     run.run()
     again = [run.ask([*first[:length], 1, 2], max_tokens=20, eos=()) for length in (20, 40, 60)]
     run.run()
@@ -101,7 +104,7 @@ def test_a_prefix_whose_last_blocks_are_gone_from_the_window_is_computed_again(m
 
 
 @names
-def test_preempted_sequences_say_the_same(made: Make, name: str) -> None:
+def test_preempted_sequences_have_the_same_text(made: Make, name: str) -> None:
     checkpoint = made(name)
     run = pair(checkpoint, num_blocks=400)
     answers = [run.ask(prompt(20 + seed, seed), max_tokens=24, eos=()) for seed in range(4)]
@@ -119,7 +122,7 @@ def test_preempted_sequences_say_the_same(made: Make, name: str) -> None:
 
 
 @names
-def test_too_few_blocks_preempt_and_nothing_is_wrong(made: Make, name: str) -> None:
+def test_preemption_with_too_few_blocks(made: Make, name: str) -> None:
     checkpoint = made(name)
     run = pair(checkpoint, num_blocks=40 if name != "one-in-three" else 60, max_num_batched_tokens=8, max_model_len=64)
     answers = [run.ask(prompt(18 + seed, seed), max_tokens=30, eos=()) for seed in range(5)]
@@ -153,7 +156,7 @@ def test_a_group_that_keeps_all_grows_beside_one_that_does_not(made: Make) -> No
 
 
 @names
-def test_siblings_share_and_go_on_each_in_its_own_blocks(made: Make, name: str) -> None:
+def test_siblings_share_a_prefix_and_write_their_own_blocks(made: Make, name: str) -> None:
     checkpoint = made(name)
     run = pair(checkpoint)
     tokens, family = prompt(30, 4), SampleGroup()
@@ -193,7 +196,7 @@ def test_a_scheduler_that_restarts_finds_what_the_worker_holds(made: Make, name:
     assert later.core.counts.cached_tokens >= 84 + 40, "of a window, too, whose first blocks had been handed on"
 
 
-def test_what_a_worker_holds_is_named_right_though_blocks_were_handed_on(made: Make) -> None:
+def test_held_blocks_are_named_correctly_after_reuse(made: Make) -> None:
     checkpoint = made("all-windows")
     run = pair(checkpoint, num_blocks=24, max_num_seqs=2, max_model_len=256)
     asked = [run.ask(prompt(90, seed), max_tokens=40, eos=()) for seed in range(4)]
@@ -209,7 +212,7 @@ def hashes_of(run: Pair, tokens: list[int]) -> list[bytes]:
 
 
 @pytest.mark.parametrize("family", ["gemma2", "gemma3-tied", "cohere2", "gpt-oss"])
-def test_families_that_alternate_say_what_transformers_say(tmp_path: Path, family: str) -> None:
+def test_families_with_alternating_windows_match_transformers(tmp_path: Path, family: str) -> None:
     checkpoint = models.checkpoints.make(family, tmp_path)
     run = pair(checkpoint)
     asked = [run.ask(prompt(length, length), max_tokens=24, eos=()) for length in (50, 7, 23)]
@@ -222,7 +225,7 @@ def test_families_that_alternate_say_what_transformers_say(tmp_path: Path, famil
 
 
 @pytest.mark.slow
-def test_quire_tiny_with_a_window_says_what_transformers_say(tmp_path: Path) -> None:
+def test_quire_tiny_with_a_window_matches_transformers(tmp_path: Path) -> None:
     checkpoint = models.tiny(tmp_path / "tiny", window=24)
     run = pair(checkpoint, block_size=16)
     prompts = [[1, *range(100, 100 + length)] for length in (70, 20, 45)]

@@ -54,14 +54,14 @@ def paged_attention(
             parts = decode_parts(block_tables, seq_lens, k_cache, q.dtype, sliding_window, chunked, tree_mask)
         return _decode(q, k_cache, v_cache, parts, scale, sinks, softcap)
     assert query_start is not None or is_single, "a sequence has several rows"
-    found = []
+    results = []
     starts, lens = [0, 1] if is_single or query_start is None else query_start.tolist(), seq_lens.tolist()
     for i, seq_len in enumerate(lens):
         rows = slice(starts[i], starts[i + 1])
         k, v = (_gather(cache, block_tables[i], seq_len) for cache in (k_cache, v_cache))
         mask = None if tree_mask is None else tree_mask[rows]
-        found.append(_attend(q[rows], k, v, scale, sliding_window, sinks, softcap, chunked, mask))
-    return torch.cat(found) if len(found) > 1 else found[0]
+        results.append(_attend(q[rows], k, v, scale, sliding_window, sinks, softcap, chunked, mask))
+    return torch.cat(results) if len(results) > 1 else results[0]
 
 
 def _gather(cache: torch.Tensor, table: torch.Tensor, seq_len: int) -> torch.Tensor:
@@ -112,24 +112,24 @@ def _decode(
     """Computes one row per sequence, part by part."""
     if parts.order is not None:
         q = q.index_select(0, parts.order)
-    found = []
+    results = []
     for part in parts.parts:
         rows = q[part.rows]
         k, v = (_gather_places(cache, part, q.dtype) for cache in (k_cache, v_cache))
         if sinks is None and not softcap:
             # On a CPU an additive mask costs two thirds of a boolean one (490 us and 730 us for 32 sequences).
-            found.append(_plain_rows(rows, k, v, part.bias if q.is_cpu else part.seen, scale))
+            results.append(_plain_rows(rows, k, v, part.bias if q.is_cpu else part.seen, scale))
         else:
-            found.append(_softmax_sum(rows.unsqueeze(2), k, v, part.seen, scale, sinks, softcap).squeeze(2))
-    out = torch.cat(found) if len(found) > 1 else found[0]
+            results.append(_softmax_sum(rows.unsqueeze(2), k, v, part.seen, scale, sinks, softcap).squeeze(2))
+    out = torch.cat(results) if len(results) > 1 else results[0]
     return out if parts.back is None else out.index_select(0, parts.back)
 
 
 def _gather_places(cache: torch.Tensor, part: DecodePart, dtype: torch.dtype) -> torch.Tensor:
     """Gathers a part's keys or values, [num_rows, num_kv_heads, width, head_dim]."""
     tokens = as_bytes(cache).view(-1, *cache.shape[2:])
-    found = tokens.index_select(0, part.places).view(cache.dtype).to(dtype)
-    return found.view(part.seen.size(0), part.seen.size(3), *cache.shape[2:]).transpose(1, 2)
+    results = tokens.index_select(0, part.places).view(cache.dtype).to(dtype)
+    return results.view(part.seen.size(0), part.seen.size(3), *cache.shape[2:]).transpose(1, 2)
 
 
 def _plain_rows(

@@ -69,36 +69,36 @@ def build_replica(
     encoder = find_encoder(values)
     if encoder is not None:
         return _encoder(settings, encoder, values, placement)
-    wanted = read_replica_config(settings, values, placement)
+    replica_config = read_replica_config(settings, values, placement)
     compiling = KernelCompilation(settings, compiler) if placement.rank == 0 else None
-    site = open_environment(settings, wanted, placement)
-    loaded = load_model(settings, wanted, site, placement, progress)
-    steps = build_step_execution(settings, wanted, site, loaded, grammars)
+    environment = open_environment(settings, replica_config, placement)
+    loaded = load_model(settings, replica_config, environment, placement, progress)
+    steps = build_step_execution(settings, replica_config, environment, loaded, grammars)
     if compiling is not None:
         compiling.wait()
-    site.place.min_over_ranks(0)  # barrier: all ranks use what the first rank has compiled
-    memory = allocate_kv_memory(settings, wanted, site, loaded, steps)
-    record_steps(wanted, site, loaded, steps, memory)
+    environment.place.min_over_ranks(0)  # barrier: all ranks use what the first rank has compiled
+    memory = allocate_kv_memory(settings, replica_config, environment, loaded, steps)
+    record_steps(replica_config, environment, loaded, steps, memory)
     if isinstance(loaded.model, TransformersCausalLM):
         run_trial_steps(steps.runner, memory.limits)
-    speculation = _speculation(wanted, steps, memory)
-    parts = (settings, wanted, site, loaded)
+    speculation = _speculation(replica_config, steps, memory)
+    parts = (settings, replica_config, environment, loaded)
     replica = _replica(*parts, steps=steps, memory=memory, speculation=speculation, disk_observer=disk_observer)
-    if isinstance(speculation, Speculation) and not site.device.is_synchronous:
+    if isinstance(speculation, Speculation) and not environment.device.is_synchronous:
         warm_up_drafts(replica, speculation)
     return replica
 
 
-def _speculation(wanted: ReplicaConfig, steps: StepExecution, memory: KVMemory) -> Speculation | NoSpeculation:
-    if wanted.drafting and steps.drafter and isinstance(memory.table, DraftingSlotTable):
-        return start_speculation(wanted.drafting, steps.drafter, steps.runner, memory.table, memory.limits)
+def _speculation(replica_config: ReplicaConfig, steps: StepExecution, memory: KVMemory) -> Speculation | NoSpeculation:
+    if replica_config.drafting and steps.drafter and isinstance(memory.table, DraftingSlotTable):
+        return start_speculation(replica_config.drafting, steps.drafter, steps.runner, memory.table, memory.limits)
     return NoSpeculation(memory.table)
 
 
 def _replica(
     settings: WorkerSettings,
-    wanted: ReplicaConfig,
-    site: Environment,
+    replica_config: ReplicaConfig,
+    environment: Environment,
     loaded: LoadedModel,
     *,
     steps: StepExecution,
@@ -107,29 +107,29 @@ def _replica(
     disk_observer: DiskObserver,
 ) -> Replica:
     fitting, model, drafter = memory.limits, loaded.model, steps.drafter
-    layout = _kv_layout(settings, fitting, site.spec, loaded.samples)
+    layout = _kv_layout(settings, fitting, environment.spec, loaded.samples)
     tiers = open_tiers(
         settings,
         fitting,
         memory.caches,
         loaded.shape,
         drafter,
-        place=site.place,
+        place=environment.place,
         layout=layout,
         observer=disk_observer,
     )
-    cost_model = CostModel(wanted.config, loaded.counts, site.kv_dtype.itemsize)
+    cost_model = CostModel(replica_config.config, loaded.counts, environment.kv_dtype.itemsize)
     record = BlockRecord(fitting, memory.table)
-    orders = _orders(settings, loaded, memory.caches, WeightsGroups(site.device.torch_device, site.rank))
+    orders = _orders(settings, loaded, memory.caches, WeightsGroups(environment.device.torch_device, environment.rank))
     pages = _pages(settings, fitting, memory.caches, layout, drafter)
     return Replica(
-        ReplicaFacts(fitting, wanted.config.vocab_size, site.device.name, cost_model),
+        ReplicaFacts(fitting, replica_config.config.vocab_size, environment.device.name, cost_model),
         steps.runner,
         record,
         speculation=speculation,
         orders=orders,
         transfers=BlockTransfers(fitting, record.contents, tiers, pages, orders),
-        experts=experts.mixture_experts(settings, model, site.place.shard),
+        experts=experts.mixture_experts(settings, model, environment.place.shard),
     )
 
 

@@ -83,18 +83,18 @@ def encoder_limits(settings: WorkerSettings, config: EncoderConfig) -> WorkerLim
     longest = min(config.max_positions, sentence.max_seq_length if sentence and sentence.max_seq_length else 1 << 30)
     if settings.max_model_len:
         longest = config.max_positions  # explicit: up to the model's positions
-    wanted = worker_limits.from_settings(settings, longest)
+    limits = worker_limits.from_settings(settings, longest)
     layout = KVLayout((KVGroup(NOTHING, tuple(range(config.num_layers))),))
-    wanted = replace(wanted, layout=layout, num_blocks=NUM_BLOCKS)
-    if wanted.max_num_batched_tokens >= wanted.max_model_len:
-        return wanted
+    limits = replace(limits, layout=layout, num_blocks=NUM_BLOCKS)
+    if limits.max_num_batched_tokens >= limits.max_model_len:
+        return limits
     if settings.max_num_batched_tokens:
         text = (
-            f"max_num_batched_tokens: {wanted.max_num_batched_tokens} is less than max_model_len, "
-            f"{wanted.max_model_len}: an encoder computes a prompt in one step"
+            f"max_num_batched_tokens: {limits.max_num_batched_tokens} is less than max_model_len, "
+            f"{limits.max_model_len}: an encoder computes a prompt in one step"
         )
         raise InvalidArgument(text, field="max_num_batched_tokens")
-    return replace(wanted, max_num_batched_tokens=wanted.max_model_len)
+    return replace(limits, max_num_batched_tokens=limits.max_model_len)
 
 
 def _refuse(settings: WorkerSettings) -> None:

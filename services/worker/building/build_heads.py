@@ -29,34 +29,34 @@ from quire.shared.settings import WorkerSettings
 def build_heads(
     settings: WorkerSettings,
     model: CausalLM,
-    wanted: WorkerLimits,
+    limits: WorkerLimits,
     place: LayerPlacement,
     grammars: CompilePool | None,
 ) -> Heads:
-    sampler = _sampler(settings, model.config, wanted, place, grammars)
+    sampler = _sampler(settings, model.config, limits, place, grammars)
     adapters = place.adapters
 
     def logits_of(hidden: Tensor, slots: Rows) -> Tensor:
         return model.logits(hidden, *(adapters.logit_rows_of(slots) if adapters is not None else ()))
 
     prompts = PromptLogprobsHead(model.config.vocab_size, sampler.logprobs, place.device, logits_of)
-    told = () if adapters is None else (adapters,)
+    slot_observers = () if adapters is None else (adapters,)
     sentence = read_sentence_model(Path(settings.model))
     if sentence is not None and sentence.late is not None:
         pooling, late = _comparing_head(settings, model, sentence, place)
-        return Heads(sampler, [prompts, pooling], told, late)
-    return Heads(sampler, [prompts, _pooling_head(settings, model, sentence)], told)
+        return Heads(sampler, [prompts, pooling], slot_observers, late)
+    return Heads(sampler, [prompts, _pooling_head(settings, model, sentence)], slot_observers)
 
 
 def _sampler(
     settings: WorkerSettings,
     config: DecoderConfig,
-    wanted: WorkerLimits,
+    limits: WorkerLimits,
     place: LayerPlacement,
     grammars: CompilePool | None,
 ) -> Sampler:
     return Sampler(
-        wanted.max_num_seqs,
+        limits.max_num_seqs,
         config.vocab_size,
         settings.max_logprobs,
         place.ops,

@@ -40,22 +40,22 @@ class Environment:
     rank: int
 
 
-def open_environment(settings: WorkerSettings, wanted: ReplicaConfig, placement: RankPlacement) -> Environment:
+def open_environment(settings: WorkerSettings, replica_config: ReplicaConfig, placement: RankPlacement) -> Environment:
     """Opens the environment. Raises QuireError for what the device or the machine does not support."""
-    config = wanted.config
+    config = replica_config.config
     device = open_own_device(settings, placement)
-    place = _place(settings, wanted, device, placement)
+    place = _place(settings, replica_config, device, placement)
     kv_dtype = choose_kv_dtype(settings.kv_cache_dtype, place.dtype, device)
-    fitted = state_blocks.fit(wanted.limits, config, kv_dtype, settings, shard=place.shard)
+    fitted = state_blocks.fit(replica_config.limits, config, kv_dtype, settings, shard=place.shard)
     if settings.batch_invariant:
         batch_invariance.check(
             settings,
             place,
-            wanted.drafting,
+            replica_config.drafting,
             is_latent=config.latent is not None,
             is_recurrent=config.recurrent is not None,
         )
-    spec = attention_spec(config, fitted.block_size, place, kv_dtype, has_trees=wanted.drafts_trees)
+    spec = attention_spec(config, fitted.block_size, place, kv_dtype, has_trees=replica_config.drafts_trees)
     return Environment(device, place, kv_dtype, fitted, spec, _attention(settings, spec, place), placement.rank)
 
 
@@ -81,11 +81,13 @@ def open_ops(settings: WorkerSettings, device: Device, placement: RankPlacement)
     return ops
 
 
-def _place(settings: WorkerSettings, wanted: ReplicaConfig, device: Device, placement: RankPlacement) -> LayerPlacement:
-    num_copies = experts.num_copies(settings, wanted.config, placement)
-    dtype = choose_dtype(settings.dtype, wanted.config.dtype, device)
+def _place(
+    settings: WorkerSettings, replica_config: ReplicaConfig, device: Device, placement: RankPlacement
+) -> LayerPlacement:
+    num_copies = experts.num_copies(settings, replica_config.config, placement)
+    dtype = choose_dtype(settings.dtype, replica_config.config.dtype, device)
     ops = open_ops(settings, device, placement)
-    stored = wanted.config.quantization
+    stored = replica_config.config.quantization
     quantization = choose_quantization(settings.quantization, "" if stored is None else stored.method, device)
     own, overlaps = settings.use_custom_all_reduce, settings.use_overlapped_all_reduce
     shard, stage, context = placement.join(device.torch_device, use_custom_all_reduce=own, overlaps=overlaps)
@@ -103,7 +105,7 @@ def _place(settings: WorkerSettings, wanted: ReplicaConfig, device: Device, plac
         settings.batch_invariant,
         stored,
         shard,
-        open_adapters(settings, ops, dtype, device, wanted.limits),
+        open_adapters(settings, ops, dtype, device, replica_config.limits),
         stage,
         context,
     )

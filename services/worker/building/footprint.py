@@ -71,23 +71,23 @@ def footprint(settings: WorkerSettings, values: dict[str, Any], *, num_ranks: in
         text = "config.json: an encoder keeps no KV; it needs the memory of its weights and of one step's activations"
         raise InvalidArgument(text, field="model")
     settings = settings.model_copy(update={"load_format": "dummy"})  # nothing in the folder but config.json is read
-    wanted = read_replica_config(settings, values, SINGLE_RANK)
-    dtype = _dtype(settings.dtype, wanted.config.dtype)
+    replica_config = read_replica_config(settings, values, SINGLE_RANK)
+    dtype = _dtype(settings.dtype, replica_config.config.dtype)
     kv_dtype = dtype if settings.kv_cache_dtype == "auto" else KV_DTYPES[settings.kv_cache_dtype]
     shard = Shard(0, num_ranks, whole_experts=settings.expert_parallel)
     place = LayerPlacement(
-        kernels.load("cpu"), dtype, torch.device("meta"), checkpoint=wanted.config.quantization, shard=shard
+        kernels.load("cpu"), dtype, torch.device("meta"), checkpoint=replica_config.config.quantization, shard=shard
     )
-    limits = state_blocks.fit(wanted.limits, wanted.config, kv_dtype, settings, shard=shard)
-    spec = attention_spec(wanted.config, limits.block_size, place, kv_dtype)
-    model = wanted.family(wanted.config, load_backend(REFERENCE_ATTENTION), place, limits.max_model_len)
+    limits = state_blocks.fit(replica_config.limits, replica_config.config, kv_dtype, settings, shard=shard)
+    spec = attention_spec(replica_config.config, limits.block_size, place, kv_dtype)
+    model = replica_config.family(replica_config.config, load_backend(REFERENCE_ATTENTION), place, limits.max_model_len)
     block = block_shape(spec, limits.layout.for_layers(model.here).layers_per_page, kv_dtype)
     num_parameters, weight_bytes = _weights(model, settings.quantization)
     return Footprint(
-        architecture=wanted.family.__name__,
+        architecture=replica_config.family.__name__,
         num_parameters=num_parameters,
         weight_bytes=weight_bytes,
-        activation_bytes=_activation_bytes(wanted, limits, num_ranks),
+        activation_bytes=_activation_bytes(replica_config, limits, num_ranks),
         block=block,
         limits=limits,
         dtype=str(dtype).removeprefix("torch."),
@@ -95,9 +95,9 @@ def footprint(settings: WorkerSettings, values: dict[str, Any], *, num_ranks: in
     )
 
 
-def _dtype(wanted: str, checkpoint: str) -> torch.dtype:
+def _dtype(setting: str, checkpoint: str) -> torch.dtype:
     """Type of weights and activations on a GPU: as choose_dtype(), with bfloat16 where nothing names one."""
-    name = wanted if wanted != "auto" else checkpoint or "bfloat16"
+    name = setting if setting != "auto" else checkpoint or "bfloat16"
     if name not in DTYPES:
         raise InvalidArgument(f"dtype: the checkpoint is {name!r}; available: {', '.join(DTYPES)}", field="dtype")
     return DTYPES[name]
@@ -114,10 +114,10 @@ def _weights(model: CausalLM, quantization: str) -> tuple[int, int]:
     return num_values, num_bytes
 
 
-def _activation_bytes(wanted: ReplicaConfig, limits: WorkerLimits, num_ranks: int) -> int:
+def _activation_bytes(replica_config: ReplicaConfig, limits: WorkerLimits, num_ranks: int) -> int:
     """Estimates what the largest step needs besides weights and KV: hidden states and the widest layer's output for
     every token of the step, logits and two copies of them for every sequence, and the device's own share."""
-    config = wanted.config
+    config = replica_config.config
     widest = max(2 * config.intermediate_size, (config.num_q_heads + 2 * config.num_kv_heads) * config.head_dim)
     tokens = limits.max_num_batched_tokens * (HIDDEN_COPIES * config.hidden_size + 2 * widest // num_ranks) * HALF
     logits = limits.max_num_seqs * config.vocab_size * LOGITS_COPIES * SINGLE

@@ -37,33 +37,39 @@ class KVMemory:
 
 
 def allocate_kv_memory(
-    settings: WorkerSettings, wanted: ReplicaConfig, site: Environment, loaded: LoadedModel, steps: StepExecution
+    settings: WorkerSettings,
+    replica_config: ReplicaConfig,
+    environment: Environment,
+    loaded: LoadedModel,
+    steps: StepExecution,
 ) -> KVMemory:
     """Allocates the KV caches, as many blocks as configured or as fit into the free memory of all ranks."""
-    _check_adapters(site)
-    num_blocks = site.place.min_over_ranks(settings.num_blocks or _measure(settings, wanted, site, loaded, steps))
-    fitting = _fitting(settings, site.limits, num_blocks)
-    drafting = wanted.drafting
+    _check_adapters(environment)
+    num_blocks = environment.place.min_over_ranks(
+        settings.num_blocks or _measure(settings, replica_config, environment, loaded, steps)
+    )
+    fitting = _fitting(settings, environment.limits, num_blocks)
+    drafting = replica_config.drafting
     table = DraftingSlotTable(fitting, drafting.num_speculative_tokens) if drafting else SlotTable(fitting)
-    caches = kv_cache.allocate(loaded.shape, num_blocks, site.place.device, loaded.sleep_memory.zeros)
+    caches = kv_cache.allocate(loaded.shape, num_blocks, environment.place.device, loaded.sleep_memory.zeros)
     return KVMemory(fitting, table, caches)
 
 
-def _check_adapters(site: Environment) -> None:
+def _check_adapters(environment: Environment) -> None:
     """Raises InvalidArgument if there is no memory for whole weights of adapters that may be loaded later."""
-    adapters = site.place.adapters
-    wanted = 0 if adapters is None else adapters.reserved_bytes
-    free = kv_memory.free_bytes(site.place.device) if wanted else 0
-    if adapters is not None and wanted > free:
+    adapters = environment.place.adapters
+    reserved_bytes = 0 if adapters is None else adapters.reserved_bytes
+    free = kv_memory.free_bytes(environment.place.device) if reserved_bytes else 0
+    if adapters is not None and reserved_bytes > free:
         text = (
-            f"lora_modules_to_save: {adapters.max_adapters} adapters (max_loras) may take {wanted:,} bytes, "
+            f"lora_modules_to_save: {adapters.max_adapters} adapters (max_loras) may take {reserved_bytes:,} bytes, "
             f"{free:,} are free behind the model's weights"
         )
         raise InvalidArgument(text, field="lora_modules_to_save")
 
 
 def record_steps(
-    wanted: ReplicaConfig, site: Environment, loaded: LoadedModel, steps: StepExecution, memory: KVMemory
+    replica_config: ReplicaConfig, environment: Environment, loaded: LoadedModel, steps: StepExecution, memory: KVMemory
 ) -> None:
     """Prepares the runner with these blocks and records its steps over them."""
     block_table = memory.table.block_table
@@ -72,46 +78,56 @@ def record_steps(
     )
     if steps.graphs is not None:
         steps.graphs.record(steps.runner, memory.limits, block_table)
-    _use_tape(steps.runner, loaded.model, site, memory.limits, trees=wanted.drafts_trees)
+    _use_tape(steps.runner, loaded.model, environment, memory.limits, trees=replica_config.drafts_trees)
     kv_memory.report(memory.limits, loaded.shape)
 
 
-def _fitting(settings: WorkerSettings, wanted: WorkerLimits, num_blocks: int) -> WorkerLimits:
-    fitting = worker_limits.fit(wanted, num_blocks, explicit=bool(settings.max_model_len))
-    if fitting.max_model_len < wanted.max_model_len:
+def _fitting(settings: WorkerSettings, limits: WorkerLimits, num_blocks: int) -> WorkerLimits:
+    fitting = worker_limits.fit(limits, num_blocks, explicit=bool(settings.max_model_len))
+    if fitting.max_model_len < limits.max_model_len:
         log.warning(
-            "max_model_len shortened to what the KV memory holds", model=wanted.max_model_len, now=fitting.max_model_len
+            "max_model_len shortened to what the KV memory holds", model=limits.max_model_len, now=fitting.max_model_len
         )
     return fitting
 
 
-def _use_tape(runner: ModelRunner, model: CausalLM, site: Environment, fitting: WorkerLimits, *, trees: bool) -> None:
-    reason = taped.reject_reason(model, site.backend, site.place)
+def _use_tape(
+    runner: ModelRunner, model: CausalLM, environment: Environment, fitting: WorkerLimits, *, trees: bool
+) -> None:
+    reason = taped.reject_reason(model, environment.backend, environment.place)
     if reason is None:
         runner.use_model(TapedModel(model, runner.caches, fitting, trees=trees))
-    elif site.place.device.type == "cpu":
+    elif environment.place.device.type == "cpu":
         log.info("no tape: steps are launched kernel by kernel", reason=reason)
 
 
 def _measure(
-    settings: WorkerSettings, wanted: ReplicaConfig, site: Environment, loaded: LoadedModel, steps: StepExecution
+    settings: WorkerSettings,
+    replica_config: ReplicaConfig,
+    environment: Environment,
+    loaded: LoadedModel,
+    steps: StepExecution,
 ) -> int:
     """Returns the number of blocks that fit into free memory, including the drafter's memory per block."""
     block_bytes = loaded.shape.num_bytes + (steps.drafter.block_bytes if steps.drafter else 0)
     if settings.device == "cpu":
         return kv_memory.cpu_budget(settings.cpu_kv_cache_gib) // block_bytes
-    scratch = SlotTable(site.limits)
-    memory = kv_cache.allocate(loaded.shape, 1, site.place.device)
+    scratch = SlotTable(environment.limits)
+    memory = kv_cache.allocate(loaded.shape, 1, environment.place.device)
     steps.runner.prepare(
         kv_cache.caches_by_layer(memory, loaded.kv_layout), scratch.block_table, loaded.kv_layout.num_groups
     )
     kv_memory.reset_cuda_peak_stats()
-    drafts = wanted.drafting.num_speculative_tokens if wanted.drafting and site.limits.layout.has_states else 0
-    run_largest_steps(steps.runner, site.limits, drafts)
+    drafts = (
+        replica_config.drafting.num_speculative_tokens
+        if replica_config.drafting and environment.limits.layout.has_states
+        else 0
+    )
+    run_largest_steps(steps.runner, environment.limits, drafts)
     if steps.graphs is not None:
-        steps.graphs.record(steps.runner, site.limits, scratch.block_table, most=1)
+        steps.graphs.record(steps.runner, environment.limits, scratch.block_table, most=1)
     total_bytes, other_bytes = kv_memory.measure_cuda_use()
     other_bytes += steps.runner.heads.query_bytes
-    if site.place.adapters is not None:
-        other_bytes += site.place.adapters.reserved_bytes
+    if environment.place.adapters is not None:
+        other_bytes += environment.place.adapters.reserved_bytes
     return max(kv_memory.cuda_budget(settings.gpu_memory_utilization, total_bytes, other_bytes) // block_bytes, 0)

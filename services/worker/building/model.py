@@ -54,21 +54,23 @@ class LoadedModel:
 
 def load_model(
     settings: WorkerSettings,
-    wanted: ReplicaConfig,
-    site: Environment,
+    replica_config: ReplicaConfig,
+    environment: Environment,
     placement: RankPlacement,
     progress: Progress | None = None,
 ) -> LoadedModel:
     """Loads the model; `progress` receives the loading progress. Raises QuireError for invalid checkpoints."""
-    place = site.place
+    place = environment.place
     loader = Loader(settings.load_format, settings.seed, progress or Progress())
 
     def new() -> CausalLM:
-        return wanted.family(wanted.config, site.backend, place, site.limits.max_model_len)
+        return replica_config.family(
+            replica_config.config, environment.backend, place, environment.limits.max_model_len
+        )
 
     model = new()
-    kept = site.limits.layout.for_layers(model.here)
-    shape = block_shape(site.spec, kept.layers_per_page, site.kv_dtype)
+    kept = environment.limits.layout.for_layers(model.here)
+    shape = block_shape(environment.spec, kept.layers_per_page, environment.kv_dtype)
     counts = _count(model, place, placement)
     weights = Weights(model, new, place)
     with ThreadPoolExecutor(1, thread_name_prefix="samples") as beside:

@@ -40,34 +40,34 @@ class StepExecution:
 
 def build_step_execution(
     settings: WorkerSettings,
-    wanted: ReplicaConfig,
-    site: Environment,
+    replica_config: ReplicaConfig,
+    environment: Environment,
     loaded: LoadedModel,
     grammars: CompilePool | None,
 ) -> StepExecution:
-    model, place, limits = loaded.model, site.place, site.limits
+    model, place, limits = loaded.model, environment.place, environment.limits
     without = replace(place, adapters=None)
     target = DraftTarget(model, without, limits, settings.attention_backend, loaded.loader, Path(settings.model))
-    drafter = create_drafter(wanted.drafting, target, limits)
-    runner = _runner(model, build_heads(settings, model, limits, place, grammars), site)
+    drafter = create_drafter(replica_config.drafting, target, limits)
+    runner = _runner(model, build_heads(settings, model, limits, place, grammars), environment)
     return StepExecution(
-        runner, drafter, _graph_maker(settings, model, site, drafting=wanted.drafting, drafter=drafter)
+        runner, drafter, _graph_maker(settings, model, environment, drafting=replica_config.drafting, drafter=drafter)
     )
 
 
-def _runner(model: CausalLM, heads: Heads, site: Environment) -> ModelRunner:
-    if not site.device.is_synchronous:
+def _runner(model: CausalLM, heads: Heads, environment: Environment) -> ModelRunner:
+    if not environment.device.is_synchronous:
         torch.set_num_threads(
             1
         )  # after loading: idle copy threads would spin, at the cost of those that fill grammar masks
-    place = site.place
-    runner = ModelRunner(model, heads, site.device, place.adapters or NO_ADAPTERS)
+    place = environment.place
+    runner = ModelRunner(model, heads, environment.device, place.adapters or NO_ADAPTERS)
     if place.adapters is not None:
         runner.add_component(AdapterRows(place.adapters))
     if not place.context.is_whole:
         runner.use_context(place.context)
     if not place.stage.is_whole:
-        num_slots = site.limits.max_num_seqs
+        num_slots = environment.limits.max_num_seqs
         runner.use_stage(
             lambda timer, staging: RunnerStage(model, place.dtype, num_slots, timer=timer, staging=staging)
         )
@@ -77,13 +77,13 @@ def _runner(model: CausalLM, heads: Heads, site: Environment) -> ModelRunner:
 def _graph_maker(
     settings: WorkerSettings,
     model: CausalLM,
-    site: Environment,
+    environment: Environment,
     *,
     drafting: SpeculativeConfig | None,
     drafter: Drafter | None,
 ) -> GraphBuilder | None:
     """Returns the graph builder; None if all steps are launched kernel by kernel."""
-    backend, spec, place = site.backend, site.spec, site.place
+    backend, spec, place = environment.backend, environment.spec, environment.place
     if spec.device == "cpu" or not settings.cuda_graphs:
         return None
     if not backend.records_decodes:

@@ -54,8 +54,8 @@ def chunk_shapes(limits: WorkerLimits, samples_per_row: int) -> list[ChunkShape]
     return [
         ChunkShape(tokens, rows)
         for tokens in TOKENS
-        for rows, less in zip(ROWS, smaller, strict=True)
-        if tokens <= most_tokens and less < min(tokens + 1, most_rows)
+        for rows, smaller_rows in zip(ROWS, smaller, strict=True)
+        if tokens <= most_tokens and smaller_rows < min(tokens + 1, most_rows)
     ]
 
 

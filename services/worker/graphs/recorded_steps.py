@@ -39,7 +39,7 @@ class RecordedStage:
 
 @dataclass(frozen=True, slots=True)
 class RecordedModel:
-    """What a recording runs: forward pass, sampling, and input and output kernels."""
+    """Components of a recorded step: forward pass, sampling, input and output kernels."""
 
     forward: Callable[[ForwardBatch], Tensor]  # logits [num_logits, vocab_size], or a stage's output
     choice: PlainChoice | None  # None: the recording does not sample

@@ -35,9 +35,11 @@ def find_groups(block_table: npt.NDArray[np.int32], slots: Rows, seq_lens: I32, 
     """Returns the groups worth sharing, largest saving first. The last position of each row is not computed yet."""
     num_full = (seq_lens - 1) // block_size
     candidates = np.flatnonzero(num_full > 0)
-    firsts, member_of, sizes = np.unique(block_table[slots[candidates], 0], return_inverse=True, return_counts=True)
+    first_blocks, member_of, sizes = np.unique(
+        block_table[slots[candidates], 0], return_inverse=True, return_counts=True
+    )
     groups = []
-    for index in np.flatnonzero((sizes >= LEAST_ROWS) & (firsts > 0)).tolist():
+    for index in np.flatnonzero((sizes >= LEAST_ROWS) & (first_blocks > 0)).tolist():
         rows = candidates[member_of == index]
         tables = block_table[slots[rows], : int(num_full[rows].min())]
         alike = (tables == tables[0]).all(axis=0)

@@ -80,10 +80,10 @@ class Embedding:
             places = token_ids - self.rows.start
             is_here = (places >= 0) & (places < len(self.rows))
             places = places * is_here
-        found: Tensor = self._ops.embed(places, self.table)
+        embedded: Tensor = self._ops.embed(places, self.table)
         if adapters is not None:
-            adapters.add(places, found)
-        return found if is_here is None else self._shard.collectives.all_reduce(found * is_here.unsqueeze(1))
+            adapters.add(places, embedded)
+        return embedded if is_here is None else self._shard.collectives.all_reduce(embedded * is_here.unsqueeze(1))
 
     def _products(self, x: Tensor) -> Tensor:
         """Multiplies x [num_rows, hidden_size] with this rank's rows."""

@@ -49,9 +49,9 @@ class PageExchange:
         sent = rows[0].new_empty((len(rows), len(self.own), rows[0].size(1)))
         for part, place in zip(rows, sent, strict=True):
             torch.index_select(part, 0, self.own, out=place)
-        found = self.peers.all_gather(sent)
+        gathered = self.peers.all_gather(sent)
         for number, part in enumerate(rows):
-            part[self.everybody] = found[:, number]
+            part[self.everybody] = gathered[:, number]
 
 
 def _words(cache: Tensor) -> Tensor:
@@ -95,10 +95,10 @@ class ContextParallel:
         up = batches.upload(own, new_blocks)
         batch = batches.batch(own, up, up.sampling_tokens, only_last=only_samples)
         hidden = forward(self._with_exchanges(batch, shares, batches), batches.caches)
-        found = self._context.peers.all_gather(hidden.contiguous()).flatten(0, 1)
+        gathered = self._context.peers.all_gather(hidden.contiguous()).flatten(0, 1)
         (order,) = batches.staging.upload([wanted.order])
         self._adapters.write_rows(shares.inputs)
-        return found.index_select(0, order)
+        return gathered.index_select(0, order)
 
     def agree(self, sampled: SampledTokens, memory: SlotMemory) -> None:
         """Broadcasts rank 0's sampled tokens after every sampling step."""

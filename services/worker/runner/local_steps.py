@@ -46,7 +46,7 @@ class StepLayers(Protocol):
         """Launches a step kernel by kernel, or as a tape."""
 
     def replay(
-        self, step: ReadyStep, inputs: StepInputs, ending: StepEnding, others: StepHeads, marks: list[Any] | None
+        self, step: ReadyStep, inputs: StepInputs, ending: StepEnding, step_heads: StepHeads, marks: list[Any] | None
     ) -> StageLaunch:
         """Replays a recorded step."""
 
@@ -93,9 +93,9 @@ class LocalLayers:
         return end(model.forward(batch, caches) if inputs.num_tokens else None)
 
     def replay(
-        self, step: ReadyStep, inputs: StepInputs, ending: StepEnding, others: StepHeads, marks: list[Any] | None
+        self, step: ReadyStep, inputs: StepInputs, ending: StepEnding, step_heads: StepHeads, marks: list[Any] | None
     ) -> StageLaunch:
-        return ending.end_recorded(step, inputs, others, marks)
+        return ending.end_recorded(step, inputs, step_heads, marks)
 
     def launch_oldest_heads(self) -> None:
         """Does nothing: heads are launched with their step."""

@@ -190,27 +190,27 @@ class ModelRunner:
             component.prepare_step(inputs)
         heads = self.heads
         heads.prepare_step()
-        others = heads.for_step(inputs)
-        graphs = self.recordings.find(inputs, new_blocks, samples_alone=not others.rows)
+        step_heads = heads.for_step(inputs)
+        graphs = self.recordings.find(inputs, new_blocks, samples_alone=not step_heads.rows)
         for component in self._components:
             component.prepare_launch(inputs, one_token_per_row=graphs is not None and graphs.one_token_per_row)
         if graphs is not None:
-            return self._launch_graph(graphs, inputs, new_blocks, others)
-        return self._launch_kernels(inputs, new_blocks, others, self._model)
+            return self._launch_graph(graphs, inputs, new_blocks, step_heads)
+        return self._launch_kernels(inputs, new_blocks, step_heads, self._model)
 
     def _launch_kernels(
-        self, inputs: StepInputs, new_blocks: NewBlocks, others: StepHeads, model: Model
+        self, inputs: StepInputs, new_blocks: NewBlocks, step_heads: StepHeads, model: Model
     ) -> StageLaunch:
         """Launches a step kernel by kernel, or on the CPU as a tape, which supports all heads."""
         marks = self._timer.begin(short=False)
         batches = self._batches
         up = batches.upload(inputs, new_blocks)
-        end = partial(self._ending.end, inputs, up, others, marks=marks)
+        end = partial(self._ending.end, inputs, up, step_heads, marks=marks)
         shares = self._context.shares(inputs, self.recordings)
         if shares is not None:
             self._timer.mark(marks)
-            return end(self._shared(shares, new_blocks, others))
-        wanted = self._wanted(inputs, up, others)
+            return end(self._shared(shares, new_blocks, step_heads))
+        wanted = self._wanted(inputs, up, step_heads)
         is_recorded = model is not self._eager_model  # a tape runs all tokens through all layers
         only_last = wanted is up.sampling_tokens and not is_recorded
         batch = batches.batch(inputs, up, wanted, only_last=only_last)
@@ -218,28 +218,28 @@ class ModelRunner:
         return self._layers.launch(model, batch, self.caches, inputs, end=end, marks=marks)
 
     def _launch_graph(
-        self, graphs: StepGraphs, inputs: StepInputs, new_blocks: NewBlocks, others: StepHeads
+        self, graphs: StepGraphs, inputs: StepInputs, new_blocks: NewBlocks, step_heads: StepHeads
     ) -> StageLaunch:
         marks = self._timer.begin(short=True)
         step = graphs.prepare(inputs, new_blocks)
         self._timer.mark(marks)
-        return self._layers.replay(step, inputs, self._ending, others, marks)
+        return self._layers.replay(step, inputs, self._ending, step_heads, marks)
 
-    def _wanted(self, inputs: StepInputs, up: Uploaded, others: StepHeads) -> Tensor | None:
+    def _wanted(self, inputs: StepInputs, up: Uploaded, step_heads: StepHeads) -> Tensor | None:
         """Returns the tokens whose hidden states the heads read, int32 [num_wanted]; None: all, in order."""
-        if not others.rows:
+        if not step_heads.rows:
             return None if inputs.num_samples == inputs.num_tokens else up.sampling_tokens
-        if others.reads_all_tokens:
+        if step_heads.reads_all_tokens:
             return None
-        (tokens,) = self._staging.upload([others.required_tokens(inputs.sampling_tokens)])
+        (tokens,) = self._staging.upload([step_heads.required_tokens(inputs.sampling_tokens)])
         return tokens
 
-    def _shared(self, shares: TokenShares, new_blocks: NewBlocks, others: StepHeads) -> Tensor:
+    def _shared(self, shares: TokenShares, new_blocks: NewBlocks, step_heads: StepHeads) -> Tensor:
         """Returns the hidden states that the heads read, in the order they expect, from all context-parallel ranks."""
         inputs, tokens = shares.inputs, shares.inputs.sampling_tokens
-        if others.rows:
+        if step_heads.rows:
             all_tokens = np.arange(inputs.num_tokens, dtype=np.int32)
-            tokens = all_tokens if others.reads_all_tokens else others.required_tokens(tokens)
+            tokens = all_tokens if step_heads.reads_all_tokens else step_heads.required_tokens(tokens)
         forward = self._eager_model.forward
-        only = not others.rows
+        only = not step_heads.rows
         return self._context.hidden(forward, shares, self._batches, new_blocks, tokens=tokens, only_samples=only)

@@ -53,15 +53,15 @@ class RunnerOutput(NamedTuple):
         """
         if self.token_moves is None:
             return tokens
-        found, sources, targets = (
+        replaced, sources, targets = (
             tokens.copy(),
             sampling_tokens[self.token_moves.sources],
             sampling_tokens[self.token_moves.targets],
         )
         at = np.minimum(np.searchsorted(targets, tokens), len(targets) - 1)
         has_moved = targets[at] == tokens
-        found[has_moved] = sources[at[has_moved]]
-        return found
+        replaced[has_moved] = sources[at[has_moved]]
+        return replaced
 
     @property
     def features(self) -> Tensor | None:

@@ -202,10 +202,10 @@ class RunnerStage:
         return self._steps.launch(part, inputs, end, marks)
 
     def replay(
-        self, step: ReadyStep, inputs: StepInputs, ending: StepEnding, others: StepHeads, marks: list[Any] | None
+        self, step: ReadyStep, inputs: StepInputs, ending: StepEnding, step_heads: StepHeads, marks: list[Any] | None
     ) -> StageLaunch:
         part = RecordedStagePart(step, inputs, self._staging, is_last=self._model.stage.is_last)
-        return self._steps.launch(part, inputs, partial(ending.end, inputs, None, others, marks=marks), marks)
+        return self._steps.launch(part, inputs, partial(ending.end, inputs, None, step_heads, marks=marks), marks)
 
     def launch_oldest_heads(self) -> None:
         self._steps.launch_oldest_heads()

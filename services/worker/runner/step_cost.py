@@ -89,10 +89,10 @@ class CostModel:
         self._dense_bytes, self._head_bytes = float(weights.dense * size), float(weights.head * size)
         self._routed_bytes = float(weights.routed * size)
         # Elements per token and layer: cached, and read by a head.
-        cached, met = 2 * config.num_kv_heads * config.head_dim, 2 * config.head_dim
+        cached, read_elements = 2 * config.num_kv_heads * config.head_dim, 2 * config.head_dim
         if config.latent is not None:
-            cached, met = config.latent.cached_dim, config.latent.cached_dim + config.latent.kv_rank
-        self._attention_flops = 2.0 * config.num_q_heads * met  # per pair of tokens and layer
+            cached, read_elements = config.latent.cached_dim, config.latent.cached_dim + config.latent.kv_rank
+        self._attention_flops = 2.0 * config.num_q_heads * read_elements  # per pair of tokens and layer
         self._kv_bytes = float(cached * kv_element_bytes)  # of a token, in a layer
         self._written_bytes = self._kv_bytes * self._num_layers  # of a token
         self._has_windows = any(window for window, _ in self._layers)
@@ -138,8 +138,8 @@ class CostModel:
 
 def _in_chunks(inputs: StepInputs, chunk: int) -> tuple[int, int]:
     """Returns the tokens attended to and read with chunked windows: none before the chunk of a row's first token."""
-    firsts = inputs.seq_lens - np.diff(inputs.query_start)
-    return _sum(inputs.positions % chunk + 1, 0), _sum(inputs.seq_lens - firsts // chunk * chunk, 0)
+    first_positions = inputs.seq_lens - np.diff(inputs.query_start)
+    return _sum(inputs.positions % chunk + 1, 0), _sum(inputs.seq_lens - first_positions // chunk * chunk, 0)
 
 
 def _sum(lengths: np.ndarray, window: int) -> int:

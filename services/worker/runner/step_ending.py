@@ -63,7 +63,12 @@ class StepEnding:
         self._none_sampled = SampledTokens(memory.last_tokens[:0], None)
 
     def end(
-        self, inputs: StepInputs, up: Uploaded | None, others: StepHeads, hidden: Tensor | None, marks: list[Any] | None
+        self,
+        inputs: StepInputs,
+        up: Uploaded | None,
+        step_heads: StepHeads,
+        hidden: Tensor | None,
+        marks: list[Any] | None,
     ) -> Launch:
         """Launches the heads on the hidden states `hidden` of the wanted tokens (None: the step has none).
 
@@ -73,30 +78,34 @@ class StepEnding:
         sampled, endings = self._none_sampled, []
         if hidden is not None:
             if inputs.num_samples:
-                sampled = self._sampled(inputs, up, others, hidden)
-            if others.rows:
-                endings = others.launch(hidden, inputs.num_samples, self._staging)
+                sampled = self._sampled(inputs, up, step_heads, hidden)
+            if step_heads.rows:
+                endings = step_heads.launch(hidden, inputs.num_samples, self._staging)
         return Launch(self._timer, marks, self._staging, sampled, drafts=inputs.drafts, endings=endings)
 
-    def end_recorded(self, step: ReadyStep, inputs: StepInputs, others: StepHeads, marks: list[Any] | None) -> Launch:
+    def end_recorded(
+        self, step: ReadyStep, inputs: StepInputs, step_heads: StepHeads, marks: list[Any] | None
+    ) -> Launch:
         """Replays a recording up to the logits and launches the remaining heads."""
         logits = step.forward()
         self._timer.mark(marks)
         sampled = self._chosen(step, logits, inputs)
         endings: list[HeadLaunch] = []
-        if others.rows and step.hidden is not None:
-            endings = others.launch_all(step.hidden, self._staging)
+        if step_heads.rows and step.hidden is not None:
+            endings = step_heads.launch_all(step.hidden, self._staging)
         return Launch(self._timer, marks, self._staging, sampled, drafts=inputs.drafts, endings=endings)
 
-    def _sampled(self, inputs: StepInputs, up: Uploaded | None, others: StepHeads, hidden: Tensor) -> SampledTokens:
+    def _sampled(self, inputs: StepInputs, up: Uploaded | None, step_heads: StepHeads, hidden: Tensor) -> SampledTokens:
         """Computes logits and samples; arguments as in end()."""
-        if not others.rows and self._recordings.samples is not None:
+        if not step_heads.rows and self._recordings.samples is not None:
             step = self._recordings.samples.prepare(inputs, hidden)
             return self._chosen(step, step.forward(), inputs)
         assert up is not None, "recordings take steps whose samples others take"
-        if others.rows:
+        if step_heads.rows:
             hidden = (
-                hidden.index_select(0, up.sampling_tokens) if others.reads_all_tokens else hidden[: inputs.num_samples]
+                hidden.index_select(0, up.sampling_tokens)
+                if step_heads.reads_all_tokens
+                else hidden[: inputs.num_samples]
             )
         logits = self.model.logits(hidden, *self._adapters.logit_rows)
         slots, positions = up.sampling_slots, up.sample_positions

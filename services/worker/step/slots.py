@@ -284,8 +284,8 @@ class SlotTable:
         self._require_blocks(ids, "new_block_ids", nulls=bool(self._limits.layout.windows))
         per_slot = gains * self.num_groups
         slots = growing.repeat(per_slot)
-        firsts = per_slot.cumsum() - per_slot  # index into `ids` of each slot's first block
-        within = np.arange(wanted) - firsts.repeat(per_slot)
+        block_starts = per_slot.cumsum() - per_slot  # index into `ids` of each slot's first block
+        within = np.arange(wanted) - block_starts.repeat(per_slot)
         if self.num_groups == 1:
             places = self.num_blocks[slots] + within
         else:

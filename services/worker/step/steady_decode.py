@@ -70,10 +70,10 @@ class _Run:
         if self._num_followed == self._next_growth or len(ids):
             growing = (self._room == self._num_followed).nonzero()[0]
             slots, places = last.slots[growing], (last.seq_lens[growing] // table.block_size).astype(np.intp)
-            found = table.grow(plan, slots, places)
-            if found is None:
+            grown_blocks = table.grow(plan, slots, places)
+            if grown_blocks is None:
                 return None
-            new_blocks, begins_blocks = found, len(growing) > 0
+            new_blocks, begins_blocks = grown_blocks, len(growing) > 0
             for group in range(table.num_groups):
                 in_group = table.block_table[slots, group * table.width + places]
                 mapping[group * last.num_rows + growing] = in_group * table.block_size

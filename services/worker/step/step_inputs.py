@@ -152,9 +152,9 @@ def _slot_mapping(step: Step, table: SlotTable, positions: I32, token_slots: Row
 def _fill_drafts(token_ids: I32, drafts: Drafts, draft_counts: I32, query_start: I32) -> None:
     """Writes draft tokens, the last ones of their rows, to `token_ids`."""
     rows = np.flatnonzero(draft_counts)
-    firsts = np.repeat(query_start[rows + 1] - drafts.counts, drafts.counts)
+    first_drafts = np.repeat(query_start[rows + 1] - drafts.counts, drafts.counts)
     within = np.arange(len(drafts.token_ids)) - np.repeat(np.cumsum(drafts.counts) - drafts.counts, drafts.counts)
-    token_ids[firsts + within] = drafts.token_ids
+    token_ids[first_drafts + within] = drafts.token_ids
 
 
 def _behind_drafts(last_tokens: I32, rows: DraftRows) -> I32:

@@ -67,7 +67,7 @@ class TokenShares:
         rows, begins, ends = self.pieces[rank]
         query_start = np.zeros(len(rows) + 1, dtype=np.int32)
         np.cumsum(ends - begins, out=query_start[1:])
-        positions, mine = inputs.positions[tokens], wanted.own[rank]
+        positions, own_tokens = inputs.positions[tokens], wanted.own[rank]
         fed = np.flatnonzero(self.owners[inputs.prev_sampled_tokens] == rank)
         slots = inputs.slots[rows]
         return replace(
@@ -80,9 +80,9 @@ class TokenShares:
             seq_lens=inputs.positions[ends - 1] + np.int32(1),
             prev_sampled_tokens=self.places[inputs.prev_sampled_tokens[fed]].astype(np.int32),
             prev_sampled_slots=inputs.prev_sampled_slots[fed],
-            sampling_slots=slots[np.searchsorted(query_start, mine, side="right") - 1],
-            sampling_tokens=mine,
-            sample_positions=positions[mine] + np.int32(1),
+            sampling_slots=slots[np.searchsorted(query_start, own_tokens, side="right") - 1],
+            sampling_tokens=own_tokens,
+            sample_positions=positions[own_tokens] + np.int32(1),
             drafts=None,
             follows=0,
         )

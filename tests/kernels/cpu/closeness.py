@@ -1,4 +1,4 @@
-"""How near a result must be: written once, in the terms of the dtype that it is rounded to."""
+"""Tolerances of results, in terms of the dtype they are rounded to."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ needs_library = {"condition": cpu.unavailable() is not None, "reason": str(cpu.u
 
 
 def assert_close(got: torch.Tensor, want: torch.Tensor, units: float = 1.0, absolute: float | None = None) -> None:
-    """Within `units` last places of each value, plus `absolute` (default: the same of the mean magnitude)."""
+    """Asserts that values differ by at most `units` last places plus `absolute` (default: the same of the mean
+    magnitude)."""
     assert got.dtype is want.dtype or want.dtype is torch.float64
     assert got.shape == want.shape
     unit = UNIT[got.dtype] * units

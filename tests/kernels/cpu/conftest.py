@@ -13,7 +13,8 @@ def seeded():
 
 @pytest.fixture(autouse=True)
 def threads():
-    """As many of ours as a test likes, one of torch: on a busy machine its threads mostly wait for each other."""
+    """Sets the pool's threads as requested and torch's to one: on a busy machine torch's threads mostly wait for each
+    other."""
     ours, theirs = cpu.num_threads(), torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -1,4 +1,4 @@
-"""Sequences in blocks, for tests of attention."""
+"""Paged sequences for attention tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NAN = float("nan")
 
 @dataclass
 class Paged:
-    """Sequences with all their queries; everything in the cache that none of them owns is NaN."""
+    """Sequences with all their queries; unowned cache positions are NaN."""
 
     q: list[torch.Tensor]  # per sequence [seq_len, num_q_heads, head_dim]
     k_cache: torch.Tensor
@@ -19,7 +19,7 @@ class Paged:
     tables: list[list[int]]
 
     def step(self, rows: list[tuple[int, int, int]]) -> tuple[torch.Tensor, ...]:
-        """Arguments for rows [begin, end) of each (sequence, begin, end)."""
+        """Returns the arguments for rows [begin, end) of each (sequence, begin, end)."""
         q = torch.cat([self.q[seq][begin:end] for seq, begin, end in rows])
         width = max(len(self.tables[seq]) for seq, _, _ in rows) + 1
         tables = torch.zeros(len(rows), width, dtype=torch.int32)
@@ -48,7 +48,7 @@ def paged(
 def exact(
     case: Paged, rows: list[tuple[int, int, int]], scale: float, window: int, *, chunked: bool = False
 ) -> torch.Tensor:
-    """In float64."""
+    """Computes attention in float64."""
     _, kv_heads, head_dim = case.k_cache.shape[1:]
     device = case.k_cache.device
     out = []
@@ -66,7 +66,7 @@ def exact(
 
 
 def random_tree(num_nodes: int) -> tuple[torch.Tensor, list[list[int]]]:
-    """Masks of a row and the nodes of a tree behind it, int64 [1 + num_nodes]; and the rows that each sees of them."""
+    """Returns masks of a row and the tree nodes after it, int64 [1 + num_nodes], and the rows visible to each."""
     paths = [[0]]
     for node in range(1, num_nodes + 1):
         paths.append([*paths[int(torch.randint(node, ()))], node])
@@ -75,7 +75,7 @@ def random_tree(num_nodes: int) -> tuple[torch.Tensor, list[list[int]]]:
 
 
 def exact_path(case: Paged, seq: int, first: int, path: list[int], scale: float) -> torch.Tensor:
-    """The last row of `path`, rows counted from position `first` on, if nothing else stood there. In float64."""
+    """Computes the last row of `path` in float64; rows are counted from position `first` on."""
     _, kv_heads, head_dim = case.k_cache.shape[1:]
     places = torch.tensor([*range(first), *(first + row for row in path)])
     blocks = torch.tensor(case.tables[seq])

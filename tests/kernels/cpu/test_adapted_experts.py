@@ -1,4 +1,4 @@
-"""What adapters add to experts, against the reference; rows keep their bits."""
+"""Adapters of experts against the reference; rows keep their bits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ EXPERTS, HIDDEN, SIZE, TOP_K, ADAPTERS = 4, 33, 17, 2, 3
 
 
 def updates_of(dtype):
-    """By adapter and expert, to either product; the second adapter leaves the layer alone, the third two experts."""
+    """Returns updates by adapter and expert for either product; the second adapter has none, the third skips two
+    experts."""
 
     def one(number, expert, sizes, in_features):
         left_alone = number == 1 or (number == 2 and expert < 2)
@@ -39,7 +40,7 @@ def additions(package, updates, dtype, rows):
 
 @pytest.mark.parametrize("rows", [1, 9, 600])
 def test_tokens_get_what_their_own_adapters_add(dtype, rows):
-    """More tokens than are computed at once; an expert that is elsewhere; the bits of rows without are as ever."""
+    """The batch exceeds one tile, and one expert is on another rank; rows without an adapter keep their exact bits."""
     given, updates = weights_of(EXPERTS, HIDDEN, SIZE, dtype), updates_of(dtype)
     numbers = [row % 4 - 1 for row in range(rows)] if rows > 1 else [0]
     x, of_rows, (ids, weights) = torch.randn(rows, HIDDEN).to(dtype), adapted(numbers), choice(rows, EXPERTS, TOP_K)
@@ -71,7 +72,7 @@ def test_a_row_has_the_same_bits_in_any_batch(dtype):
         assert torch.equal(alone[0], whole[row]), row
 
 
-def test_a_tape_reads_rows_and_adapters_anew(dtype):
+def test_replays_read_current_rows_and_adapters(dtype):
     gate_up, down = updates_of(dtype)
     packed, rows, tape = cpu.prepare_experts(*weights_of(4, HIDDEN, SIZE, dtype)), AdaptedRows.none(9, 3), Tape(rows=9)
     added = additions(cpu, ([None] * 12, [None] * 12), dtype, rows)

@@ -9,7 +9,7 @@ from tests.kernels.cpu.paged import NAN, exact, exact_path, paged, random_tree
 
 pytestmark = pytest.mark.skipif(**needs_library)
 
-# float32 scores of magnitude 10 carry errors of 1e-6, which the weights inherit.
+# float32 scores of magnitude 10 have errors of 1e-6, which propagate to the weights.
 ABSOLUTE = {torch.float32: 6e-6, torch.bfloat16: 8e-3}  # bfloat16 rounds the weights too
 
 
@@ -71,7 +71,7 @@ def test_scores_are_capped(dtype, window, scale):
 
 @pytest.mark.parametrize("chunk", [1, 50, 64, 130])
 def test_rows_see_their_own_chunk_only(dtype, chunk):
-    """Also where a step's rows are of several, and where one begins behind the last row."""
+    """Covers steps with rows of several chunks, and a chunk that begins behind the last row."""
     case = paged([1, 200, 64, 65, 131], 6, 2, 64, 7, dtype)
     rows = [(0, 0, 1), (1, 199, 200), (2, 0, 64), (3, 30, 65), (4, 100, 130)]
     got = cpu.paged_attention(*case.step(rows), 0.125, chunk, chunked=True)
@@ -83,7 +83,7 @@ def test_rows_see_their_own_chunk_only(dtype, chunk):
 
 @pytest.mark.parametrize("window", [0, 40])
 @pytest.mark.parametrize(("q_heads", "kv_heads", "head_dim"), [(4, 2, 32), (8, 1, 80), (3, 3, 128)])
-def test_a_row_has_the_same_bits_however_the_prompt_is_cut(dtype, q_heads, kv_heads, head_dim, window):
+def test_row_has_the_same_bits_for_any_chunking(dtype, q_heads, kv_heads, head_dim, window):
     case = paged([260, 90], q_heads, kv_heads, head_dim, 16, dtype)
     whole = cpu.paged_attention(*case.step([(0, 0, 260)]), 0.2, window)
     for chunk in (1, 7, 32, 64, 100):
@@ -124,7 +124,7 @@ def test_threads_do_not_change_bits(dtype):
 
 
 def test_blocks_before_the_window_may_be_gone(dtype):
-    """They may have been given to others, and their places in the table may name block 0."""
+    """They may belong to other sequences by now, and their entries in the block table may be the null block."""
     case = paged([150], 4, 2, 32, 16, dtype)
     rows = [(0, 140, 150)]
     before = cpu.paged_attention(*case.step(rows), 0.2, 20)
@@ -182,7 +182,7 @@ def test_a_cache_in_huge_pages_is_a_cache_like_any_other():
 )
 @pytest.mark.parametrize("package", [cpu, reference])
 def test_rows_of_a_tree_see_their_own_path(dtype, package, q_heads, kv_heads, head_dim, block_size):
-    """Beside a chunk and a decode, over the end of a tile, alone in a sequence, with as many drafts as may be."""
+    """Covers trees beside a chunk and a decode, across a tile boundary, alone in a batch, and of the maximum size."""
     case = paged([140, 70, 90, 63, 9, 150], q_heads, kv_heads, head_dim, block_size, dtype)
     rows = [(0, 122, 140), (1, 69, 70), (2, 10, 90), (3, 0, 63), (4, 8, 9), (5, 87, 150)]
     trees = {seq: random_tree(end - begin - 1) for seq, begin, end in rows if seq in (0, 3, 5)}
@@ -200,7 +200,7 @@ def test_rows_of_a_tree_see_their_own_path(dtype, package, q_heads, kv_heads, he
 
 @pytest.mark.parametrize("package", [cpu, reference])
 def test_single_rows_of_trees_see_their_own_path(dtype, package):
-    """A drafter's, of which a tree's rows come one after the other."""
+    """A drafter computes the rows of a tree one after the other."""
     case, (masks, paths) = paged([80, 33], 4, 2, 32, 16, dtype), random_tree(12)
     rows = [(0, 70, 71), (1, 31, 32)]
     got = package.paged_attention(*case.step(rows), 0.2, 0, tree_mask=masks[[11, 5]])

@@ -18,7 +18,7 @@ needs_compiler = pytest.mark.skipif(compiler is None, reason="no C++ compiler")
 
 @pytest.fixture
 def small_sources(tmp_path: Path, monkeypatch) -> Path:
-    """Two sources and a header in place of ours."""
+    """Provides two sources and a header instead of the real ones."""
     (tmp_path / "runtime").mkdir()
     (tmp_path / "runtime" / "shared.h").write_text("#define VALUE 1\n")
     (tmp_path / "one.cpp").write_text('#include "shared.h"\nint one() { return VALUE; }\n')
@@ -28,7 +28,7 @@ def small_sources(tmp_path: Path, monkeypatch) -> Path:
 
 
 @pytest.mark.skipif(compiler is None, reason="no C++ compiler")
-def test_the_library_is_there_where_a_compiler_is():
+def test_library_is_built_if_there_is_a_compiler():
     assert cpu.unavailable() is None
 
 
@@ -58,7 +58,7 @@ def test_other_flags_or_another_cpu_mean_another_build(small_sources: Path, monk
 
 
 @needs_compiler
-def test_an_error_shows_the_compilers_words(small_sources: Path, monkeypatch, capsys):
+def test_compiler_output_is_in_the_error(small_sources: Path, monkeypatch, capsys):
     (small_sources / "two.cpp").write_text("int two() { return absent; }\n")
     monkeypatch.setattr(built, "BUILD", small_sources / "build")
     monkeypatch.setattr(build.build, "__defaults__", (small_sources / "build",))
@@ -95,7 +95,7 @@ def test_a_library_for_another_cpu_is_refused(tmp_path: Path):
 @pytest.mark.skipif(compiler is None or platform.machine() != "x86_64", reason="needs a compiler for x86-64")
 @pytest.mark.parametrize("arch", ["x86-64", "sapphirerapids", "x86-64-v3"])
 def test_every_width_compiles(arch: str):
-    """4, 16 and 8 lanes, without and with bfloat16 instructions; without a warning."""
+    """Each of 4, 8 and 16 lanes compiles without a warning, with and without bfloat16 instructions."""
     flags = (*build.FLAGS, *build.WARNINGS, "-Werror", build.target(arch), *build.header_folders(), "-fsyntax-only")
     running = [subprocess.Popen((compiler, *flags, str(source))) for source in built.sources()]
     assert [process.wait() for process in running] == [0] * len(running)
@@ -105,5 +105,5 @@ def test_cores_are_counted_within_the_affinity():
     assert 1 <= processor.usable_cores() <= len(os.sched_getaffinity(0))
 
 
-def test_features_of_a_system_that_does_not_tell(tmp_path: Path):
+def test_cpu_features_of_an_unknown_system(tmp_path: Path):
     assert processor.features(tmp_path / "absent") == ()

@@ -1,4 +1,4 @@
-"""Routing and experts against the reference; rows keep their bits; what nobody chose is not read."""
+"""Routing and experts against the reference; rows keep their bits; experts without tokens are not read."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_equal_logits_choose_the_lower_numbers(dtype):
     torch.testing.assert_close(weights, torch.full((2, 3), 1 / 3))
 
 
-def test_logits_that_are_no_numbers_still_name_experts(dtype):
+def test_nan_logits_still_choose_experts(dtype):
     for name, routing in ROUTINGS.items():
         ids, weights = cpu.route(torch.full((3, 8), float("nan"), dtype=dtype), routing)
         assert all(len(set(row)) == routing.top_k and set(row) <= set(range(8)) for row in ids.tolist()), name
@@ -95,7 +95,7 @@ def test_a_row_has_the_same_bits_in_any_batch_and_with_any_threads(dtype):
             assert torch.equal(cpu.experts(x[part], ids[part], weights[part], packed), whole[part])
 
 
-def test_an_expert_that_nobody_chose_is_not_read(dtype):
+def test_unused_experts_are_not_read(dtype):
     gate_up, down, _, _ = weights_of(4, 32, 48, dtype)
     x, ids = torch.randn(5, 32).to(dtype), torch.tensor([[0, 2]] * 5, dtype=torch.int32)
     weights = torch.full((5, 2), 0.5)
@@ -120,7 +120,7 @@ def test_no_rows(dtype):
 
 @pytest.mark.parametrize("rows", [1, 70])
 def test_pairs_without_an_expert_are_left_out(dtype, rows):
-    """Of eight experts the first three are here; the first token has none of them."""
+    """The first three of eight experts are on this rank; the first token is routed to none of them."""
     gate_up, down, *_ = weights_of(8, 32, 48, dtype)
     ids, weights = choice(rows, 8, 2)
     ids[0] = torch.tensor([5, 7])

@@ -1,4 +1,4 @@
-"""Where no build fits the machine, the first start makes one, once."""
+"""The first start on a machine without a suitable build compiles one, once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ needs_compiler = pytest.mark.skipif(build.find_compiler() is None, reason="no C+
 
 @pytest.fixture
 def nothing_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """One small source in place of ours, and an empty cache."""
+    """Provides one small source and an empty cache."""
     (tmp_path / "one.cpp").write_text("int one() { return 1; }\n")
     monkeypatch.setattr(built, "SOURCES", tmp_path)
     monkeypatch.setattr(built, "BUILD", tmp_path / "build")
@@ -24,7 +24,7 @@ def nothing_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @needs_compiler
-def test_it_is_compiled_into_the_cache_and_said_once(nothing_built: Path) -> None:
+def test_first_start_compiles_into_the_cache_and_logs_once(nothing_built: Path) -> None:
     told: list[str] = []
     assert built.suitable() is None
     assert first_start.ensure(told.append)
@@ -53,9 +53,7 @@ def test_processes_that_start_together_compile_once(nothing_built: Path) -> None
 
 
 @needs_compiler
-def test_what_does_not_compile_or_cannot_be_written_is_said_and_no_error(
-    nothing_built: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_builds_and_unwritable_caches_are_logged(nothing_built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     (nothing_built / "one.cpp").write_text("nonsense\n")
     first_start.ensure(told.append)
@@ -67,7 +65,7 @@ def test_what_does_not_compile_or_cannot_be_written_is_said_and_no_error(
     assert built.suitable() is None
 
 
-def test_without_a_compiler_it_is_said(nothing_built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_compiler_is_logged(nothing_built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "COMPILERS", ())
     told: list[str] = []
     assert not first_start.ensure(told.append)

@@ -26,8 +26,8 @@ def test_is_latent_attention(dtype, heads, rank, rope, block_size):
 
 
 @pytest.mark.parametrize("heads", [6, 16, 128])
-def test_a_row_has_the_same_bits_however_the_prompt_is_cut(dtype, heads):
-    """By chunks, by threads, by how many rows there are to share out heads among threads."""
+def test_row_has_the_same_bits_for_any_chunking(dtype, heads):
+    """Chunk sizes, the number of threads and the number of rows, which decides how heads are split, all vary."""
     case = latents([150, 90], heads, 40, 8, 16, dtype)
     whole = cpu.latent_attention(*case.step([(0, 0, 150)]), 0.2)
     for chunk, threads in ((1, 1), (7, 2), (32, 5), (64, 2), (100, 1)):
@@ -55,7 +55,7 @@ def test_a_nan_stays_in_its_sequence(dtype):
 
 @pytest.mark.parametrize(("in_features", "out_features"), [(128, 512), (512, 128), (10, 24), (7, 5)])
 @pytest.mark.parametrize("rows", [1, 5, 300])
-def test_heads_have_products_of_their_own(dtype, rows, in_features, out_features):
+def test_per_head_products(dtype, rows, in_features, out_features):
     weight = (in_features**-0.5 * torch.randn(6, out_features, in_features)).to(dtype)
     whole = torch.randn(rows, 6, in_features + 9).to(dtype)
     x = whole[..., 4 : 4 + in_features]

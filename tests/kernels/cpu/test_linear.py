@@ -17,7 +17,7 @@ def layer(out_features: int, in_features: int, dtype: torch.dtype, bias: bool = 
 
 
 def slack(in_features: int) -> float:
-    """Sums of in_features float32 products of about 1 / sqrt(in_features), before the result is rounded."""
+    """Returns the tolerance of sums of in_features float32 products of about 1 / sqrt(in_features)."""
     return 4e-7 * in_features**0.5
 
 
@@ -64,8 +64,8 @@ def test_threads_do_not_change_bits(dtype):
         assert torch.equal(results[0], results[2])
 
 
-def test_nothing_beside_the_rows_is_read(dtype):
-    """Odd in_features: the last pair of a row must not take the first value of the next."""
+def test_rows_are_read_within_their_bounds(dtype):
+    """With odd in_features, the last pair of a row must not read the first value of the next row."""
     packed = cpu.prepare_linear(*layer(33, 31, dtype))
     x = torch.full((9, 31), float("nan")).to(dtype)
     x[3] = 1

@@ -14,7 +14,7 @@ NO_ADAPTER = -1
 
 
 def update(ranks, sizes, in_features, dtype, *, gains=False):
-    """Of projections side by side."""
+    """Creates an adapter of concatenated projections."""
     pairs = [
         ((torch.randn(rank, in_features) / in_features**0.5).to(dtype), torch.randn(size, rank).to(dtype))
         for rank, size in zip(ranks, sizes, strict=True)
@@ -23,7 +23,7 @@ def update(ranks, sizes, in_features, dtype, *, gains=False):
 
 
 def put(rows: AdaptedRows, numbers: list[int]) -> None:
-    """`numbers`: of every row."""
+    """Writes the adapter number of every row."""
     of_rows = torch.tensor(numbers, dtype=torch.int32)
     order = torch.argsort(of_rows, stable=True)
     order = order[of_rows[order] != NO_ADAPTER].int()
@@ -51,7 +51,7 @@ SHAPES = [
 @pytest.mark.parametrize("gains", [False, True])
 @pytest.mark.parametrize(("ranks", "sizes", "in_features"), SHAPES)
 def test_each_row_gets_what_its_own_adapter_adds(dtype, ranks, sizes, in_features, gains):
-    """Beside one of another rank, one that leaves the layer alone, and rows without an adapter."""
+    """The batch mixes adapters of different ranks, one that does not adapt this layer, and rows without an adapter."""
     wide = tuple(rank + 9 for rank in ranks)
     updates = [update(ranks, sizes, in_features, dtype), None, update(wide, sizes, in_features, dtype, gains=gains)]
     weights = cpu.prepare_low_rank(updates, in_features, sizes, dtype)
@@ -71,7 +71,7 @@ def test_each_row_gets_what_its_own_adapter_adds(dtype, ranks, sizes, in_feature
             narrow = (x[row].float() @ down.float().T).to(dtype).double()
             sums.append((narrow @ up.double().T, float((narrow.abs() @ up.double().abs().T).max())))
         added, largest = torch.cat([added for added, _ in sums]), max(largest for _, largest in sums)
-        unit = 2.0**-8 if dtype is torch.bfloat16 else 2.0**-20  # a narrow product may be rounded the other way
+        unit = 2.0**-8 if dtype is torch.bfloat16 else 2.0**-20  # a low-rank product may be rounded differently
         assert_close(result[row], old + added, absolute=unit * (1 + largest))
 
 
@@ -97,8 +97,8 @@ def test_each_token_gets_what_its_own_adapter_adds_to_its_vector(dtype, rank, hi
             assert not torch.equal(result[row], base[row])
 
 
-def test_a_whole_table_stands_in_the_place_of_the_models_own(dtype):
-    """An identity and gains of 0: the vectors are the table's to the bit, in the reference as well."""
+def test_full_table_replaces_the_models_embeddings(dtype):
+    """With an identity matrix and gains of 0, the vectors equal the adapter's table bit for bit."""
     hidden, vocab_size, numbers = 33, 211, [0, -1, 1, 0]
     table, ids = torch.randn(vocab_size, hidden).to(dtype), torch.tensor([210, 3, 5, 0], dtype=torch.int32)
     whole = LowRankAddition([(table.t(), torch.eye(hidden, dtype=dtype))], torch.zeros(2, hidden))
@@ -113,8 +113,8 @@ def test_a_whole_table_stands_in_the_place_of_the_models_own(dtype):
         assert not torch.equal(result[2], base[2])
 
 
-def test_an_adapter_of_vectors_is_one_of_rows_that_are_1_at_one_place(dtype):
-    """What the reference of one means is what the reference of the other means."""
+def test_embedding_adapter_equals_a_linear_one_on_one_hot_rows(dtype):
+    """The references for vectors and for rows agree on the same adapter."""
     given, ids, rows = (
         update((5,), (24,), 33, dtype),
         torch.tensor([32, 0, 7], dtype=torch.int32),
@@ -129,7 +129,7 @@ def test_an_adapter_of_vectors_is_one_of_rows_that_are_1_at_one_place(dtype):
     assert not picked[2].any()
 
 
-def test_rows_of_numbers_and_back():
+def test_conversion_of_adapter_numbers_to_rows():
     numbers = torch.tensor([2, -1, 0, 2, -1, 5, 0], dtype=torch.int32)
     rows = AdaptedRows.of(numbers, 6)
     assert rows.starts.tolist() == [0, 2, 2, 4, 4, 4, 5]
@@ -168,7 +168,7 @@ def test_threads_do_not_change_bits(dtype):
     assert torch.equal(results[0], results[2])
 
 
-def test_a_tape_reads_rows_and_adapters_anew(dtype):
+def test_replays_read_current_rows_and_adapters(dtype):
     updates = [update((4,), (24,), 32, dtype) for _ in range(2)]
     weights, weight = (
         cpu.prepare_low_rank(updates, 32, (24,), dtype),
@@ -186,7 +186,7 @@ def test_a_tape_reads_rows_and_adapters_anew(dtype):
         assert torch.equal(y[: len(numbers)], want)
 
 
-def test_a_tape_sees_an_adapter_that_comes_later_and_one_that_has_gone(dtype):
+def test_replays_see_added_and_removed_adapters(dtype):
     weights = cpu.prepare_low_rank([None, None], 32, (24,), dtype)
     weight, later = cpu.prepare_linear(torch.randn(24, 32).to(dtype), None), update((4,), (24,), 32, dtype)
     x, rows, tape = torch.randn(3, 32).to(dtype), AdaptedRows.none(3, 2), Tape(num_tokens=3)

@@ -1,4 +1,4 @@
-"""Products with quantized weights, against the values that their codes stand for."""
+"""Products with quantized weights against their dequantized values."""
 
 from __future__ import annotations
 
@@ -66,15 +66,15 @@ WEIGHTS = {
 
 def close(got: torch.Tensor, x: torch.Tensor, weight: QuantizedWeight, packed: cpu.PackedWeight) -> bool:
     values = weight.dequantized()
-    if type(packed) is not PackedCodes:  # a processor without look-ups of bytes: widened at load, to the model's type
+    if type(packed) is not PackedCodes:  # processors without byte look-ups: dequantized at load to the model's dtype
         values = values.to(BFLOAT16)
     want = x.double() @ values.double().T + (0 if weight.bias is None else weight.bias.double())
-    # rounded once to bfloat16; sums are of float32
+    # rounded once to bfloat16; sums are in float32
     return bool(((got.double() - want).abs() <= want.abs() * 2**-8 + 2e-5 * want.abs().max()).all())
 
 
 @pytest.mark.parametrize("name", WEIGHTS)
-def test_is_the_product_with_what_codes_stand_for(name):
+def test_equals_product_with_dequantized_weight(name):
     weight = WEIGHTS[name]()
     packed = cpu.prepare_quantized_linear(weight, BFLOAT16)
     for rows in ROWS:
@@ -104,20 +104,20 @@ MET_BY_INTEGERS = {
 
 
 @pytest.mark.parametrize("name", MET_BY_INTEGERS)
-def test_activations_become_integers_where_the_weight_says_so(name):
+def test_activations_are_quantized_to_integers(name):
     weight = MET_BY_INTEGERS[name]()
     packed = cpu.prepare_quantized_linear(weight, BFLOAT16)
     if type(packed) is not PackedEightBits:
         pytest.skip("this processor does not multiply integers of 8 bits: activations stay as they are")
     for rows in ROWS:
         x = torch.randn(rows, weight.codes.size(1)).to(BFLOAT16)
-        x[rows // 2] *= 40  # a scale of its own
+        x[rows // 2] *= 40  # gets its own scale
         x[rows // 3] = 0
         assert_close(cpu.quantized_linear(x, packed), reference(x, weight), units=2)
 
 
 @pytest.mark.parametrize("name", MET_BY_INTEGERS)
-def test_such_a_row_has_the_same_bits_in_any_batch(name):
+def test_quantized_row_has_the_same_bits_in_any_batch(name):
     weight = MET_BY_INTEGERS[name]()
     packed = cpu.prepare_quantized_linear(weight, BFLOAT16)
     x = torch.randn(300, weight.codes.size(1)).to(BFLOAT16)
@@ -135,7 +135,7 @@ def test_the_largest_codes_of_the_longest_rows_do_not_overflow():
     assert torch.equal(cpu.quantized_linear(x, cpu.prepare_quantized_linear(weight, BFLOAT16)), want)
 
 
-def test_what_is_not_a_number_stays_none_and_in_its_row():
+def test_nan_stays_in_its_row():
     weight = MET_BY_INTEGERS["a scale a token"]()
     x = torch.randn(3, 416).to(BFLOAT16)
     x[1, 7] = torch.nan
@@ -157,7 +157,7 @@ def groups(weight: QuantizedWeight) -> QuantizedWeight:
     ],
     ids=["groups", "zero points", "an order"],
 )
-def test_activations_stay_as_they_are_beside_weights_that_integers_do_not_meet(other):
+def test_activations_of_other_weights_are_not_quantized(other):
     weight = other(MET_BY_INTEGERS["a scale a token"]())
     packed = cpu.prepare_quantized_linear(weight, BFLOAT16)
     x = torch.randn(5, 416).to(BFLOAT16)
@@ -181,7 +181,7 @@ def test_is_recorded_on_a_tape(activations):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_other_dtypes_have_the_values(dtype):
+def test_other_dtypes_use_dequantized_weights(dtype):
     weight = integers(40, 64, 32, 4)
     x = torch.randn(3, 64).to(dtype)
     assert torch.allclose(

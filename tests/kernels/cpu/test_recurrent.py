@@ -1,4 +1,4 @@
-"""Recurrent layers in C++: as token by token in float64, the same bits with any number of threads and in any cut."""
+"""Recurrent layers in C++ equal float64 token by token, with the same bits for any number of threads and chunks."""
 
 from __future__ import annotations
 
@@ -18,13 +18,11 @@ WIDE = StateShape(2 * 40 + 2 * 100, 4, 2, 40, 100)
 @pytest.mark.parametrize("shape", [SHAPE, ODD, WIDE], ids=str)
 @pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 2e-5), (torch.bfloat16, 2e-2)])
 @pytest.mark.parametrize("delta", [True, False], ids=["delta", "space"])
-def test_any_cut_gives_what_token_by_token_gives(
-    shape: StateShape, dtype: torch.dtype, most: float, delta: bool
-) -> None:
+def test_any_chunking_equals_token_by_token(shape: StateShape, dtype: torch.dtype, most: float, delta: bool) -> None:
     assert run_of_everything(Layer(cpu, shape, dtype, delta=delta)) < most
 
 
-def test_a_row_has_the_same_bits_in_any_batch_and_any_cut() -> None:
+def test_row_has_the_same_bits_in_any_batch_and_any_chunking() -> None:
     whole, cut = Layer(cpu), Layer(cpu)
     first, second = whole.sequence(50), cut.sequence(50)
     (expected,) = whole.compute([(first, 50)])

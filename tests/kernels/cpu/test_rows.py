@@ -1,4 +1,4 @@
-"""embed, rms_norm, add_rms_norm, silu_mul: each row by itself."""
+"""Row-wise functions: embed, rms_norm, add_rms_norm, silu_mul."""
 
 from __future__ import annotations
 

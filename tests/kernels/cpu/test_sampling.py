@@ -28,7 +28,7 @@ def scores(logits, temperature, seeds, positions):
 
 
 def assert_same_choice(got, want, logits, temperature, seeds, positions):
-    """The same token, or one whose noisy logit is as good to the last places."""
+    """Asserts the same token, or one with an equal noisy logit up to the last places."""
     noisy = scores(logits, temperature, seeds, positions)
     at_got, at_want = (noisy.gather(1, t.long().unsqueeze(1)).squeeze(1) for t in (got, want))
     torch.testing.assert_close(at_got, at_want, rtol=1e-6, atol=1e-6)
@@ -38,7 +38,7 @@ def assert_same_choice(got, want, logits, temperature, seeds, positions):
 @pytest.mark.parametrize("vocab_size", [1, 2, 15, 16, 17, 63, 64, 65, 1000, 4096, 32003])
 def test_greedy_takes_the_lowest_of_the_most_likely(vocab_size):
     logits, seeds, positions = rows_of(50, vocab_size)
-    logits = logits.round()  # many equals
+    logits = logits.round()  # many equal values
     want = logits.argmax(dim=1)
     first = (logits == logits.amax(dim=1, keepdim=True)).int().argmax(dim=1)
     assert torch.equal(cpu.sample(logits.clone(), None, None, None, None, seeds, positions), first.int())
@@ -64,7 +64,7 @@ def test_filters_are_the_reference(top_k, top_p, min_p):
     num_rows = 60
     for vocab_size, spread in ((1000, 3.0), (517, 0.5)):
         logits, seeds, positions = rows_of(num_rows, vocab_size, spread)
-        logits[::3] = logits[::3].mul(2).round().div(2)  # rows with equals
+        logits[::3] = logits[::3].mul(2).round().div(2)  # rows with equal values
         logits[::7, 100:400] = -INF
         temperature = 0.5 + torch.rand(num_rows)
         args = (
@@ -96,7 +96,7 @@ def test_each_row_has_its_own_settings():
 
 @pytest.mark.parametrize("top_p", [0.3, 0.9, 0.99999])
 def test_the_nucleus_of_a_large_vocabulary(top_p):
-    """Of both kinds: a few likely tokens, and thousands that are nearly alike."""
+    """Covers peaked distributions with a few likely tokens, and flat ones with thousands of similar tokens."""
     for spread in (5.0, 0.01):
         logits, seeds, positions = rows_of(12, 50_000, spread)
         temperature = column(1.0, 12)
@@ -115,11 +115,11 @@ def test_frequencies_are_probabilities():
     expected = logits.double().softmax(0) * num_rows
     assert counts[6] == 0
     chi_square = ((counts - expected) ** 2 / expected)[:6].sum()
-    assert chi_square < 25.7  # 5 degrees of freedom: passed by 1 in 10,000 of right samplers
+    assert chi_square < 25.7  # 5 degrees of freedom: exceeded by 1 in 10,000 correct samplers
 
 
 def test_noise_is_the_reference_to_the_last_places():
-    """Where all logits are equal, the choice is the largest noise: every token's turn comes."""
+    """With equal logits, the token with the largest noise is chosen, so that every token is chosen at some time."""
     num_rows, vocab_size = 4000, 97
     _, seeds, positions = rows_of(num_rows, vocab_size)
     args = column(1.0, num_rows), None, None, None, seeds, positions
@@ -130,7 +130,7 @@ def test_noise_is_the_reference_to_the_last_places():
 
 
 @pytest.mark.parametrize("where", [0, 5, 98, 99])
-def test_rows_without_a_choice_are_lost(where):
+def test_rows_without_candidates_are_marked_lost(where):
     logits, seeds, positions = rows_of(5, 100)
     logits[0, where] = float("nan")
     logits[1, where] = INF

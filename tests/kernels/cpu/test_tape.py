@@ -18,7 +18,7 @@ EPS = 1e-6
 
 @dataclass
 class Inputs:
-    """What varies from step to step, all int32."""
+    """Inputs that vary between steps, all int32."""
 
     token_ids: torch.Tensor  # [num_tokens]
     positions: torch.Tensor  # [num_tokens]
@@ -42,7 +42,7 @@ def static_inputs() -> Inputs:
 
 
 class Decoder:
-    """Llama-like, with per-head norms and biases here and there."""
+    """Small Llama-like decoder with per-head norms and some biases."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         def weight(*shape: int) -> torch.Tensor:
@@ -69,7 +69,7 @@ class Decoder:
         self.cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1)
 
     def __call__(self, step: Inputs) -> torch.Tensor:
-        """Logits [num_seqs, VOCAB] of each sequence's last row."""
+        """Returns logits [num_seqs, VOCAB] of each sequence's last row."""
         residual, x = cpu.embed(step.token_ids, self.table), None
         for layer in self.layers:
             (before, middle, q_norm, k_norm), (k, v) = layer["norms"], layer["cache"]
@@ -86,7 +86,7 @@ class Decoder:
 
 
 def step_of(rows: list[tuple[int, int, int]]) -> Inputs:
-    """Rows [begin, end) of each (sequence, begin, end); sequence i lives in blocks 4 * i + 1 and up."""
+    """Builds inputs for rows [begin, end) of each (sequence, begin, end); sequence i has blocks from 4 * i + 1."""
     counts = torch.tensor([end - begin for _, begin, end in rows])
     positions = torch.cat([torch.arange(begin, end) for _, begin, end in rows])
     first_blocks = torch.tensor([4 * seq + 1 for seq, _, _ in rows])
@@ -165,7 +165,7 @@ def test_a_view_keeps_its_memory():
 
 
 @pytest.mark.parametrize("inference", [False, True])
-def test_what_a_replay_would_leave_out_is_refused(inference):
+def test_unrecordable_operations_are_rejected(inference):
     with torch.inference_mode(inference):
         refuse_all()
 
@@ -181,7 +181,9 @@ def refuse_all() -> None:
         tape = Tape(num_tokens=10)
         with pytest.raises(RuntimeError, match="cannot be recorded"), tape.recording():
             compute(cpu.rms_norm(x, weight, EPS))
-    assert torch.equal(cpu.rms_norm(x, weight, EPS)[:1], cpu.rms_norm(x[:1], weight, EPS))  # and nothing is left behind
+    assert torch.equal(
+        cpu.rms_norm(x, weight, EPS)[:1], cpu.rms_norm(x[:1], weight, EPS)
+    )  # recording has ended cleanly
 
 
 def test_rows_must_be_one_of_the_sizes():

@@ -47,7 +47,7 @@ def test_a_forked_child_computes(layer):
     cpu.set_num_threads(2)
     expected = want.numpy().tobytes()
     child = os.fork()
-    if child == 0:  # nothing of torch's that has threads: they do not survive a fork
+    if child == 0:  # no threaded torch functions: threads do not survive a fork
         _exit(0 if cpu.linear(x, packed).numpy().tobytes() == expected else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 

@@ -1,4 +1,4 @@
-"""paged_attention and what prepares its inputs, against the textbook in double precision."""
+"""paged_attention and the preparation of its inputs against textbook formulas in double precision."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ MAX_ERROR = 2e-6  # float32 against double, values of magnitude 1
 def textbook(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, window: int, *, chunked: bool = False
 ) -> torch.Tensor:
-    """One sequence: q [rows, q_heads, dim], k and v [length, kv_heads, dim]; loops, double precision."""
+    """Computes attention of one sequence by loops in double precision: q [rows, q_heads, dim], k and v [length,
+    kv_heads, dim]."""
     rows, q_heads, _dim = q.shape
     group = q_heads // k.size(1)
     out = torch.zeros_like(q, dtype=torch.float64)
@@ -34,7 +35,7 @@ def textbook(
 def paged(
     lengths: list[int], rows: list[int], block_size: int, heads: tuple[int, int], dim: int
 ) -> tuple[dict[str, torch.Tensor], list[tuple[torch.Tensor, torch.Tensor]]]:
-    """Sequences scattered over blocks; every place that no sequence owns holds NaN."""
+    """Scatters sequences over blocks; unowned positions are NaN."""
     generator = torch.Generator().manual_seed(3)
     q_heads, kv_heads = heads
     needed = [-(-length // block_size) for length in lengths]
@@ -102,7 +103,7 @@ def test_rows_see_their_own_chunk_only(lengths: list[int], rows: list[int], chun
 def test_decode_in_several_pieces(
     places: int, window: int, chunked: bool, sinks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A batch too large to be gathered at once: its rows are sorted by what they see, and come back as they were."""
+    """A batch that is too large to gather at once is sorted by length, and its rows are returned in their order."""
     arguments, sequences = paged([7, 1, 16, 33, 2, 33, 9], [1] * 7, 4, (6, 2), 8)
     rest = {"scale": 0.3, "sliding_window": window, "chunked": chunked, "sinks": torch.randn(6) if sinks else None}
     alone = [paged_attention(**{**arguments, **of_row(arguments, row)}, **rest)[0] for row in range(len(sequences))]
@@ -134,14 +135,14 @@ def caches(arguments: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tens
 
 
 def places_of(arguments: dict[str, torch.Tensor], row: int) -> list[int]:
-    """Of a sequence's positions, in order."""
+    """Returns the cache positions of a sequence, in order."""
     blocks, block_size = arguments["block_tables"][row].tolist(), arguments["k_cache"].size(1)
     return [blocks[p // block_size] * block_size + p % block_size for p in range(int(arguments["seq_lens"][row]))]
 
 
 @pytest.mark.parametrize("window", [0, 5])
 def test_without_lengths_on_the_host(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a device that is not waited for: rows are as wide as the tables."""
+    """As on a device that is not synchronized, rows are padded to the width of the block tables."""
     arguments, _ = paged([7, 1, 16, 33, 2], [1] * 5, 4, (6, 2), 8)
     expected = paged_attention(**arguments, scale=0.3, sliding_window=window)
     tables, lens = arguments["block_tables"], arguments["seq_lens"]
@@ -192,7 +193,7 @@ def normed(x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
 
 
 def rotated(x: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
-    """Element i and i + half, as one complex number, times e^(i angle)."""
+    """Rotates elements i and i + half as one complex number by e^(i angle)."""
     half = len(x) // 2
     turned = torch.complex(x[:half], x[half:]) * torch.complex(cos_sin[:half].double(), cos_sin[half:].double())
     return torch.cat((turned.real, turned.imag))
@@ -201,7 +202,7 @@ def rotated(x: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("window", [0, 5])
 @pytest.mark.parametrize(("lengths", "rows"), [([7, 1, 16], [1, 1, 1]), ([5, 20, 17], [5, 1, 6])])
 def test_sinks_take_their_share(lengths: list[int], rows: list[int], window: int) -> None:
-    """As if every head saw one more key, of that score, with a value of zeros."""
+    """A sink acts as one more key of that score whose value is zero."""
     arguments, sequences = paged(lengths, rows, 4, (6, 2), dim=8)
     sinks = torch.linspace(-2, 3, 6)
     plain = paged_attention(**arguments, scale=0.3, sliding_window=window)

@@ -1,4 +1,4 @@
-"""Weights of floats in 8 bits: what that costs, by row and by block."""
+"""Accuracy of float weights quantized to 8 bits, by row and by block."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.kernels.triton.closeness import error
 
 
 @pytest.mark.parametrize("blocks", [False, True])
-def test_what_8_bits_cost(blocks: bool) -> None:
-    """Weights and activations of a normal distribution: 3.7 % of the product, which is their two errors together."""
+def test_error_of_8_bits(blocks: bool) -> None:
+    """With normally distributed weights and activations, the relative error of the product is 3.7 %."""
     x, weight = torch.randn(64, 1024), torch.randn(512, 1024) / 32
     quantized = quantize_to_fp8(weight, None, blocks=blocks)
     assert 0.020 < error(quantized.dequantized(), weight) < 0.030
@@ -21,7 +21,7 @@ def test_what_8_bits_cost(blocks: bool) -> None:
 
 
 @pytest.mark.parametrize("blocks", [False, True])
-def test_small_weights_are_kept_beside_large_ones(blocks: bool) -> None:
+def test_small_weights_keep_precision_beside_large_ones(blocks: bool) -> None:
     weight = torch.randn(256, 256)
     weight[:128] *= 1e-6
     assert error(quantize_to_fp8(weight, None, blocks=blocks).dequantized()[:128], weight[:128]) < 0.03

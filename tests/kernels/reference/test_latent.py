@@ -1,4 +1,4 @@
-"""Latent attention in its absorbed form, against that over every head's own keys and values in double precision."""
+"""Latent attention in absorbed form against attention over each head's keys and values in double precision."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.kernels.latents import latents, stored
 MAX_ERROR = 5e-6  # float32 against double, values of magnitude 1
 
 
-def test_queries_meet_what_makes_keys_and_sums_what_makes_values() -> None:
-    """A cache of compressed vectors gives what one of all heads' keys and values would."""
+def test_absorbed_projections_equal_separate_keys_and_values() -> None:
+    """A cache of latent vectors gives the same result as a cache of every head's keys and values."""
     torch.manual_seed(0)
     heads, still, value, rank, rope = 6, 10, 14, 24, 8
     case = latents([9, 30, 17], heads, rank, rope, 4, torch.float32)
@@ -44,7 +44,7 @@ def test_queries_meet_what_makes_keys_and_sums_what_makes_values() -> None:
 @pytest.mark.parametrize("places", [1, 80, 1000])
 @pytest.mark.parametrize("rows", [[(0, 0, 1), (1, 32, 33), (2, 15, 16)], [(1, 0, 33)], [(0, 0, 1), (1, 20, 33)]])
 def test_decodes_and_chunks(rows: list[tuple[int, int, int]], places: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also of decode steps too large to be gathered at once."""
+    """Includes decode steps that are too large to gather at once."""
     monkeypatch.setitem(GATHERED_BYTES, "cpu", places * (12 + 4) * 4)
     torch.manual_seed(1)
     case = latents([1, 33, 16], 5, 12, 4, 4, torch.float32)

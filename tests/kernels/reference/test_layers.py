@@ -1,4 +1,4 @@
-"""The small functions, against their formulas."""
+"""Small functions against their formulas."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_linear(bias: bool) -> None:
 @pytest.mark.parametrize("rows", [0, 1, 2, 33])
 @pytest.mark.parametrize("bias", [False, True])
 def test_large_weights(bias: bool, rows: int, out_features: int) -> None:
-    """On both sides of the size from which on they are multiplied in parts."""
+    """Covers both sides of the size above which weights are multiplied in parts."""
     in_features = LARGE_ELEMENTS // PART_ROWS
     x, weight = randn(rows, in_features), randn(out_features, in_features) * in_features**-0.5
     offset = randn(out_features) if bias else None
@@ -66,7 +66,7 @@ def test_large_weights(bias: bool, rows: int, out_features: int) -> None:
     found = reference.linear(x, packed)
     assert (found.shape, found.dtype) == (expected.shape, x.dtype)
     torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-5)
-    weight[-1] = 0  # as new weights come to a worker: in place of the old ones
+    weight[-1] = 0  # in-place update, as when a worker's weights are replaced
     last = 0 if offset is None else offset[-1]
     assert (reference.linear(x, packed)[:, -1] == last).all()
 

@@ -1,4 +1,4 @@
-"""The noise is what noise.py's text says, word by word, and is distributed as it must be."""
+"""The noise agrees with the definition in noise.py and has the right distribution."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def mix(h: int) -> int:
 
 
 def noise(seed: int, position: int, token: int) -> float:
-    """From the definition, in Python's own integers and doubles."""
+    """Computes the noise from its definition with Python's integers and doubles."""
     low, high = seed & WORD, (seed >> 32) & WORD
     key0 = mix(mix(mix(low ^ 0x9E3779B9) ^ high) ^ position)
     key1 = mix(mix(mix(high ^ 0x7F4A7C15) ^ low) ^ position)
@@ -40,21 +40,21 @@ def test_noise_is_as_defined(seed: int) -> None:
     torch.testing.assert_close(found, torch.tensor(expected), atol=2e-5, rtol=1e-5)
 
 
-def test_noise_of_a_token_does_not_depend_on_the_vocabulary_or_on_other_rows() -> None:
+def test_noise_depends_on_seed_position_and_token_only() -> None:
     alone = draw([5], [9], 50)
     among = draw([4, 5, 6], [9, 9, 9], 200)
     assert torch.equal(alone[0], among[1, :50])
 
 
 def test_noise_has_the_moments_of_a_gumbel_distribution() -> None:
-    """Mean 0.57722, variance pi squared / 6, in 4 million draws."""
+    """The mean is 0.57722 and the variance pi squared / 6, measured on 4 million draws."""
     found = draw(list(range(40)), list(range(40)), 100_000).double()
     assert found.mean().item() == pytest.approx(0.57722, abs=0.003)
     assert found.var().item() == pytest.approx(math.pi**2 / 6, abs=0.006)
 
 
 def test_neighbouring_seeds_positions_and_tokens_are_not_correlated() -> None:
-    """Correlation of n independent pairs is within 5 / sqrt(n)."""
+    """The correlation of n independent pairs is within 5 / sqrt(n)."""
     rows = draw([7, 8, 7, 7 + 2**32], [3, 3, 4, 3], 200_000)
     correlation = torch.corrcoef(rows)
     shifted = torch.corrcoef(torch.stack((rows[0, 1:], rows[0, :-1])))

@@ -26,7 +26,7 @@ def draw(
     min_p: float | None = None,
     rows: int = DRAWS,
 ) -> torch.Tensor:
-    """One token for each of `rows` positions of one seed."""
+    """Samples one token for each of `rows` positions of one seed."""
     return sample(
         logits.expand(rows, -1).clone(),
         column(temperature, rows),
@@ -48,7 +48,7 @@ def assert_distributed(found: torch.Tensor, probabilities: torch.Tensor) -> None
 
 
 def softmax_of(kept: list[int], temperature: float = 1.0) -> torch.Tensor:
-    """Probabilities when only `kept` ids may be sampled."""
+    """Returns probabilities if only `kept` ids may be sampled."""
     logits = torch.full_like(LOGITS, float("-inf"))
     logits[kept] = LOGITS[kept] / temperature
     return logits.softmax(0)
@@ -63,7 +63,7 @@ def test_temperature(temperature: float) -> None:
     ("parameters", "kept"),
     [
         ({"top_k": 2}, [0, 7]),
-        ({"top_k": 4}, [0, 7, 1, 2, 3]),  # 2 and 3 are equals
+        ({"top_k": 4}, [0, 7, 1, 2, 3]),  # 2 and 3 have equal logits
         ({"top_k": 100}, list(range(8))),
         ({"top_k": 0}, list(range(8))),
         ({"top_k": -1}, list(range(8))),
@@ -76,7 +76,7 @@ def test_temperature(temperature: float) -> None:
         ({"min_p": 1.0}, [0]),
         ({"min_p": 0.0}, list(range(8))),
         ({"min_p": 0.3, "top_k": 2}, [0, 7]),
-        ({"top_k": 3, "top_p": 0.6}, [0, 7]),  # of what top-k left, 0.51 and 0.31 reach 0.6
+        ({"top_k": 3, "top_p": 0.6}, [0, 7]),  # after top-k, 0.51 and 0.31 reach 0.6
         ({"min_p": 0.05, "top_k": 6, "top_p": 0.99}, [0, 7, 1, 2, 3, 4]),
     ],
 )
@@ -100,7 +100,7 @@ def test_a_banned_token_is_never_sampled() -> None:
 
 
 def test_unlikely_tokens_keep_their_share() -> None:
-    """One in 20,000, in 400,000 draws: 20 expected, 3 to 45 allowed."""
+    """A token of probability 1 / 20,000 is expected 20 times in 400,000 draws; 3 to 45 times are accepted."""
     logits = torch.tensor([0.0, -9.9035])
     count = int((draw(logits, rows=400_000) == 1).sum())
     assert 3 <= count <= 45
@@ -144,7 +144,7 @@ def test_greedy_takes_the_first_of_equals_whatever_its_neighbours_do() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_rows_without_a_choice_say_so_and_leave_the_others_alone(temperature: float) -> None:
+def test_rows_without_candidates_do_not_affect_others(temperature: float) -> None:
     nan, inf = float("nan"), float("inf")
     logits = torch.tensor([[0.0, nan, 1.0], [-inf, -inf, 0.0], [-inf, -inf, -inf], [0.0, inf, 0.0], [nan, nan, nan]])
     rows = len(logits)

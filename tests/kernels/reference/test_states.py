@@ -1,4 +1,4 @@
-"""Recurrent layers in plain torch: chunks, single tokens and saved states give what token by token gives."""
+"""Recurrent layers in plain torch: chunks, single tokens and saved states equal token-by-token results."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tests.kernels.states import SHAPE, Layer, run_of_everything
     "shape", [SHAPE, StateShape(16 + 9, 2, 3, 8, 3), StateShape(2 * 8 + 2 * 40, 4, 2, 8, 40)], ids=str
 )
 @pytest.mark.parametrize("delta", [True, False], ids=["delta", "space"])
-def test_any_cut_gives_what_token_by_token_gives(shape: StateShape, delta: bool) -> None:
+def test_any_chunking_equals_token_by_token(shape: StateShape, delta: bool) -> None:
     assert run_of_everything(Layer(reference, shape, delta=delta)) < 2e-5
 
 
-def test_a_page_is_cut_so_that_its_larger_part_is_small() -> None:
+def test_page_size_is_balanced() -> None:
     qwen3_next = StateShape(8192, 4, 32, 128, 128)
     assert qwen3_next.num_first == 15
     assert qwen3_next.part_words == 17 * 128 * 128

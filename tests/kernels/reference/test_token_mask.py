@@ -14,7 +14,7 @@ VERSIONS = [
 
 
 def packed(allowed: np.ndarray) -> torch.Tensor:
-    """bool [num_masks, vocab_size] as a mask's words; bits behind the vocabulary are set, which must not matter."""
+    """Packs bool [num_masks, vocab_size] into words; bits after the vocabulary are set, which must not matter."""
     num_words = -(-allowed.shape[1] // 32)
     padded = np.ones((len(allowed), num_words * 32), dtype=bool)
     padded[:, : allowed.shape[1]] = allowed
@@ -22,7 +22,7 @@ def packed(allowed: np.ndarray) -> torch.Tensor:
 
 
 def scattered(masks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same masks in other places among more, and those places."""
+    """Returns the masks at other indices among more, and those indices."""
     places = torch.arange(len(masks)).flip(0) * 2 + 1
     among = torch.full((2 * len(masks) + 1, masks.size(1)), 0x5555, dtype=torch.int32)
     among[places] = masks
@@ -32,12 +32,12 @@ def scattered(masks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("mask_logits", VERSIONS)
 @pytest.mark.parametrize("vocab_size", [1, 31, 32, 33, 64, 1000, 4096, 32003])
 @pytest.mark.parametrize("rows", [None, [0], [4, 1], [5, 3, 2, 0, 1, 4]])
-def test_what_has_no_bit_is_banned_and_nothing_else_changes(mask_logits, vocab_size, rows):
+def test_only_tokens_without_a_bit_are_banned(mask_logits, vocab_size, rows):
     rng = np.random.default_rng(vocab_size)
     logits = torch.randn(6, vocab_size)
     masked = range(6) if rows is None else rows
     allowed = rng.random((len(masked), vocab_size)) < rng.choice([0.02, 0.5, 0.98], (len(masked), 1))
-    allowed[0, : 40 * (vocab_size > 80)] = True  # whole words of either kind
+    allowed[0, : 40 * (vocab_size > 80)] = True  # whole words of allowed and of banned tokens
     allowed[-1, : 40 * (vocab_size > 80)] = False
     want = logits.clone()
     for row, mask in zip(masked, allowed, strict=True):
@@ -53,7 +53,7 @@ def test_what_has_no_bit_is_banned_and_nothing_else_changes(mask_logits, vocab_s
 @pytest.mark.parametrize("mask_logits", VERSIONS)
 @pytest.mark.parametrize("size", [500, 512, 333, 31])
 def test_parts_of_the_vocabulary_are_masked_as_the_whole_is(mask_logits, size):
-    """The last part may have columns that no token has: the masks' last bits are not theirs."""
+    """The last part may have padding columns, to which the last bits of a mask do not apply."""
     rng = np.random.default_rng(size)
     logits, vocab_size = torch.randn(4, 1000), 1000
     masks, places = scattered(packed(rng.random((2, vocab_size)) < 0.5))

@@ -1,4 +1,4 @@
-"""How near a result must be: the error's norm over that of the exact values, by the dtype that it is rounded to."""
+"""Tolerances of results: the error's norm relative to the exact values', by the dtype they are rounded to."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 5e-3, torch.float16: 7e-4}
 
 
 def error(got: torch.Tensor, want: torch.Tensor) -> float:
-    """NaN if there is a NaN in either."""
+    """Returns the relative error; NaN if either has a NaN."""
     got, want = got.double().cpu(), want.double().cpu()
     assert got.shape == want.shape
     return float((got - want).norm() / want.norm().clamp(min=1e-30))

@@ -1,4 +1,4 @@
-"""What tests of Triton's kernels have in common."""
+"""Common fixtures of the Triton kernel tests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def device() -> torch.device:
     return torch.device("cuda" if ON_GPU else "cpu")
 
 
-# The interpreter cuts bfloat16 off instead of rounding, and multiplies matrices of its bits.
+# The interpreter truncates bfloat16 instead of rounding, and multiplies matrices of its bits.
 DTYPES = [torch.float32, torch.float16, *([torch.bfloat16] if ON_GPU else [])]
 
 
@@ -30,7 +30,7 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
 
 @pytest.fixture(autouse=True)
 def small_for_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It runs one program after the other, each as long as its arrays are large."""
+    """Reduces tuning constants: the interpreter runs programs one after the other, at a cost by array size."""
     if not ON_GPU:
         tune(monkeypatch, "attention.decode_attention", enough_programs=16)
         tune(monkeypatch, "attention.latent_blocks", enough_programs=12)

@@ -1,6 +1,6 @@
-"""Matrix products in Triton's interpreter that sum in the order of their operands, as a GPU's instructions do.
+"""Matrix products in Triton's interpreter that sum in operand order, as a GPU's instructions do.
 
-Its own are numpy's, whose library rounds a row by where in the matrix it stands.
+The interpreter uses numpy, whose library rounds a row depending on its position in the matrix.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sequences in blocks on a device, and what attention over them is, in float64."""
+"""Paged sequences on a device, and exact attention over them in float64."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["NAN", "Case", "Rows"]
 
 
 class Case:
-    """Everything in the cache that no sequence owns is NaN."""
+    """Sequences whose unowned cache positions are NaN."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class Case:
         self._device = device
 
     def step(self, rows: Rows) -> tuple[torch.Tensor, ...]:
-        """Rows [begin, end) of each (sequence, begin, end)."""
+        """Returns the arguments for rows [begin, end) of each (sequence, begin, end)."""
         return tuple(tensor.to(self._device) for tensor in self.paged.step(rows))
 
     def exact(self, rows: Rows, window: int = 0, *, chunked: bool = False) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Adapters of many rows in two launches. On a GPU, or in the interpreter, against the reference."""
+"""Adapters of many rows in two launches, on a GPU or in the interpreter, against the reference."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SMALL = LowRankCut(16, 16, 32, 3, 4)
 
 
 def adapted(numbers, num_adapters, device, most=0):
-    """`numbers`: of every row; `most`: that there is room for."""
+    """Builds the mapping from the adapter number of every row; `most`: capacity."""
     of_rows = torch.tensor(numbers)
     order = torch.argsort(of_rows, stable=True)
     order = order[of_rows[order] != NONE].int()
@@ -33,7 +33,7 @@ def adapted(numbers, num_adapters, device, most=0):
 
 
 def update(device, dtype, in_features, sizes, ranks, *, gains=False):
-    """`ranks`: of each projection, 0 where it is left alone."""
+    """Creates an adapter; `ranks`: per projection, 0 for unchanged ones."""
     pairs = [
         (
             (torch.randn(rank, in_features) / in_features**0.5).to(device, dtype),
@@ -76,7 +76,7 @@ def check(device, dtype, updates, in_features, sizes, numbers, cut=None):
     ],
 )
 def test_each_row_gets_what_its_own_adapter_adds(dtype, device, in_features, sizes, ranks):
-    """Beside one of another rank, one that leaves the layer alone, and rows without an adapter."""
+    """The batch mixes adapters of different ranks, one that does not adapt this layer, and rows without an adapter."""
     other = tuple(rank and rank + 3 for rank in ranks) if max(ranks) < 250 else ranks
     updates = [
         update(device, dtype, in_features, sizes, ranks),
@@ -89,14 +89,14 @@ def test_each_row_gets_what_its_own_adapter_adds(dtype, device, in_features, siz
 
 @pytest.mark.parametrize("num_rows", [1, 9, 40])
 def test_rows_of_many_adapters(device, num_rows):
-    """More adapters than rows of a tile, most of which have a row or none."""
+    """There are more adapters than rows of a tile; most adapters have one row or none."""
     updates = [update(device, torch.float16, 64, (32,), (8,)) for _ in range(20)]
     numbers = [(7 * row) % 21 - 1 for row in range(num_rows)]
     check(device, torch.float16, updates, 64, (32,), numbers, SMALL)
 
 
 @pytest.mark.parametrize("num_rows", [3, 600])
-def test_cuts_that_are_in_use(device, num_rows):
+def test_all_tuned_cuts(device, num_rows):
     updates = [update(device, torch.float16, 256, (160, 32), (16, 16)) for _ in range(2)]
     check(device, torch.float16, updates, 256, (160, 32), [row % 3 - 1 for row in range(num_rows)])
 
@@ -104,14 +104,14 @@ def test_cuts_that_are_in_use(device, num_rows):
 @pytest.mark.gpu
 @pytest.mark.parametrize("rank", [8, 16, 64, 256])
 @pytest.mark.parametrize("num_rows", [1, 8, 256, 512, 3000])
-def test_sizes_that_are_in_use(device, num_rows, rank):
+def test_all_tuned_sizes(device, num_rows, rank):
     sizes = (4096, 1024, 1024)
     updates = [update(device, torch.bfloat16, 4096, sizes, (rank,) * 3) for _ in range(8)]
     check(device, torch.bfloat16, updates, 4096, sizes, [row % 9 - 1 for row in range(num_rows)])
 
 
-def test_nobody_is_read_where_nobody_has_an_adapter(device):
-    """Also not beyond the rows that there are: memory has room for more."""
+def test_no_adapter_is_read_if_no_row_has_one(device):
+    """Buffers have room for more rows than the batch, and those are not read either."""
     updates = [update(device, torch.float32, 32, (16,), (4,))]
     packed = triton.prepare_low_rank(updates, 32, (16,), torch.float32, most_rank=4, device=device)
     result = torch.ones(5, 16, device=device)
@@ -120,8 +120,8 @@ def test_nobody_is_read_where_nobody_has_an_adapter(device):
     assert torch.equal(result, torch.ones_like(result))
 
 
-def test_adapters_come_and_go_in_the_same_memory(device):
-    """What a recording holds are the table and the rows."""
+def test_adapters_are_replaced_in_place(device):
+    """A recorded graph refers to the table of adapters and to the rows, both of which are updated in place."""
     updates = [update(device, torch.float32, 32, (16,), (rank,)) for rank in (4, 20)]
     packed = triton.prepare_low_rank([None, None], 32, (16,), torch.float32, most_rank=20, device=device)
     table, x, rows = packed.table.data_ptr(), torch.randn(3, 32).to(device), adapted([1, NONE, 1], 2, device)
@@ -138,8 +138,8 @@ def test_adapters_come_and_go_in_the_same_memory(device):
 
 
 @pytest.mark.parametrize("normed", [False, True])
-def test_beside_a_product_of_4_bits_it_is_a_launch_of_its_own(device, normed):
-    """Which gives what it gives beside one of 16."""
+def test_separate_launch_beside_a_4_bit_product(device, normed):
+    """The result equals that beside a 16-bit product."""
     dtype, updates = torch.float16, [None, update(device, torch.float16, 256, (64,), (20,))]
     packed = triton.prepare_low_rank(updates, 256, (64,), dtype, most_rank=20, device=device)
     x, starts = torch.randn(1, 256).to(device, dtype), adapted([1], 2, device).starts
@@ -154,7 +154,7 @@ def test_beside_a_product_of_4_bits_it_is_a_launch_of_its_own(device, normed):
 
 @pytest.mark.parametrize(("rank", "hidden", "num_rows"), [(5, 48, 1), (20, 140, 27), (70, 33, 9), (16, 256, 600)])
 def test_each_token_gets_what_its_own_adapter_adds_to_its_vector(dtype, device, rank, hidden, num_rows):
-    """Beside one of another rank, one that leaves vectors alone, and tokens without an adapter."""
+    """The batch mixes adapters of different ranks, one without embedding weights, and tokens without an adapter."""
     vocab_size = 77
     updates = [update(device, dtype, vocab_size, (hidden,), (given,)) for given in (rank, rank + 3)]
     updates.insert(1, None)
@@ -173,8 +173,8 @@ def test_each_token_gets_what_its_own_adapter_adds_to_its_vector(dtype, device, 
 
 
 @pytest.mark.parametrize("num_rows", [1, 21])
-def test_a_whole_table_stands_in_the_place_of_the_models_own(dtype, device, num_rows):
-    """An identity and gains of 0: the vectors are the table's to the bit."""
+def test_full_table_replaces_the_models_embeddings(dtype, device, num_rows):
+    """With an identity matrix and gains of 0, the vectors equal the adapter's table bit for bit."""
     hidden, vocab_size = 140, 77
     table = torch.randn(vocab_size, hidden).to(device, dtype)
     whole = LowRankAddition(
@@ -207,7 +207,7 @@ def test_steps_are_cut_by_how_many_rows_they_have():
 @pytest.mark.parametrize("after", ["nothing", "gate", "residual"])
 @pytest.mark.parametrize("number", [NONE, 0, 1, 2])
 def test_a_single_row_in_the_chain(dtype, device, after, number):
-    """One of ranks that a program takes at once, one of more with gains, one that leaves the layer alone, none."""
+    """Covers ranks of one tile, a larger rank with gains, an adapter without this layer, and no adapter."""
     in_features, sizes = 256, {"nothing": (64, 40), "gate": (96, 96), "residual": (256,)}[after]
     out, gated = sum(sizes), after == "gate"
     updates = [

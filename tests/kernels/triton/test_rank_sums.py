@@ -1,4 +1,4 @@
-"""Sums of ranks: the words of the others are there already, so that one rank after the other comes to its end."""
+"""One-shot all-reduce: the other ranks' words are written in advance, so that ranks can run one after the other."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from quire.kernels.reference.rank_sums import sum_of_ranks as reference
 from quire.kernels.triton.normed_sums import normed_sum_of_ranks, normed_sum_takes
 from quire.kernels.triton.rank_sums import BLOCK, RankMailbox, inbox_words, sum_of_ranks, sum_of_ranks_takes
 
-SIXTEEN = torch.float16  # the interpreter cuts bfloat16 off
+SIXTEEN = torch.float16  # the interpreter truncates bfloat16
 NUM_BLOCKS = 3
 
 
 class Host:
-    """The memory of all ranks, in one process."""
+    """Memory of all ranks in one process."""
 
     def __init__(self, num_ranks: int, device: torch.device) -> None:
         shape = (2, num_ranks, NUM_BLOCKS * BLOCK)
@@ -31,7 +31,7 @@ class Host:
             mailbox.calls.fill_(before)
 
     def deliver(self, to: int, parts: list[torch.Tensor], call: int, block: int | None = None) -> None:
-        """As the other ranks would, in words that are not this one's: of all blocks, or of one."""
+        """Writes the other ranks' words of all blocks, or of one."""
         for rank, part in enumerate(parts):
             if rank != to:
                 words = part.view(-1).view(torch.int32).long() & 0xFFFFFFFF
@@ -61,7 +61,7 @@ def test_every_rank_gets_the_sum(device: torch.device, num_ranks: int, shape: tu
 @pytest.mark.parametrize("num_ranks", [2, 3])
 @pytest.mark.parametrize("shape", [(3, 2 * BLOCK), (1, 6 * BLOCK), (1, 4 * BLOCK)])
 def test_rows_of_the_sum_are_normalised(device: torch.device, num_ranks: int, shape: tuple[int, int]) -> None:
-    """In turn with sums of other sizes, which count calls of their own channels."""
+    """Sums of other sizes alternate with it, each of which counts the calls of its own channels."""
     host, weight = Host(num_ranks, device), torch.randn(shape[1]).to(device, SIXTEEN)
     calls = [0] * NUM_BLOCKS
     for size in (shape, (1, 64), shape, (1, 2 * BLOCK + 2), shape):
@@ -84,7 +84,7 @@ def test_rows_of_the_sum_are_normalised(device: torch.device, num_ranks: int, sh
             assert torch.equal(kept, want)
 
 
-def test_rows_that_share_a_channel_are_left_to_others(device: torch.device) -> None:
+def test_rows_sharing_a_channel_are_not_supported(device: torch.device) -> None:
     mailbox = Host(2, device).mailboxes[0]
 
     def takes(*shape: int, dtype: torch.dtype = SIXTEEN) -> bool:
@@ -96,7 +96,7 @@ def test_rows_that_share_a_channel_are_left_to_others(device: torch.device) -> N
     assert not takes(2, 2 * BLOCK, dtype=torch.float32)
 
 
-def test_what_a_rank_writes_is_what_the_others_wait_for(device: torch.device) -> None:
+def test_ranks_wait_for_the_flags_of_others(device: torch.device) -> None:
     host, parts = Host(2, device), [torch.randn(1, 64).to(device, SIXTEEN) for _ in range(2)]
     host.deliver(0, parts, call=1)
     sum_of_ranks(parts[0].clone(), host.mailboxes[0])
@@ -106,7 +106,7 @@ def test_what_a_rank_writes_is_what_the_others_wait_for(device: torch.device) ->
     assert torch.equal(host.inboxes[1], written)
 
 
-def test_numbers_of_calls_come_round_without_the_one_that_was_never_written(device: torch.device) -> None:
+def test_call_numbers_wrap_around_without_zero(device: torch.device) -> None:
     host = Host(2, device)
     host.calls(before=-2)
     for call in (-1, 2, 3):
@@ -115,7 +115,7 @@ def test_numbers_of_calls_come_round_without_the_one_that_was_never_written(devi
         assert torch.equal(sum_of_ranks(parts[0].clone(), host.mailboxes[0]), reference(parts))
 
 
-def test_what_is_too_large_or_has_other_elements_is_left_to_others(device: torch.device) -> None:
+def test_large_or_other_tensors_are_not_supported(device: torch.device) -> None:
     mailbox = Host(2, device).mailboxes[0]
     most = mailbox.most_bytes // 2
     assert sum_of_ranks_takes(torch.zeros(most, dtype=SIXTEEN), mailbox)

@@ -1,5 +1,5 @@
-"""Sums in two shots: what the others write is there already, so that one rank after the other comes to its end; and
-ranks that run at the same time, in processes that share memory."""
+"""Two-shot all-reduce: the other ranks' data is written in advance, so that ranks can run one after the other; and
+concurrent ranks in processes with shared memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from quire.kernels.triton.two_shot_sums import (
 )
 from tests.interpreter import ON_GPU
 
-SIXTEEN = torch.float16  # the interpreter cuts bfloat16 off
+SIXTEEN = torch.float16  # the interpreter truncates bfloat16
 CHUNK_BYTES = 3 * BLOCK_BYTES
 PROGRAMS = 2  # fewer than blocks of a chunk
 
@@ -40,7 +40,7 @@ def memory(num_ranks: int) -> list[torch.Tensor]:
 
 
 class Host:
-    """The memory of all ranks, in one process."""
+    """Memory of all ranks in one process."""
 
     def __init__(self, num_ranks: int, device: torch.device) -> None:
         self.size = num_ranks
@@ -48,16 +48,16 @@ class Host:
         self.exchanges = [exchange(rank, self.regions) for rank in range(num_ranks)]
 
     def flags(self, at: int) -> torch.Tensor:
-        """[2, num_ranks - 1, MOST_PROGRAMS]"""
+        """Returns the flags, [2, num_ranks - 1, MOST_PROGRAMS]."""
         flags = self.regions[at][: flag_bytes(self.size)].view(torch.int32)
         return flags.view(2, self.size - 1, MOST_PROGRAMS)
 
     def chunks(self, at: int, dtype: torch.dtype) -> torch.Tensor:
-        """[2, num_ranks - 1, elements]"""
+        """Returns the chunks, [2, num_ranks - 1, elements]."""
         return self.regions[at][flag_bytes(self.size) :].view(dtype).view(2, self.size - 1, -1)
 
     def deliver(self, to: int, parts: list[torch.Tensor], call: int) -> None:
-        """As the other ranks would in their call of this number, of every program."""
+        """Writes the other ranks' data and flags of a call, for every program."""
         chunk = -(-parts[0].numel() // self.size // ALIGNED) * ALIGNED
         total = reference(parts).view(-1)
         chunks = self.chunks(to, total.dtype)
@@ -83,7 +83,7 @@ def test_every_rank_gets_the_sum(device: torch.device, num_ranks: int, dtype: to
         residual = torch.randn(1, num_elements).to(device, dtype) if adds else None
         want = reference(parts, residual.clone() if residual is not None else None)
         for rank, exchanged in enumerate(host.exchanges):
-            exchanged.calls.fill_(call - 1)  # also of programs that some of the sums do not have
+            exchanged.calls.fill_(call - 1)  # also for programs unused by some of the sums
             host.deliver(rank, parts, call)
             kept = None if residual is None else residual.clone()
             got = two_shot_sum_of_ranks(parts[rank].clone(), exchanged, kept)
@@ -91,7 +91,7 @@ def test_every_rank_gets_the_sum(device: torch.device, num_ranks: int, dtype: to
             assert kept is None or got is kept
 
 
-def test_the_sum_goes_elsewhere_and_what_was_added_stays(device: torch.device) -> None:
+def test_sum_has_its_own_output_and_inputs_are_unchanged(device: torch.device) -> None:
     host = Host(2, device)
     parts = [torch.randn(4, 64).to(device, SIXTEEN) for _ in range(2)]
     mine, out = parts[0].clone(), torch.zeros_like(parts[0])
@@ -102,27 +102,27 @@ def test_the_sum_goes_elsewhere_and_what_was_added_stays(device: torch.device) -
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
-def test_what_a_rank_writes_is_what_the_others_wait_for(device: torch.device, num_ranks: int) -> None:
+def test_ranks_wait_for_the_flags_of_others(device: torch.device, num_ranks: int) -> None:
     host = Host(num_ranks, device)
     parts = [torch.randn(num_ranks, 64).to(device, SIXTEEN) for _ in range(num_ranks)]
     for rank in range(num_ranks):
         host.deliver(rank, parts, call=1)
         own = host.regions[rank].clone()
         two_shot_sum_of_ranks(parts[rank].clone(), host.exchanges[rank])
-        assert torch.equal(host.regions[rank], own)  # it writes to others alone
+        assert torch.equal(host.regions[rank], own)  # it writes only to others
         host.regions[rank].zero_()
     written = Host(num_ranks, device)
     for rank in range(num_ranks):
         written.deliver(rank, parts, call=1)
-        written.flags(rank)[:, :, 1:] = 0  # of the one program that such a sum has
-    for rank in range(num_ranks - 1):  # what was written to the last one was wiped behind it
+        written.flags(rank)[:, :, 1:] = 0  # of the only program of such a sum
+    for rank in range(num_ranks - 1):  # data written to the last one was overwritten
         for other in range(rank + 1, num_ranks):
             slot = (other - rank) % num_ranks - 1
             assert torch.equal(host.chunks(rank, SIXTEEN)[:, slot], written.chunks(rank, SIXTEEN)[:, slot])
             assert torch.equal(host.flags(rank)[:, slot], written.flags(rank)[:, slot])
 
 
-def test_numbers_of_calls_come_round_without_the_one_that_was_never_written(device: torch.device) -> None:
+def test_call_numbers_wrap_around_without_zero(device: torch.device) -> None:
     host = Host(2, device)
     host.exchanges[0].calls.fill_(-2)
     for call in (-1, 1, 2):
@@ -131,7 +131,7 @@ def test_numbers_of_calls_come_round_without_the_one_that_was_never_written(devi
         assert torch.equal(two_shot_sum_of_ranks(parts[0].clone(), host.exchanges[0]), reference(parts))
 
 
-def test_what_does_not_fall_into_vectors_or_has_other_elements_is_left_to_others() -> None:
+def test_unaligned_or_other_tensors_are_not_supported() -> None:
     assert two_shot_sum_takes(torch.zeros(3, ALIGNED, dtype=torch.bfloat16))
     assert two_shot_sum_takes(torch.zeros(ALIGNED))
     assert not two_shot_sum_takes(torch.zeros(ALIGNED + 8))
@@ -143,7 +143,7 @@ CALLS = 12
 
 
 def parts_of(call: int, num_ranks: int) -> list[torch.Tensor]:
-    """The same in every process: sizes and elements change from call to call, a few need two launches."""
+    """Returns the same parts in every process; sizes vary between calls, a few need two launches."""
     random_call = random.Random(call)
     dtype = random_call.choice((SIXTEEN, torch.float32))
     most = num_ranks * CHUNK_BYTES // dtype.itemsize
@@ -153,7 +153,7 @@ def parts_of(call: int, num_ranks: int) -> list[torch.Tensor]:
 
 
 def run_rank(rank: int, regions: list[torch.Tensor], told: Connection) -> None:
-    """Tells the calls whose sums were wrong."""
+    """Reports the calls with wrong sums to the parent."""
     mine, size = exchange(rank, regions), len(regions)
     wrong = []
     for call in range(CALLS):
@@ -166,7 +166,7 @@ def run_rank(rank: int, regions: list[torch.Tensor], told: Connection) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(ON_GPU, reason="of the interpreter; test_peer_memory_cuda.py has the same on GPUs")
 @pytest.mark.parametrize("num_ranks", [2, 3])
-def test_ranks_at_the_same_time_never_take_what_is_of_another_call(num_ranks: int) -> None:
+def test_concurrent_ranks_do_not_mix_calls(num_ranks: int) -> None:
     regions = [region.share_memory_() for region in memory(num_ranks)]
     context = multiprocessing.get_context("spawn")
     ends = [context.Pipe() for _ in range(num_ranks)]

@@ -1,4 +1,4 @@
-"""Other tuning constants than those of this machine's GPU."""
+"""Replaces the tuning constants of this machine's GPU."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ from quire.kernels.capability import ByCapability
 
 
 def tune(monkeypatch: pytest.MonkeyPatch, module: str, **changes: object) -> None:
-    """`module`: below quire.kernels.triton."""
+    """Replaces tuning constants of `module`, below quire.kernels.triton."""
     table: ByCapability[object] = importlib.import_module(f"quire.kernels.triton.{module}").TUNING
     monkeypatch.setattr(table, "here", replace(table.here, **changes))  # type: ignore[type-var]

@@ -43,8 +43,10 @@ class GatedAttention(Attention):
         import torch
 
         num_q, size = self._heads.num_q, self._config.head_dim
-        made = self.qkv(x)
-        queries, gates, rest = made.split((num_q * size, num_q * size, made.size(1) - 2 * num_q * size), dim=1)
+        projected = self.qkv(x)
+        queries, gates, rest = projected.split(
+            (num_q * size, num_q * size, projected.size(1) - 2 * num_q * size), dim=1
+        )
         q = self._store(torch.cat((queries, rest), dim=1), batch, cache, cos_sin)
         return torch.cat((q, gates.unflatten(1, (num_q, size))), dim=1)
 

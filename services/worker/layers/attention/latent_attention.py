@@ -68,13 +68,13 @@ class LatentUpProjection:
         self._values = self._ops.prepare_head_linear(values.contiguous())
         del self._loaded
 
-    def queries(self, still: Tensor) -> Tensor:
+    def queries(self, unrotated: Tensor) -> Tensor:
         """Maps queries [num_tokens, num_heads, nope_dim] to the compressed space: [num_tokens, num_heads, kv_rank]."""
-        return self._ops.head_linear(still, self._keys)
+        return self._ops.head_linear(unrotated, self._keys)
 
-    def values(self, found: Tensor) -> Tensor:
+    def values(self, latent_outputs: Tensor) -> Tensor:
         """Maps sums of compressed vectors [num_tokens, num_heads, kv_rank] to [num_tokens, num_heads, value_dim]."""
-        return self._ops.head_linear(found, self._values)
+        return self._ops.head_linear(latent_outputs, self._values)
 
 
 class LatentAttention:
@@ -155,6 +155,8 @@ class LatentAttention:
 
     def attend(self, q: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
         """Attends with the queries of the tokens in `metadata`; returns [num_tokens, hidden_size]."""
-        still, rotated = q.split((self._latent.nope_dim, self._latent.rope_dim), dim=2)
-        found = self._backend.attend_latent(self._made.queries(still), rotated, cache.k, metadata, scale=self._scale)
-        return self._output(self._made.values(found).flatten(1))
+        unrotated, rotated = q.split((self._latent.nope_dim, self._latent.rope_dim), dim=2)
+        latent_outputs = self._backend.attend_latent(
+            self._made.queries(unrotated), rotated, cache.k, metadata, scale=self._scale
+        )
+        return self._output(self._made.values(latent_outputs).flatten(1))

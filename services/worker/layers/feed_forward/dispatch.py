@@ -111,14 +111,14 @@ class ExpertDispatch:
 
     def routes(self, ids: Tensor) -> RowRoutes:
         """Computes the routes for ids [num_tokens, top_k] of all rows. Waits for the device: send sizes are needed."""
-        wanted = needed_by(self._places.ranks_of(ids), self._shard.size)
-        counts, rank = route_counts(wanted).tolist(), self._shard.rank
+        needed = needed_by(self._places.ranks_of(ids), self._shard.size)
+        counts, rank = route_counts(needed).tolist(), self._shard.rank
         rows = self.own_rows(len(ids))
-        going = wanted[rows.start : rows.stop].t().nonzero()[:, 1]
-        coming = wanted[:, rank].nonzero()[:, 0]
-        return RowRoutes(counts[rank], [owner[rank] for owner in counts], going, coming)
+        sent_rows = needed[rows.start : rows.stop].t().nonzero()[:, 1]
+        received_rows = needed[:, rank].nonzero()[:, 0]
+        return RowRoutes(counts[rank], [owner[rank] for owner in counts], sent_rows, received_rows)
 
-    def run_experts(self, own: Tensor, choices: ExpertChoices, places: Tensor, make: ExpertFunction) -> Tensor:
+    def run_experts(self, own: Tensor, choices: ExpertChoices, places: Tensor, run: ExpertFunction) -> Tensor:
         """Runs all experts on this rank's rows: own [room, n] -> float32 of the same shape.
 
         `places` [num_tokens, top_k]: local indices of all rows' experts. A rank may get all rows of a step and always
@@ -126,28 +126,30 @@ class ExpertDispatch:
         """
         import torch
 
-        way, num_tokens = self.routes(choices.ids), len(choices.ids)
-        rows, num_here = own.new_empty((num_tokens, own.size(1))), len(way.coming)
-        self._swap(own[way.going], way.sent, rows, way.received)
-        here = torch.full_like(places, NO_EXPERT)
-        here[:num_here] = places[way.coming]
+        routes, num_tokens = self.routes(choices.ids), len(choices.ids)
+        rows, num_here = own.new_empty((num_tokens, own.size(1))), len(routes.coming)
+        self._swap(own[routes.going], routes.sent, rows, routes.received)
+        local_indices = torch.full_like(places, NO_EXPERT)
+        local_indices[:num_here] = places[routes.coming]
         weights = torch.zeros_like(choices.weights)
-        weights[:num_here] = choices.weights[way.coming]
-        made = make(rows, here, weights)[:num_here]
-        back = own.new_empty((self._shard.size * own.size(0), own.size(1)))
-        self._swap(made, way.received, back, way.sent)
-        return _summed(own, way, back)
+        weights[:num_here] = choices.weights[routes.coming]
+        outputs = run(rows, local_indices, weights)[:num_here]
+        returned = own.new_empty((self._shard.size * own.size(0), own.size(1)))
+        self._swap(outputs, routes.received, returned, routes.sent)
+        return _summed(own, routes, returned)
 
     def _swap(self, rows: Tensor, sent: list[int], into: Tensor, received: list[int]) -> None:
         self._shard.collectives.all_to_all(rows, sent, into[: sum(received)], received)
 
 
-def _summed(own: Tensor, way: RowRoutes, back: Tensor) -> Tensor:
+def _summed(own: Tensor, routes: RowRoutes, returned: Tensor) -> Tensor:
     """Adds the returned sums in rank order, so that a row has the same bits each time."""
     import torch
 
     out = torch.zeros(own.shape, dtype=torch.float32, device=own.device)
-    num_rows = len(way.going)
-    for rows, made in zip(way.going.split(way.sent), back[:num_rows].split(way.sent), strict=True):
-        out.index_add_(0, rows, made.float())  # each row occurs once
+    num_rows = len(routes.going)
+    for rows, returned_rows in zip(
+        routes.going.split(routes.sent), returned[:num_rows].split(routes.sent), strict=True
+    ):
+        out.index_add_(0, rows, returned_rows.float())  # each row occurs once
     return out

@@ -43,8 +43,8 @@ class ExpertPlacement:
     @property
     def placement(self) -> PlacementMap:
         """Current placement; waits for the device."""
-        found: PlacementMap = self._held.cpu().numpy()
-        return found
+        held: PlacementMap = self._held.cpu().numpy()
+        return held
 
     def assign(self, placement: PlacementMap) -> None:
         """Applies a placement from the next step on; all ranks have to pass the same one."""

@@ -221,10 +221,10 @@ class SparseMLP:
         shared = None if self._shared is None else self._shared_part(self._shared, x)
         gate = None if self._shared_gate is None else self._shared_gate(x)
         ids, load = self._local_ids(ids)
-        made: Tensor = self._ops.experts(
+        output: Tensor = self._ops.experts(
             rows, ids, weights, self.experts.packed, shared, gate, load, self._expert_additions
         )
-        return self._shard.collectives.all_reduce(made) if self._reduce_results else made
+        return self._shard.collectives.all_reduce(output) if self._reduce_results else output
 
     def defer_all_reduce(self, *, deferred: bool = True) -> None:
         """Makes the output a rank's partial sum, or the whole sum again."""
@@ -263,8 +263,8 @@ class SparseMLP:
 
     def _run_experts(self, rows: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         """Runs this rank's experts."""
-        made: Tensor = self._ops.experts(rows, ids, weights, self.experts.packed)
-        return made
+        output: Tensor = self._ops.experts(rows, ids, weights, self.experts.packed)
+        return output
 
     def _shared_part(self, shared: MLP, x: Tensor) -> Tensor:
         """Returns this rank's partial sum of the shared expert: a part of its features, or its own rows."""

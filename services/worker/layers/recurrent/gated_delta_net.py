@@ -71,8 +71,8 @@ class GatedDeltaNet(RecurrentLayer):
             qkv = ops.short_convolution(given[0], self._convolution.weight, *where)
             return (ops.gated_delta_rule(qkv, strength, step, self._rate.values, self._step_bias.values, *where),)
 
-        (found,) = self._recurrence.run((mixed[:, : self._shape.num_channels], self._gates(x)), batch, change)
-        return ops.gated_norm(found, mixed[:, mixed.size(1) - sizes.values :], self._norm.weight, self._norm.eps)
+        (outputs,) = self._recurrence.run((mixed[:, : self._shape.num_channels], self._gates(x)), batch, change)
+        return ops.gated_norm(outputs, mixed[:, mixed.size(1) - sizes.values :], self._norm.weight, self._norm.eps)
 
 
 def _inputs(name: str, whole: RecurrentConfig, heads: HeadShare) -> tuple[Projection, Projection]:

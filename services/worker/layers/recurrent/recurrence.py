@@ -24,38 +24,40 @@ class Recurrence:
     def __init__(self) -> None:
         self._kept: Tensors = ()  # [num_places, width] each; allocated with the first drafts
 
-    def run(self, given: Tensors, batch: ForwardBatch, change: Change) -> Tensors:
+    def run(self, inputs: Tensors, batch: ForwardBatch, change: Change) -> Tensors:
         """Runs the recurrence over a step.
 
-        `given`: the layer's inputs, [num_tokens, width] each. `change` updates the states of rows with such inputs and
+        `inputs`: the layer's inputs, [num_tokens, width] each. `change` updates the states of rows with such inputs and
         returns the outputs, [num_tokens, ...] each.
         """
         rows, drafted = batch.attention, batch.drafted_states
         if drafted is None:
-            return change(given, (rows.block_tables, None if rows.is_decode else rows.query_start, rows.seq_lens))
+            return change(inputs, (rows.block_tables, None if rows.is_decode else rows.query_start, rows.seq_lens))
         if not self._kept:
-            self._kept = tuple(part.new_zeros(drafted.num_places, part.size(1)) for part in given)
-        through = tuple(_sure(part, kept, drafted) for part, kept in zip(given, self._kept, strict=True))
-        found = change(through, (rows.block_tables, drafted.row_start, drafted.row_lens))
-        found = tuple(part.index_select(0, drafted.certain_indices) for part in found)
-        return self._read(given, found, rows, drafted, change) if len(drafted.drafts) else found
+            self._kept = tuple(part.new_zeros(drafted.num_places, part.size(1)) for part in inputs)
+        certain_inputs = tuple(_sure(part, kept, drafted) for part, kept in zip(inputs, self._kept, strict=True))
+        outputs = change(certain_inputs, (rows.block_tables, drafted.row_start, drafted.row_lens))
+        outputs = tuple(part.index_select(0, drafted.certain_indices) for part in outputs)
+        return self._read(inputs, outputs, rows, drafted, change) if len(drafted.drafts) else outputs
 
     def _read(
-        self, given: Tensors, found: Tensors, rows: AttentionMetadata, drafted: DraftedStates, change: Change
+        self, inputs: Tensors, outputs: Tensors, rows: AttentionMetadata, drafted: DraftedStates, change: Change
     ) -> Tensors:
-        """Computes the drafts' outputs, with state updates discarded into the null block. `found`: outputs of certain
-        tokens."""
+        """Computes the drafts' outputs; state updates go to the null block.
+
+        `outputs`: outputs of certain tokens.
+        """
         tables = rows.block_tables.new_zeros(len(drafted.rows), 2)
         tables[:, 0] = rows.block_tables[drafted.rows, drafted.blocks]
-        guesses = tuple(part.index_select(0, drafted.drafts) for part in given)
-        for kept, part in zip(self._kept, guesses, strict=True):
+        draft_inputs = tuple(part.index_select(0, drafted.drafts) for part in inputs)
+        for kept, part in zip(self._kept, draft_inputs, strict=True):
             kept.index_copy_(0, drafted.places, part)
-        read = change(guesses, (tables, drafted.draft_start, drafted.draft_lens))
+        draft_outputs = change(draft_inputs, (tables, drafted.draft_start, drafted.draft_lens))
         return tuple(
-            part.new_empty(len(given[0]), *part.shape[1:])
+            part.new_empty(len(inputs[0]), *part.shape[1:])
             .index_copy_(0, drafted.certain, part)
-            .index_copy_(0, drafted.drafts, behind)
-            for part, behind in zip(found, read, strict=True)
+            .index_copy_(0, drafted.drafts, draft_part)
+            for part, draft_part in zip(outputs, draft_outputs, strict=True)
         )
 
 

@@ -113,10 +113,10 @@ class StateSpace(RecurrentLayer):
         pages, conv = StatePages(cache.k, cache.v, self._shape), self._convolution
         mixed, gates, steps = self._mixed(x).split((channels, sizes.values, sizes.num_heads), dim=1)
 
-        def change(given: Tensors, rows: Rows) -> Tensors:
+        def change(inputs: Tensors, rows: Rows) -> Tensors:
             where = (pages, *rows, cache.block_size)
-            qkv = ops.short_convolution(given[0], conv.weight, *where, conv.bias)
-            found = ops.state_space_scan(qkv, given[1], self._rate.values, self._step_bias.values, *where)
+            qkv = ops.short_convolution(inputs[0], conv.weight, *where, conv.bias)
+            found = ops.state_space_scan(qkv, inputs[1], self._rate.values, self._step_bias.values, *where)
             return found, qkv[:, 2 * sizes.keys :]
 
         found, values = self._recurrence.run((mixed, steps), batch, change)
@@ -128,11 +128,11 @@ class StateSpace(RecurrentLayer):
 
         sizes = self._sizes
         past = values.unflatten(1, (sizes.num_heads, sizes.value_dim)).float() * self._past_state.values[:, None]
-        given: Tensor = (found.float() + past).flatten(1)
+        inputs: Tensor = (found.float() + past).flatten(1)
         gates = functional.silu(gates.float())
         if self._norm is not None and sizes.norm_before_gate:
-            given = self._norm(given.to(found.dtype))
-        gated: Tensor = (given * gates).to(found.dtype)
+            inputs = self._norm(inputs.to(found.dtype))
+        gated: Tensor = (inputs * gates).to(found.dtype)
         return gated if self._norm is None or sizes.norm_before_gate else self._norm(gated)
 
 

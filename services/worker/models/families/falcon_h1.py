@@ -88,8 +88,8 @@ class FalconH1Layer(DecoderLayer):
     def __call__(
         self, x: Tensor | None, residual: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor
     ) -> Tensor:
-        q, found = self._stored(x, residual, batch, cache, cos_sin)
-        return self._completed(q, found, residual, cache, batch.attention)
+        q, space_output = self._stored(x, residual, batch, cache, cos_sin)
+        return self._completed(q, space_output, residual, cache, batch.attention)
 
     def store(
         self, x: Tensor | None, residual: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor
@@ -97,14 +97,14 @@ class FalconH1Layer(DecoderLayer):
         """Stores keys, values and states; returns queries and the states' output, concatenated."""
         import torch
 
-        q, found = self._stored(x, residual, batch, cache, cos_sin)
-        return torch.cat((q.flatten(1), found), dim=1)
+        q, space_output = self._stored(x, residual, batch, cache, cos_sin)
+        return torch.cat((q.flatten(1), space_output), dim=1)
 
     def complete(self, q: Tensor, residual: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
         shape = self._attention.q_shape
-        queries, found = q.tensor_split((math.prod(shape),), dim=1)
+        queries, space_output = q.tensor_split((math.prod(shape),), dim=1)
         queries = queries.unflatten(1, shape).contiguous()
-        return self._completed(queries, found.contiguous(), residual, cache, metadata)
+        return self._completed(queries, space_output.contiguous(), residual, cache, metadata)
 
     def _stored(
         self, x: Tensor | None, residual: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor
@@ -116,9 +116,9 @@ class FalconH1Layer(DecoderLayer):
         return q, self._space.store(x, batch.second, cache.second, cos_sin)
 
     def _completed(
-        self, q: Tensor, found: Tensor, residual: Tensor, cache: LayerCache, metadata: AttentionMetadata
+        self, q: Tensor, space_output: Tensor, residual: Tensor, cache: LayerCache, metadata: AttentionMetadata
     ) -> Tensor:
-        mixed = self._attention.attend(q, cache, metadata) + self._space.attend(found, cache, metadata)
+        mixed = self._attention.attend(q, cache, metadata) + self._space.attend(space_output, cache, metadata)
         return self.mlp(self._middle_norm(mixed, residual))
 
 

@@ -70,11 +70,11 @@ def tensors(path: Path) -> Iterator[tuple[str, GgufTensor]]:
     for name, place in header.tensors.items():
         if name in CONFIGURATION:
             continue
-        found = LAYER.fullmatch(name)
-        if found is None or found[2] not in IN_LAYER:
+        match = LAYER.fullmatch(name)
+        if match is None or match[2] not in IN_LAYER:
             yield OUTSIDE.get(name, name), GgufTensor(place)
             continue
-        layer, part, kind = found.groups()
+        layer, part, kind = match.groups()
         yield f"model.layers.{layer}.{IN_LAYER[part]}.{kind}", GgufTensor(place, heads(part))
 
 

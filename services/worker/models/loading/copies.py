@@ -102,8 +102,8 @@ class WeightCopier:
         while len(self._waiting) >= MOST_WAITING:
             self._waiting.popleft().result()
         first = found[0][1]
-        ahead = torch.cuda.current_stream(first.device) if first.is_cuda else None
-        self._waiting.append(pool.submit(self._copy, found, ahead))
+        producer_stream = torch.cuda.current_stream(first.device) if first.is_cuda else None
+        self._waiting.append(pool.submit(self._copy, found, producer_stream))
 
     def _say(self) -> None:
         now = time.monotonic()
@@ -113,17 +113,17 @@ class WeightCopier:
             rate = round(gib / (now - self._begun), 1)
             log.info("weights", loaded_gib=round(gib, 1), of_gib=round(of_gib, 1), gib_per_s=rate)
 
-    def _copy(self, pairs: Sequence[Pair], ahead: torch.cuda.Stream | None) -> None:
+    def _copy(self, pairs: Sequence[Pair], producer_stream: torch.cuda.Stream | None) -> None:
         with torch.inference_mode(self._inference):
-            if ahead is None:
+            if producer_stream is None:
                 for tensor, destination in pairs:
                     assert isinstance(tensor, Tensor), "checked by can_copy()"
                     destination.copy_(tensor)
                 return
             if not hasattr(self._own, "staging"):
-                self._own.staging = CopyStaging(ahead.device, self._files)
+                self._own.staging = CopyStaging(producer_stream.device, self._files)
                 self._streams.append(self._own.staging.stream)
-            self._own.staging.copy(pairs, ahead)
+            self._own.staging.copy(pairs, producer_stream)
 
 
 class CopyStaging:
@@ -133,10 +133,10 @@ class CopyStaging:
         self.stream = torch.cuda.Stream(device)
         self._pieces = [_Piece(files), _Piece(files)]
 
-    def copy(self, pairs: Sequence[Pair], ahead: torch.cuda.Stream) -> None:
-        """Copies after the work in `ahead`: kernels that may still read earlier content of the destination."""
+    def copy(self, pairs: Sequence[Pair], producer_stream: torch.cuda.Stream) -> None:
+        """Copies after the work in `producer_stream`: its kernels may still read the destination."""
         with torch.cuda.stream(self.stream):
-            self.stream.wait_stream(ahead)
+            self.stream.wait_stream(producer_stream)
             piece = self._next()
             for read, destination in pairs:
                 if isinstance(read, Tensor) and not _lie_alike(read, destination):

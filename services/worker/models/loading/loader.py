@@ -320,11 +320,11 @@ def files(folder: Path) -> list[Path]:
         if index.exists():
             return [folder / name for name in _names_in(index)]
     for pattern in FILES:
-        found = sorted(folder.glob(pattern))
-        whole = [path for path in found if path.name in WHOLE]
-        parts = [path for path in found if not path.name.startswith(SECOND_COPY)]
-        if found:
-            return whole or parts or found
+        paths = sorted(folder.glob(pattern))
+        whole = [path for path in paths if path.name in WHOLE]
+        parts = [path for path in paths if not path.name.startswith(SECOND_COPY)]
+        if paths:
+            return whole or parts or paths
     raise InvalidArgument(f"model: no {' and no '.join(FILES)} in {folder}", field="model")
 
 

@@ -63,8 +63,8 @@ def _opened(name: str) -> Iterator[int]:
     except OSError as error:
         raise FailedPrecondition(f"shared: {name}: {error.strerror}", field="segment") from None
     try:
-        found = os.fstat(segment)
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+        status = os.fstat(segment)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
             raise InvalidArgument(f"shared: {name} is not of this worker's user", field="segment")
         yield segment
     finally:

@@ -44,13 +44,13 @@ def weights_digest_of(settings: WorkerSettings) -> bytes:
     Empty if it cannot be computed; the loader then reports the reason.
     """
     if settings.load_format == "dummy":
-        told = f"dummy {settings.seed}"
+        source = f"dummy {settings.seed}"
     else:
-        found = folder_digest(Path(settings.model))
-        if not found:
+        digest = folder_digest(Path(settings.model))
+        if not digest:
             return b""
-        told = found.hex()
-    return hashlib.sha256(json.dumps([told, settings.quantization]).encode()).digest()
+        source = digest.hex()
+    return hashlib.sha256(json.dumps([source, settings.quantization]).encode()).digest()
 
 
 def folder_digest(folder: Path) -> bytes:

@@ -186,12 +186,12 @@ class Weights:
         if family is not type(self._model):
             named = f"{family.__name__}, not {type(self._model).__name__}"
             raise InvalidArgument(f"model: the weights in {folder} are those of {named}", field="model")
-        found = resolve_output_head(read_model_config(values), folder)
-        wrong = [name for name in (field.name for field in fields(config)) if name not in MAY_DIFFER]
-        wrong = [name for name in wrong if getattr(found, name) != getattr(config, name)]
-        if wrong:
-            name = wrong[0]
-            text = f"its {name} is {getattr(found, name)}, that of the model served {getattr(config, name)}"
+        new_config = resolve_output_head(read_model_config(values), folder)
+        differing = [name for name in (field.name for field in fields(config)) if name not in MAY_DIFFER]
+        differing = [name for name in differing if getattr(new_config, name) != getattr(config, name)]
+        if differing:
+            name = differing[0]
+            text = f"its {name} is {getattr(new_config, name)}, that of the model served {getattr(config, name)}"
             raise InvalidArgument(f"model: {folder} is another model: {text}", field="model")
 
 
@@ -231,24 +231,24 @@ def _within(old: Any, fresh: Any) -> Iterable[tuple[Any, Any]]:
     return [(getattr(old, name), getattr(fresh, name)) for name in names]
 
 
-def _tensors(found: Any, seen: set[int]) -> Iterator[Tensor]:
+def _tensors(value: Any, seen: set[int]) -> Iterator[Tensor]:
     """Yields the tensors of a loaded model that _pairs() would pair."""
-    if id(found) in seen or isinstance(found, LayerPlacement):
+    if id(value) in seen or isinstance(value, LayerPlacement):
         return
-    seen.add(id(found))
-    if isinstance(found, Tensor):
-        yield found
+    seen.add(id(value))
+    if isinstance(value, Tensor):
+        yield value
         return
-    for part, _ in _within(found, found):
+    for part, _ in _within(value, value):
         yield from _tensors(part, seen)
 
 
 def as_tensors(named: Iterable[tuple[str, Any]]) -> list[tuple[str, Tensor]]:
     """Checks named tensors passed by a trainer. Raises InvalidArgument for other objects and repeated names."""
-    found: dict[str, Tensor] = {}
+    checked: dict[str, Tensor] = {}
     for name, tensor in named:
-        if not isinstance(tensor, Tensor) or name in found:
-            wrong = "is no tensor" if name not in found else "comes twice"
-            raise InvalidArgument(f"named_tensors: {name} {wrong}", field="named_tensors")
-        found[name] = tensor.detach()
-    return list(found.items())
+        if not isinstance(tensor, Tensor) or name in checked:
+            problem = "is no tensor" if name not in checked else "comes twice"
+            raise InvalidArgument(f"named_tensors: {name} {problem}", field="named_tensors")
+        checked[name] = tensor.detach()
+    return list(checked.items())

@@ -102,8 +102,8 @@ class PagedAttention:
             ("values", value, config.num_kv_heads),
         ):
             if (tensor.size(1), tensor.size(3)) != (heads, config.head_dim):
-                found = f"{name} of {tensor.size(1)} heads of {tensor.size(3)}"
-                text = f"model: its layers have {found}, where {heads} of {config.head_dim} were read (transformers)"
+                actual = f"{name} of {tensor.size(1)} heads of {tensor.size(3)}"
+                text = f"model: its layers have {actual}, where {heads} of {config.head_dim} were read (transformers)"
                 raise InvalidArgument(text, field="model")
 
 

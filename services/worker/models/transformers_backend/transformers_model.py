@@ -79,12 +79,12 @@ class TransformersCausalLM(CausalLM):
         """
         import torch
 
-        loaded, found = type(self._model).from_pretrained(
+        loaded, result = type(self._model).from_pretrained(
             folder, config=self._model.config, dtype=self._model.dtype, local_files_only=True, output_loading_info=True
         )
         for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-            if found.get(what):
-                named = ", ".join(sorted(map(str, found[what]))[:5])
+            if result.get(what):
+                named = ", ".join(sorted(map(str, result[what]))[:5])
                 raise InvalidArgument(f"model: {folder}: {what.replace('_', ' ')}: {named}", field="model")
         own = dict(self._model.named_parameters()) | dict(self._model.named_buffers())
         with torch.no_grad():
@@ -101,10 +101,10 @@ class TransformersCausalLM(CausalLM):
 
     def forward(self, batch: ForwardBatch, caches: list[LayerCache]) -> Tensor:
         with self._attention.over(batch, caches):
-            found = self._decoder(
+            result = self._decoder(
                 input_ids=batch.token_ids[None], position_ids=batch.positions[None].long(), use_cache=False
             )
-        hidden: Tensor = found.last_hidden_state[0]
+        hidden: Tensor = result.last_hidden_state[0]
         return hidden if batch.logit_tokens is None else hidden.index_select(0, batch.logit_tokens)
 
     def keep_states(self, layers: tuple[int, ...]) -> None:

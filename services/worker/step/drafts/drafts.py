@@ -33,11 +33,11 @@ class Drafts:
     @classmethod
     def of(cls, proposals: dict[int, I32]) -> Drafts | None:
         """Builds drafts from tokens by slot; None if there are none."""
-        some = {slot: tokens for slot, tokens in sorted(proposals.items()) if len(tokens)}
-        if not some:
+        nonempty = {slot: tokens for slot, tokens in sorted(proposals.items()) if len(tokens)}
+        if not nonempty:
             return None
-        counts = np.array([len(tokens) for tokens in some.values()], dtype=np.int32)
-        return cls(np.array(list(some)), counts, np.concatenate(list(some.values())).astype(np.int32))
+        counts = np.array([len(tokens) for tokens in nonempty.values()], dtype=np.int32)
+        return cls(np.array(list(nonempty)), counts, np.concatenate(list(nonempty.values())).astype(np.int32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,19 +57,19 @@ class DraftRows:
     def of(cls, slots: Rows, counts: I32, drafts: Drafts) -> DraftRows:
         """Builds the rows for the sampling slots, with `counts` drafts each taken from `drafts`."""
         rows = counts + 1
-        firsts = np.cumsum(rows) - rows
-        first_of_row = np.repeat(firsts, rows)
+        row_starts = np.cumsum(rows) - rows
+        first_of_row = np.repeat(row_starts, rows)
         num_rows, most = len(first_of_row), int(counts.max())
         if drafts.parents is not None:
             tree = TreeRows.of(counts, drafts.token_ids, drafts.parents)
-            following = np.full(num_rows, NO_DRAFT, dtype=np.int32)
-            return cls(slots, counts, firsts, first_of_row, tree.preceding_drafts, following, None, tree)
+            next_drafts = np.full(num_rows, NO_DRAFT, dtype=np.int32)
+            return cls(slots, counts, row_starts, first_of_row, tree.preceding_drafts, next_drafts, None, tree)
         within = np.arange(num_rows) - first_of_row
-        following = np.full(num_rows, NO_DRAFT, dtype=np.int32)
-        following[within < np.repeat(counts, rows)] = drafts.token_ids
+        next_drafts = np.full(num_rows, NO_DRAFT, dtype=np.int32)
+        next_drafts[within < np.repeat(counts, rows)] = drafts.token_ids
         at = first_of_row[:, None] + np.arange(most)
-        ahead = np.where(np.arange(most) < within[:, None], following[np.minimum(at, num_rows - 1)], NO_TOKEN)
-        return cls(slots, counts, firsts, first_of_row, ahead.astype(np.int32), following, drafts.proposed)
+        draft_tokens = np.where(np.arange(most) < within[:, None], next_drafts[np.minimum(at, num_rows - 1)], NO_TOKEN)
+        return cls(slots, counts, row_starts, first_of_row, draft_tokens.astype(np.int32), next_drafts, drafts.proposed)
 
     def counted(self, token_ids: I32) -> I32:
         """Returns the accepted tokens of each slot, [num_slots], from row tokens that include REJECTED."""

@@ -27,8 +27,8 @@ class TreeRows:
     @classmethod
     def of(cls, counts: I32, token_ids: I32, parents: I32) -> TreeRows:
         """Builds the rows for `counts` drafts per slot, given each draft's parent index within its slot."""
-        firsts = np.cumsum(counts + 1) - counts - 1
-        first_of_row = np.repeat(firsts, counts + 1)
+        first_rows = np.cumsum(counts + 1) - counts - 1
+        first_of_row = np.repeat(first_rows, counts + 1)
         rows = np.arange(len(first_of_row))
         drafted = rows != first_of_row
         tokens, above = np.full(len(rows), NO_TOKEN, dtype=np.int32), rows.copy()
@@ -46,8 +46,8 @@ class TreeRows:
         """Returns the drafts on the path to each row, itself last, padded with NO_TOKEN: [num_rows, deepest]."""
         places = np.arange(self.paths.shape[1] - 1)
         on_way = np.take_along_axis(self.paths, np.maximum(self.depths[:, None] - 1 - places, 0), axis=1)
-        ahead: I32 = np.where(places < self.depths[:, None], self.token_ids[on_way], NO_TOKEN).astype(np.int32)
-        return ahead
+        draft_tokens: I32 = np.where(places < self.depths[:, None], self.token_ids[on_way], NO_TOKEN).astype(np.int32)
+        return draft_tokens
 
     def masks(self, first_of_row: Rows) -> npt.NDArray[np.int64]:
         """Returns the visibility bits of each row: its ancestors and all earlier tokens (paged_attention.py),
@@ -71,9 +71,9 @@ class TokenMoves:
         return tokens[self.sources], tokens[self.targets]
 
     @classmethod
-    def of(cls, kept: Rows, firsts: Rows, counts: I32) -> TokenMoves | None:
+    def of(cls, kept: Rows, first_rows: Rows, counts: I32) -> TokenMoves | None:
         """Builds the moves for accepted rows `kept`, `counts` per slot; None if all are in place."""
         within = np.arange(len(kept)) - np.repeat(np.cumsum(counts) - counts, counts)
-        targets = np.repeat(firsts, counts) + within
+        targets = np.repeat(first_rows, counts) + within
         moved = kept != targets
         return cls(kept[moved], targets[moved]) if moved.any() else None

@@ -65,7 +65,7 @@ def test_scores_are_capped(dtype, device, window):
 
 @pytest.mark.parametrize("chunk", [1, 20, 64])
 def test_rows_see_their_own_chunk_only(dtype, device, chunk):
-    """Also where a step's rows are of several."""
+    """Covers steps with rows of several chunks."""
     case = Case([1, 70, 64, 65], (6, 2), 16, 4, dtype, device)
     for rows in ([(0, 0, 1), (1, 69, 70), (2, 63, 64), (3, 64, 65)], [(0, 0, 1), (1, 69, 70), (3, 15, 65)]):
         got = triton.paged_attention(*case.step(rows), case.scale, chunk, chunked=True)
@@ -87,7 +87,7 @@ def test_the_order_of_work_changes_nothing(device):
 
 
 def test_rows_beyond_the_batch_give_zeros(device):
-    """A CUDA graph has a fixed number of rows; those without a sequence have length 0."""
+    """A CUDA graph has a fixed number of rows; padding rows have length 0."""
     case = Case([10, 20], (4, 2), 32, 16, torch.float32, device)
     q, k, v, tables, _, lens = case.step([(0, 9, 10), (1, 19, 20)])
     want = decode_attention(q, k, v, tables, lens, case.scale, 0)
@@ -97,7 +97,7 @@ def test_rows_beyond_the_batch_give_zeros(device):
     assert torch.equal(got[1], want[1])
 
 
-def test_sequences_without_rows_are_passed_over(device):
+def test_sequences_without_rows_are_skipped(device):
     case = Case([40, 20, 70], (4, 2), 32, 16, torch.float32, device)
     rows = [(0, 5, 40), (2, 0, 70)]
     q, k, v, tables, start, lens = case.step(rows)
@@ -109,7 +109,7 @@ def test_sequences_without_rows_are_passed_over(device):
 
 @pytest.mark.parametrize("num_padding", [0, 7, 90])
 def test_a_step_in_a_larger_graph(dtype, device, num_padding):
-    """Tokens beyond those of the step are a prompt in the null block, rows beyond that have no tokens."""
+    """Padding tokens are a prompt in the null block; padding rows have no tokens."""
     case = Case([40, 20, 70], (4, 2), 32, 16, dtype, device)
     case.paged.k_cache[0] = case.paged.v_cache[0] = 0.5
     rows = [(0, 39, 40), (1, 3, 20), (2, 0, 70)]
@@ -130,7 +130,7 @@ def test_a_step_in_a_larger_graph(dtype, device, num_padding):
 
 
 def test_blocks_before_the_window_may_be_gone(dtype, device):
-    """They may have been given to others, and their places in the table may name block 0."""
+    """They may belong to other sequences by now, and their entries in the block table may be the null block."""
     case = Case([150], (4, 2), 32, 16, dtype, device)
     for rows in ([(0, 149, 150)], [(0, 130, 150)]):
         before = triton.paged_attention(*case.step(rows), case.scale, 20)
@@ -169,7 +169,7 @@ def test_large_scores_do_not_overflow(dtype, device):
 @pytest.mark.parametrize("block_size", [16, 64, 128])
 @pytest.mark.parametrize("heads", [(16, 8), (32, 8), (28, 4)])
 def test_long_sequences(device, heads, block_size):
-    """Many tiles, so that buffers are really in rotation; splits; TMA and pointers."""
+    """Sequences span enough tiles to rotate all buffers; covers splits, TMA and pointers."""
     case = Case([3000, 1, 777, 2048, 4100], heads, 128, block_size, torch.bfloat16, device)
     decode = [(0, 2999, 3000), (1, 0, 1), (2, 776, 777), (3, 2047, 2048), (4, 4099, 4100)]
     mixed = [(0, 1000, 3000), (1, 0, 1), (2, 776, 777), (3, 0, 2048), (4, 4000, 4100)]

@@ -1,4 +1,4 @@
-"""A cache of 8-bit floats: what is stored is what the reference stores, and attention reads just that."""
+"""8-bit float KV cache: stored values equal the reference's, and attention reads exactly those."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHAPES = [(6, 2, 16, 4), (2, 1, 80, 32), (8, 2, 128, 64), (2, 1, 256, 256)]  # q
 
 
 def step_of(case: Case, rows: Rows) -> list[torch.Tensor]:
-    """Arguments with the cache in 8 bits; `case` keeps what those are worth."""
+    """Returns arguments with an 8-bit cache; `case` gets the dequantized values."""
     q, k, v, *rest = case.step(rows)
     stored = [to_cache(cache, torch.empty(0, dtype=FP8)) for cache in (k, v)]
     case.paged.k_cache, case.paged.v_cache = (cache.to(q.dtype).cpu() for cache in stored)
@@ -48,7 +48,7 @@ def test_shared_prefixes(dtype, device):
 
 
 def unrounded(qkv: torch.Tensor, num_positions: int, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """A product and cosines and sines that leave nothing to round: the interpreter's cast loses carries."""
+    """Creates inputs that need no rounding: the interpreter's cast loses carries."""
     cos_sin = torch.cat((torch.ones(num_positions, head_dim // 2), torch.zeros(num_positions, head_dim // 2)), 1)
     return to_cache(qkv, torch.empty(0, dtype=FP8)).to(qkv.dtype), cos_sin.to(qkv.device)
 
@@ -63,7 +63,7 @@ def test_storing(dtype, device, normed):
         cos_sin = torch.randn(50, head_dim).to(device)
     else:
         qkv, cos_sin = unrounded(qkv, 50, head_dim)
-    qkv[3] *= 128  # beyond the largest
+    qkv[3] *= 128  # beyond the largest value
     weights = [torch.rand(head_dim).to(device, dtype) if normed else None for _ in range(2)]
     places = torch.randperm(48)[:rows].int().to(device)
     inputs = 1e-5, cos_sin, torch.arange(rows, dtype=torch.int32, device=device), places
@@ -73,7 +73,7 @@ def test_storing(dtype, device, normed):
     assert_close(got, want, slack=1.5)
     assert caches[1].float().abs().max() == 448
     assert torch.equal(caches[1].float(), caches[3].float())
-    assert error(caches[0].float(), caches[2].float()) < 0.01  # keys may have been rounded to a neighbour before
+    assert error(caches[0].float(), caches[2].float()) < 0.01  # keys may have been rounded to an adjacent value before
 
 
 def test_a_single_row(dtype, device):
@@ -94,7 +94,7 @@ def test_a_single_row(dtype, device):
     assert error(got, want.flatten(1)) < 0.01
 
 
-def test_what_8_bits_cost():
-    """The figure in kernels/reference/attention/kv_dtype.py."""
+def test_error_of_8_bits():
+    """Checks the error stated in kernels/reference/attention/kv_dtype.py."""
     x = torch.randn(100_000)
     assert 0.024 < error(to_cache(x, torch.empty(0, dtype=FP8)).float(), x) < 0.028

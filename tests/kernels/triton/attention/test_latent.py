@@ -30,7 +30,7 @@ def test_is_latent_attention(dtype, device, heads, rank, rope, block_size, rows)
 
 
 @pytest.mark.parametrize("tile", [LatentTile(16, 1, 4), LatentTile(64, 2, 8)])
-def test_any_tile_will_do(device, tile):
+def test_any_tile_size(device, tile):
     case = latents([70, 33], 16, 24, 8, 16, torch.float32)
     rows = [(0, 69, 70), (1, 32, 33)]
     q, rotated, cache, tables, _, lens = step(case, rows, device)
@@ -39,7 +39,7 @@ def test_any_tile_will_do(device, tile):
     assert_close(latent_chunk(*step(case, rows, device), 0.2, tile=tile).cpu(), case.exact(rows, 0.2))
 
 
-def test_heads_fall_into_equal_tiles_and_few_rows_are_split(monkeypatch):
+def test_heads_form_equal_tiles_and_few_rows_are_split(monkeypatch):
     tune(monkeypatch, "attention.latent_blocks", enough_programs=132)
     assert [group_of(heads) for heads in (1, 6, 16, 40, 96, 128)] == [1, 6, 16, 40, 48, 64]
     assert [splits_for(*sizes) for sizes in ((1, 1), (8, 1), (64, 2), (512, 1))] == [32, 32, 2, 1]
@@ -54,7 +54,7 @@ def test_the_order_of_work_changes_nothing(device):
 
 
 def test_rows_beyond_the_batch_give_zeros(device):
-    """A CUDA graph has a fixed number of rows; those without a sequence have length 0."""
+    """A CUDA graph has a fixed number of rows; padding rows have length 0."""
     case = latents([10, 20], 4, 24, 8, 16, torch.float32)
     q, rotated, cache, tables, _, lens = step(case, [(0, 9, 10), (1, 19, 20)], device)
     want = latent_decode(q, rotated, cache, tables, lens, 0.2)
@@ -66,7 +66,7 @@ def test_rows_beyond_the_batch_give_zeros(device):
 
 @pytest.mark.parametrize("num_padding", [0, 7, 90])
 def test_a_step_in_a_larger_graph(device, num_padding):
-    """Tokens beyond those of the step are a prompt in the null block, rows beyond that have no tokens."""
+    """Padding tokens are a prompt in the null block; padding rows have no tokens."""
     case = latents([40, 20, 70], 4, 24, 8, 16, torch.float32)
     case.cache[0] = 0.5
     rows = [(0, 39, 40), (1, 3, 20), (2, 0, 70)]
@@ -117,7 +117,7 @@ def test_storing_is_the_reference(dtype, device, heads, still, rank, rope):
 
 @pytest.mark.skipif(not ON_GPU, reason="cuBLAS writes between the heads of other rows")
 @pytest.mark.parametrize("rows", [1, 7, 300])
-def test_heads_have_products_of_their_own(dtype, device, rows):
+def test_per_head_products(dtype, device, rows):
     weight = (128**-0.5 * torch.randn(16, 512, 128)).to(device, dtype)
     x = torch.randn(rows, 16, 192).to(device, dtype)[..., :128]
     got = reference.head_linear(x, reference.prepare_head_linear(weight))

@@ -1,4 +1,4 @@
-"""Prompts side by side, each of whose tokens sees all of it: the same as plain torch's."""
+"""Bidirectional attention over concatenated prompts equals plain torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LENGTHS = [[1], [5, 1, 33], [70], [16, 16, 64, 130]]
 
 
 def inputs(lengths: list[int], heads: int, head_dim: int, dtype: torch.dtype, device: torch.device):
-    """As a projection gives them: views of one tensor, NaN behind the last token."""
+    """Creates views of one tensor, as from a projection, with NaN after the last token."""
     total = sum(lengths)
     qkv = torch.full((total + 3, 3, heads, head_dim), float("nan"), dtype=dtype, device=device)
     qkv[:total] = torch.randn(total, 3, heads, head_dim).to(dtype)
@@ -35,7 +35,7 @@ def test_every_token_sees_its_own_prompt(
 
 @pytest.mark.parametrize("reach", [0, 3])
 def test_only_the_first_tokens_are_seen(reach: int, dtype: torch.dtype, device: torch.device) -> None:
-    """Of some; one whose neighbours are all unseen gets zeros."""
+    """Some sequences have a limit of visible tokens; a row that sees no token gets zeros."""
     lengths = [33, 5, 70]
     q, k, v, starts = inputs(lengths, 2, 32, dtype, device)
     num_seen = torch.tensor([20, 5, 1], dtype=torch.int32, device=device)

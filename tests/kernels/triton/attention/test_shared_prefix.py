@@ -9,7 +9,7 @@ from tests.kernels.triton.paged import Case
 
 
 def grouped(device, groups: dict[tuple[int, ...], int], num_rows: int, per_tile: int) -> SharedPrefixes:
-    """`groups`: positions shared, by rows. A tile more than needed, which is not used."""
+    """Builds prefixes from `groups` (shared positions by rows), with one unused tile."""
     members, tables, lens, starts = [], [], [], [0] * num_rows
     for rows, length in groups.items():
         for first in range(0, len(rows), per_tile):
@@ -33,7 +33,7 @@ def share(case: Case, rows: tuple[int, ...], blocks: int) -> None:
     ("q_heads", "kv_heads", "head_dim", "block_size"), [(6, 2, 32, 16), (2, 1, 80, 16), (8, 1, 128, 64)]
 )
 def test_sharing_changes_nothing(dtype, device, monkeypatch, q_heads, kv_heads, head_dim, block_size, splits):
-    """With the rest of a row in one piece, which takes the prefix along, and in several."""
+    """Covers rows whose remainder is computed in one split together with the prefix, and in several splits."""
     monkeypatch.setattr("quire.kernels.triton.attention.shared_prefix.splits_for", lambda *_: splits)
     lens = [9 * 16 + 5, 200, 8 * 16 + 1, 30, 131, 129, 260]
     case = Case(lens, (q_heads, kv_heads), head_dim, block_size, dtype, device)

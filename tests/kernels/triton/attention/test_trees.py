@@ -1,4 +1,4 @@
-"""Rows of trees of drafts see what is known and their own path."""
+"""Rows of draft trees attend to known tokens and their own path."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.kernels.triton.paged import Case
 
 # q heads, kv heads, head_dim, block_size: tiles of 64, 12, 21, 16 and 32 tokens
 SHAPES = [(2, 2, 8, 16), (5, 1, 64, 64), (6, 2, 16, 4), (8, 2, 128, 64), (2, 1, 80, 128)]
-# A tree of 17 drafts over the end of a block, a decode, a chunk, a tree that is all of its sequence, as many drafts as
-# may be.
+# A tree of 17 drafts across a block boundary, a decode, a chunk, a tree that is a whole sequence, the maximum
+# number of drafts.
 LENS = [140, 70, 90, 63, 150]
 ROWS = [(0, 122, 140), (1, 69, 70), (2, 10, 90), (3, 0, 63), (4, 87, 150)]
 WITH_TREES = (0, 3, 4)
@@ -24,7 +24,7 @@ Tree = tuple[torch.Tensor, list[list[int]]]
 
 
 def tree_of(parents: list[int]) -> Tree:
-    """As random_tree() has it; -1: behind the row before all."""
+    """Returns a tree as random_tree(); parent -1: the row before all drafts."""
     paths = [[0]]
     for node, parent in enumerate(parents, 1):
         paths.append([*paths[parent + 1], node])
@@ -68,7 +68,7 @@ def test_rows_of_a_tree_see_their_own_path(dtype, device, q_heads, kv_heads, hea
 @pytest.mark.parametrize("first", [0, 25, 100])
 @pytest.mark.parametrize("name", TREES)
 def test_trees_of_all_shapes(dtype, device, name, first):
-    """Wherever they begin."""
+    """Trees begin at any position of a tile and of a block."""
     tree = TREES[name]
     end = first + len(tree[1])
     case = Case([end, 30], (4, 2), 32, 16, dtype, device)
@@ -77,7 +77,7 @@ def test_trees_of_all_shapes(dtype, device, name, first):
     assert_close(got.cpu(), wanted(case, rows, {0: tree}))
 
 
-def test_a_chain_is_a_tree_and_so_is_no_draft(dtype, device):
+def test_chains_and_single_tokens_are_trees(dtype, device):
     case = Case(LENS, (6, 2), 32, 16, dtype, device)
     masks = torch.full((sum(end - begin for _, begin, end in ROWS),), -1, device=device)
     step = case.step(ROWS)
@@ -86,7 +86,7 @@ def test_a_chain_is_a_tree_and_so_is_no_draft(dtype, device):
 
 
 def test_single_rows_see_their_own_path(dtype, device):
-    """A drafter's, of which a tree's rows come one after the other."""
+    """A drafter computes the rows of a tree one after the other."""
     case, (masks, paths) = Case([80, 33], (4, 2), 32, 16, dtype, device), random_tree(12)
     rows, nodes = [(0, 70, 71), (1, 31, 32)], (11, 5)
     q, k, v, tables, starts, lens = case.step(rows)
@@ -102,8 +102,8 @@ def test_single_rows_see_their_own_path(dtype, device):
 
 @pytest.mark.parametrize("chunked", [False, True])
 @pytest.mark.parametrize("window", [5, 50])
-def test_a_window_is_counted_in_places(dtype, device, window, chunked):
-    """As the reference has it."""
+def test_window_counts_cache_positions(dtype, device, window, chunked):
+    """The window is counted in cache positions, as in the reference."""
     case = Case(LENS, (6, 2), 32, 16, dtype, device)
     trees = {seq: random_tree(ROWS[seq][2] - ROWS[seq][1] - 1) for seq in WITH_TREES}
     step, masks = case.step(ROWS), masks_of(trees, ROWS).to(device)
@@ -114,7 +114,7 @@ def test_a_window_is_counted_in_places(dtype, device, window, chunked):
     assert (want - reference.paged_attention(*wide, case.scale, window, chunked=chunked)).abs().max() > 0.01
 
 
-def test_sinks_and_caps_count_what_the_path_has(dtype, device):
+def test_sinks_and_caps_along_a_path(dtype, device):
     case, (masks, _) = Case([100], (4, 2), 32, 16, dtype, device), random_tree(20)
     step, masks = case.step([(0, 79, 100)]), masks.to(device)
     wide = [t.float() if t.is_floating_point() else t for t in step]
@@ -134,7 +134,7 @@ def test_a_cache_of_8_bits(dtype, device, q_heads, kv_heads, head_dim, block_siz
 
 @pytest.mark.parametrize("num_padding", [0, 7, 70])
 def test_a_step_in_a_larger_graph(dtype, device, num_padding):
-    """Tokens beyond those of the step are a prompt in the null block that sees all, rows beyond that have no tokens."""
+    """Padding tokens are a prompt in the null block that sees every token; padding rows have no tokens."""
     case, tree = Case([40, 20, 70], (4, 2), 32, 16, dtype, device), random_tree(16)
     case.paged.k_cache[0] = case.paged.v_cache[0] = 0.5
     rows = [(0, 39, 40), (1, 3, 20), (2, 60, 70)]

@@ -41,7 +41,7 @@ def short_spans(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def of_sequence(case: Case, chunks: Chunks, window: int, company: list[tuple[int, int, int]]) -> torch.Tensor:
-    """Sequence 1, [begin, end) by [begin, end), each with `company` beside it."""
+    """Computes sequence 1 in chunks [begin, end), each with `company` in the same step."""
     found = []
     for begin, end in chunks:
         before, behind = ([row for row in company if (row[0] < 1) is first] for first in (True, False))
@@ -82,7 +82,7 @@ def test_sinks_take_their_share(device, monkeypatch, window):
 
 
 def test_rows_see_their_own_chunk_only(device, monkeypatch):
-    """Which begins in the middle of a span."""
+    """The chunk begins in the middle of a span."""
     case, rows = Case([40, LENGTH], (6, 2), 16, 4, torch.float32, device), [(1, 60, LENGTH), (0, 39, 40)]
     whole = batch_invariant.paged_attention(*case.step(rows), case.scale, 50, chunked=True)
     assert_close(whole, case.exact(rows, 50, chunked=True))
@@ -116,8 +116,8 @@ def test_the_order_of_work_and_rows_without_a_sequence_change_nothing(device):
     assert torch.equal(padded[1:], plain[1:])
 
 
-def test_sequences_without_rows_are_passed_over(device):
-    """As behind the rows of a chunk that a CUDA graph computes."""
+def test_sequences_without_rows_are_skipped(device):
+    """Such sequences occur as padding behind the rows of a chunk in a CUDA graph."""
     case = Case([40, 70], (4, 2), 32, 16, torch.float32, device)
     q, k, v, tables, start, lens = case.step([(0, 5, 40), (1, 0, 70)])
     want = batch_invariant.paged_attention(q, k, v, tables, start, lens, case.scale, 0)
@@ -160,7 +160,7 @@ def test_log_softmax_passes_nan_on(device):
     assert got[1].isfinite().all()
 
 
-def test_sample_is_the_same_choice_whatever_others_ask_for(device, monkeypatch):
+def test_samples_do_not_depend_on_other_rows(device, monkeypatch):
     tune(monkeypatch, "sampling.filtered_sampling", block=256)
     logits, seeds, positions = rows_of(device, 9, 300)
     temperature = torch.full((9,), 0.8, device=device)
@@ -176,7 +176,7 @@ def test_sample_is_the_same_choice_whatever_others_ask_for(device, monkeypatch):
     assert torch.equal(greedy, logits.half().float().argmax(dim=1).int())
 
 
-def test_what_comes_from_the_package_around_it_takes_a_row_a_program(device):
+def test_inherited_kernels_use_one_program_per_row(device):
     x, residual = torch.randn(9, 96).to(device), torch.randn(9, 96).to(device)
     weight = torch.randn(96).to(device)
     normed, gated = triton.rms_norm(x, weight, 1e-6), triton.silu_mul(x)

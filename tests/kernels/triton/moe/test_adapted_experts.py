@@ -1,4 +1,4 @@
-"""What adapters add to experts, on a GPU or in the interpreter, against the reference."""
+"""Adapters of experts on a GPU, or in the interpreter, against the reference."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def additions(package, updates, dtype, rows, **options):
 
 
 def updates_of(device, dtype):
-    """By adapter and expert, to either product; the second adapter leaves the layer alone, the third two experts."""
+    """Returns updates by adapter and expert for either product; the second adapter has none, the third skips two
+    experts."""
 
     def one(number, expert, sizes, in_features):
         left_alone = number == 1 or (number == 2 and expert < 2)
@@ -40,10 +41,10 @@ def updates_of(device, dtype):
     return [one(*pair, (SIZE, SIZE), HIDDEN) for pair in pairs], [one(*pair, (HIDDEN,), SIZE) for pair in pairs]
 
 
-@pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value")  # of the interpreter: rows that nobody owns
+@pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value")  # interpreter warnings about padding rows
 @pytest.mark.parametrize("num_rows", [1, 13])
 def test_tokens_get_what_their_own_adapters_add(dtype, device, num_rows):
-    """An expert that is elsewhere; memory has room for more rows."""
+    """One expert is on another rank, and buffers have room for more rows than the batch."""
     packed, updates = layer_of(device, dtype, EXPERTS, HIDDEN, SIZE), updates_of(device, dtype)
     numbers = [row % 4 - 1 for row in range(num_rows)] if num_rows > 1 else [2]
     x, rows = normal(device, dtype, num_rows, HIDDEN), adapted(numbers, ADAPTERS, device, most=num_rows + 20)

@@ -64,7 +64,7 @@ def test_routes_as_the_reference_does(dtype, device, name, biased):
 
 @pytest.mark.filterwarnings("ignore:invalid value", "ignore:All-NaN slice")  # of the interpreter
 @pytest.mark.parametrize("name", ROUTINGS)
-def test_logits_that_are_no_numbers_still_name_experts(device, name):
+def test_nan_logits_still_choose_experts(device, name):
     num_experts, routing = ROUTINGS[name]
     ids, weights = triton.route(torch.full((2, num_experts), float("nan"), device=device), routing)
     assert all(len(set(row)) == routing.top_k and set(row) <= set(range(num_experts)) for row in ids.tolist())
@@ -104,20 +104,20 @@ def test_computes_as_the_reference_does(dtype, device, monkeypatch, num_tokens, 
 
 
 @pytest.mark.parametrize(("num_tokens", "hidden", "size"), [(1, 64, 32), (40, 96, 64), (21, 64, 40)])
-def test_the_copy_engine_moves_what_it_can(device, num_tokens, hidden, size):
-    """Weights of whole tiles, and the rows between the products where those have whole tiles, too."""
+def test_tma_loads_whole_tiles(device, num_tokens, hidden, size):
+    """TMA loads weights of whole tiles, and the rows between the two products if these are whole tiles."""
     dtype = torch.float16
     packed = layer_of(device, dtype, 6, hidden, size, biased=True)
     x = normal(device, dtype, num_tokens, hidden)
     chosen = reference.route(torch.randn(num_tokens, 6).to(device), Routing(3))
-    chosen[0][0, 0] = -1  # of another rank
+    chosen[0][0, 0] = -1  # on another rank
     got = experts_in_tiles(x, *chosen, packed, None, None, None, tile=replace(SMALL, copied=True))
     assert_close(got, exact(x, *chosen, packed), slack=3)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("tile", TUNING.here.tiles.values(), ids=str)
-def test_every_tile_that_is_in_use(tile):
+def test_all_tuned_tiles(tile):
     device, dtype = torch.device("cuda"), torch.bfloat16
     packed = layer_of(device, dtype, 32, 2048, 768)
     for num_tokens in (2, 100, 1000):
@@ -127,7 +127,7 @@ def test_every_tile_that_is_in_use(tile):
         assert_close(got, exact(x, *chosen, packed), slack=3)
 
 
-def test_an_expert_that_nobody_chose_is_not_read(device):
+def test_unused_experts_are_not_read(device):
     packed = layer_of(device, torch.float32, 4, 32, 48)
     x = normal(device, torch.float32, 5, 32)
     ids = torch.tensor([[0, 2]] * 5, dtype=torch.int32, device=device)
@@ -152,7 +152,7 @@ def test_a_row_has_the_same_bits_in_any_batch(device, monkeypatch):
 
 @pytest.mark.parametrize("name", ROUTINGS)
 @pytest.mark.parametrize(("hidden", "size"), [(256, 64), (1280, 43)])
-def test_a_single_row_meets_the_experts_that_it_chooses(dtype, device, hidden, size, name):
+def test_single_row_computes_its_chosen_experts(dtype, device, hidden, size, name):
     num_experts, routing = ROUTINGS[name]
     packed = layer_of(device, dtype, num_experts, hidden, size)
     residual, norm = normal(device, dtype, 1, hidden), RowNorm(normal(device, dtype, hidden), 1e-5)
@@ -160,7 +160,7 @@ def test_a_single_row_meets_the_experts_that_it_chooses(dtype, device, hidden, s
     normed = reference.rms_norm(residual.double(), norm.weight.double(), norm.eps)
     ids, weights = reference.route(logits, routing)
     want = residual.double() + exact(normed, ids, weights, packed)
-    shape = None if ON_GPU else RowExpertsTile(up=32, down=64)  # the interpreter runs one program after the other
+    shape = None if ON_GPU else RowExpertsTile(up=32, down=64)  # the interpreter runs programs one after the other
     row_experts(residual, norm, logits, routing, packed, load, pdl=ON_GPU, shape=shape)
     assert_close(residual, want, slack=3)
     assert load.nonzero().flatten().tolist() == sorted(ids[0].tolist())
@@ -174,7 +174,8 @@ def test_pairs_without_an_expert_are_left_out(dtype, device):
 
 
 def _partly_here(device, dtype):
-    """Of six experts the first three are here; a token has none of them. What is wanted is what the others add 0 to."""
+    """Creates a layer with the first three of six experts; a token has none of them. Expected: the others contribute
+    0."""
     all_packed = [torch.randn(6, 64, 32), torch.randn(6, 32, 32)]
     x, ids = torch.randn(5, 32).to(device, dtype), torch.tensor([[0, 5], [3, 4], [2, 1], [4, 0], [1, 2]]).int()
     weights = torch.rand(5, 2).to(device)

@@ -1,7 +1,7 @@
-"""`python -m tests.kernels.triton.precompile.launches`: kernels that models of several shapes have compiled beforehand,
-by GPU capability, each with digests of what it is compiled for. With `--write`, launches.json gets a summary of them.
+"""`python -m tests.kernels.triton.precompile.launches`: kernels compiled ahead for models of several shapes, by GPU
+capability, with digests of their compile-time properties. With `--write`, launches.json gets a summary.
 
-Nothing is compiled, and no GPU is needed: Triton is asked what it would compile.
+Nothing is compiled, and no GPU is needed: Triton reports what it would compile.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def cases() -> Iterator[tuple[str, Any]]:
 
 
 class Asked:
-    """Kernels that Triton is asked for, as digests of their signatures, constants and compiler options."""
+    """Kernels requested from Triton, as digests of their signatures, constants and compiler options."""
 
     def __init__(self, capability: int) -> None:
         import triton
@@ -82,7 +82,7 @@ class Asked:
         JITFunction.run = lambda *arguments, **options: run(*arguments, **{**options, "warmup": True})
 
     def _on_missing(self, *, fn: Any, compile: dict[str, Any], **_: object) -> bool:
-        """Returns True: it need not be compiled."""
+        """Returns True to skip the compilation."""
         about = [(name, str(compile[name])) for name in ("signature", "num_warps", "num_stages", "enable_fp_fusion")]
         about += sorted((str(name), str(value)) for name, value in compile["constants"].items())
         digest = hashlib.sha256(repr((about, str(compile["configs"]))).encode()).hexdigest()[:12]
@@ -95,7 +95,7 @@ class Asked:
 
 
 def of_capability(capability: int) -> Launches:
-    """Has to be called in a process of its own."""
+    """Collects the kernels of a capability; has to run in a separate process."""
     from quire.kernels.triton.precompile.calls import precompile_calls
 
     asked, launches = Asked(capability), {}
@@ -107,7 +107,7 @@ def of_capability(capability: int) -> Launches:
 
 
 def summary(launches: Launches) -> dict[str, str]:
-    """By kernel: how many are compiled, and a digest of what for, by case."""
+    """Returns, by kernel, the number of compilations and a digest of their properties by case."""
     by_kernel: dict[str, list[tuple[str, str]]] = {}
     for case, kernels in launches.items():
         for kernel, digests in kernels.items():

@@ -1,4 +1,4 @@
-"""What is compiled beforehand: each kernel's own calls, of all modules that graphs launch kernels of."""
+"""Kernels compiled ahead: each kernel's own calls, from all modules whose kernels graphs launch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CONSTANT = re.compile(
 )
 STORED = json.loads(launches.STORED.read_text())
 
-# Launched by few models or settings: compiled when they are first called.
+# Used by few models or settings: compiled at their first call.
 AT_FIRST_CALL = {
     "attention.ragged_attention",
     "normed_sums",
@@ -32,7 +32,7 @@ AT_FIRST_CALL = {
     "recurrent.short_convolution",
     "two_shot_sums",
 }
-# Launched by functions of other modules, whose calls reach them.
+# Reached by the calls of other modules.
 BY_OTHERS = {
     "moe.grouped_linear",
     "quantization.packed_many_rows",
@@ -51,7 +51,7 @@ def sources() -> dict[str, str]:
     return {name_of(path): path.read_text() for path in FOLDER.rglob("*.py")}
 
 
-def test_every_module_that_launches_a_kernel_says_when_it_is_compiled() -> None:
+def test_every_launching_module_declares_its_precompilation() -> None:
     launching = {name for name, text in sources().items() if LAUNCH.search(text)}
     assert launching <= {*MODULES, *AT_FIRST_CALL, *BY_OTHERS}
     assert launching >= AT_FIRST_CALL | BY_OTHERS
@@ -64,7 +64,7 @@ def test_every_module_with_calls_is_listed_once() -> None:
 
 @pytest.mark.parametrize("name", MODULES)
 def test_constants_of_a_kernel_are_rows_of_a_table(name: str) -> None:
-    """A launch states no number of warps or stages of its own."""
+    """No launch sets its own number of warps or stages."""
     text = Path(importlib.import_module(f"{PACKAGE}.{name}").__file__ or "").read_text()
     assert not CONSTANT.findall(text)
 
@@ -74,5 +74,5 @@ def test_constants_of_a_kernel_are_rows_of_a_table(name: str) -> None:
     "capability", [pytest.param(80, marks=pytest.mark.slow), 90, pytest.param(100, marks=pytest.mark.slow)]
 )
 def test_kernels_are_compiled_for_what_was_stored(capability: int) -> None:
-    """Constants that change on purpose: `python -m tests.kernels.triton.precompile.launches --write`."""
+    """After an intended change, update the record: `python -m tests.kernels.triton.precompile.launches --write`."""
     assert launches.summary(launches.recorded(capability)) == STORED["kernels"][str(capability)]

@@ -1,4 +1,4 @@
-"""Kernels are compiled for a GPU that is not there."""
+"""Kernels are compiled for an absent GPU."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ sys.exit(not processes.compile_all(Missing({shape!r}, 90, 2, folder / "marker"))
 
 
 def compile_some(folder: Path, some: str, shape: ModelShape = TINY) -> int:
-    """`some`: an expression for the calls; returns the exit status."""
+    """Compiles the calls of an expression in a child process; returns the exit status."""
     environment = {**os.environ, "TRITON_CACHE_DIR": str(folder), "TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-c", PROGRAM.format(folder=str(folder), calls=some, shape=shape)]
     return subprocess.run(command, env=environment, check=False).returncode
@@ -55,7 +55,7 @@ def test_machine_code_without_a_gpu(tmp_path: Path) -> None:
     assert {"_rms_norm", "_silu_mul", "_begin_step", "_end_step", "_qk_norm_rope_store"} <= names
 
 
-def test_a_call_that_fails_leaves_the_others_alone(tmp_path: Path) -> None:
+def test_failed_call_does_not_affect_others(tmp_path: Path) -> None:
     assert compile_some(tmp_path, "[done, lambda: 1 / 0, *[done] * 20]") == 1
     assert (tmp_path / "done").read_text() == "x" * 21
 
@@ -101,7 +101,7 @@ def test_calls_for_groups_of_warps_are_those_of_the_gpu(
     ("modules", "more"),
     [("latent", {"latent": LatentShape(64, 16, 32)}), ("low_rank", {"num_adapters": 4}), ("packed", {})],
 )
-def test_what_the_interpreter_takes_compiles_as_well(tmp_path: Path, modules: str, more: dict[str, object]) -> None:
+def test_interpreted_kernels_also_compile(tmp_path: Path, modules: str, more: dict[str, object]) -> None:
     shape = dataclasses.replace(TINY, packed=PackedShape(64, 8.0), **more)
     some = f"[call for call in every(shape) if {modules!r} in module_of(call)]"
     assert compile_some(tmp_path, some, shape) == 0
@@ -125,13 +125,13 @@ def test_nothing_is_missing_without_a_gpu() -> None:
     assert missing(TINY, 16, None) is None
 
 
-def test_a_disk_that_cannot_be_written_is_no_reason_to_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwritable_disk_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "file" / "cache"))
     assert missing(TINY, 8, 90) is None
 
 
-def test_what_is_on_disk_is_not_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_kernels_are_not_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     lacking = missing(TINY, 8, 90)
     assert lacking is not None
@@ -142,7 +142,7 @@ def test_what_is_on_disk_is_not_compiled_again(tmp_path: Path, monkeypatch: pyte
     assert missing(dataclasses.replace(TINY, block_size=32), 8, 90) is not None
 
 
-def test_one_core_compiles_nothing_beforehand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_single_core_skips_precompilation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     assert missing(TINY, 2, 90) is None
     assert missing(TINY, 3, 90) is not None

@@ -28,7 +28,7 @@ FP8 = torch.float8_e4m3fn
 
 
 def representable(x: torch.Tensor) -> torch.Tensor:
-    """Small powers of two with a full range in every group of 128: the interpreter's cast does not round."""
+    """Creates small powers of two with a full range in every group of 128: the interpreter's cast does not round."""
     powers = torch.randint(-6, 3, x.shape).float().exp2() * x.sign()
     powers[..., ::32] = 448.0 * 0.25
     return powers.to(x)
@@ -46,17 +46,17 @@ def check(device: torch.device, x: torch.Tensor, weight: QuantizedWeight, kind: 
     ("tokens", "in_features", "out_features", "group"),
     [(1, 128, 24, 32), (5, 256, 200, 128), (17, 96, 130, 32), (70, 384, 64, 64), (3, 1024, 40, 1024), (2, 352, 8, 32)],
 )
-def test_weights_alone(device, tokens, in_features, out_features, group, bits):
+def test_weight_only_quantization(device, tokens, in_features, out_features, group, bits):
     weight = integers(out_features, in_features, group, bits, bias=torch.randn(out_features).to(DTYPE))
     check(device, torch.randn(tokens, in_features), weight, PackedWeight)
 
 
-def test_columns_in_an_order_of_their_own(device):
+def test_permuted_columns(device):
     weight = integers(48, 128, 32, 4, zeros=False, order=torch.randperm(128))
     check(device, torch.randn(6, 128), weight, PackedWeight)
 
 
-def test_codes_that_are_places_in_a_table(device):
+def test_codes_that_index_a_table(device):
     weight = integers(48, 128, 64, 4, zeros=False, table=torch.randn(16))
     check(device, torch.randn(6, 128), weight, PackedWeight)
 
@@ -70,7 +70,7 @@ def test_signed_codes_and_8_bit_floats(device):
 
 
 @pytest.mark.parametrize("order", [None, torch.arange(128).flip(0)])
-def test_many_rows_are_multiplied_with_a_widened_copy(device, monkeypatch, order):
+def test_many_rows_use_a_dequantized_copy(device, monkeypatch, order):
     tune(monkeypatch, "quantization.packed_linear", few_rows=8, most_rows=8, most_tiled_rows=8)
     monkeypatch.setattr(packed_linear, "packed_many_rows", None)
     for bits, group in ((4, 32), (4, 64), (8, 32)):
@@ -133,7 +133,7 @@ def by_token(out_features: int, in_features: int, kind: torch.dtype, scale: torc
 
 
 def by_block(out_features: int, in_features: int, kind: torch.dtype, rows: int = 1) -> QuantizedWeight:
-    """`rows` of the weight share their scales."""
+    """Creates a weight whose scales are shared by `rows` rows."""
     scales = (torch.rand(-(-out_features // rows), -(-in_features // 128)) + 0.1) / 448
     codes = (torch.randn(out_features, in_features) * 100).to(kind)
     activations = QuantizedActivations(kind, 128)
@@ -190,8 +190,8 @@ def check_in_parts(device: torch.device, weight: QuantizedWeight, splits: int) -
 
 @pytest.mark.parametrize("blocks", [False, True])
 @pytest.mark.parametrize(("in_features", "out_features"), [(256, 128), (2048, 256), (2304, 128)])
-def test_a_single_row_meets_the_weight_as_it_is(device, in_features, out_features, blocks):
-    """Plain, normed, gated, added: what row_linear is with the weight widened."""
+def test_single_row_with_quantized_weight(device, in_features, out_features, blocks):
+    """The plain, normalised, gated and residual variants equal row_linear with the dequantized weight."""
     x, norm = torch.randn(1, in_features).to(device, DTYPE), RowNorm(torch.rand(in_features).to(device, DTYPE), 1e-5)
     factors = torch.rand(2 * out_features // 128, 1).repeat_interleave(128, 0)
     made = quantize_to_fp8(
@@ -218,8 +218,8 @@ def test_a_single_row_meets_the_weight_as_it_is(device, in_features, out_feature
     ],
     ids=["zeros", "offset alike", "ordered", "one group, bias"],
 )
-def test_a_single_row_meets_codes_of_4_bits(device, in_features, group, more):
-    """Plain, normed, gated, added: what row_linear is with the weight widened; 37 rows are no whole programs."""
+def test_single_row_with_4_bit_codes(device, in_features, group, more):
+    """As above with 4-bit codes; 37 rows do not divide into whole programs."""
     x, norm = torch.randn(1, in_features).to(device, DTYPE), RowNorm(torch.rand(in_features).to(device, DTYPE), 1e-5)
     weight = on(device, integers(74, in_features, group, 4, **more))
     if weight.zeros is None:
@@ -237,21 +237,21 @@ def test_a_single_row_meets_codes_of_4_bits(device, in_features, group, more):
     assert_close(row_linear(x, packed, residual=residual), want, slack=2)
 
 
-def test_zeros_between_whole_numbers_are_not_subtracted_in_16_bits(device):
+def test_fractional_zero_points_are_not_subtracted_in_16_bits(device):
     weight = integers(40, 128, 32, 4)
     weight = replace(weight, zeros=weight.zeros + 0.3)
     check(device, torch.randn(5, 128), weight, LinearWeight)
 
 
-def test_float32_is_computed_with_the_values(device):
+def test_float32_uses_dequantized_weights(device):
     weight = on(device, integers(40, 128, 32, 4))
     x = torch.randn(5, 128, device=device)
     packed = triton.prepare_quantized_linear(weight, torch.float32)
     assert_close(triton.quantized_linear(x, packed), reference.quantized_linear(x, weight), slack=3)
 
 
-def test_weights_with_zeros_of_their_own_share_kernels(device):
-    """The first zero of a weight is not what a kernel is compiled for."""
+def test_weights_with_different_zero_points_share_kernels(device):
+    """The first zero point of a weight is no compile-time constant of a kernel."""
     first, second = (replace(integers(40, 128, 32, 4), zeros=torch.arange(160.0).view(40, 4) % n) for n in (7, 9))
     second.zeros[0, 0] = 5.0
     assert pack(on(device, first)).zero == pack(on(device, second)).zero

@@ -1,4 +1,4 @@
-"""4-bit weights and many rows by groups of warps: when, how products are cut up, and on a Hopper what comes out."""
+"""4-bit weights with many rows by warp groups: selection, partition, and results on a Hopper."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ QKV, GATE_AND_UP, DOWN = (4096, 6144), (4096, 28_672), (14_336, 4096)
 SLACK = 2  # weights are rounded to 16 bits before the product, too
 
 
-def test_few_rows_have_tiles_of_few() -> None:
+def test_few_rows_use_small_tiles() -> None:
     assert best_cut(128, *GATE_AND_UP, 132).rows == 128
     assert best_cut(512, *GATE_AND_UP, 132).rows == 256
 
@@ -57,8 +57,9 @@ def test_parts_of_tiles_are_equal_where_that_pays() -> None:
     assert best_cut(256, *DOWN, 132) == WarpGroupsCut(rows=256, programs=128, whole=0)
 
 
-def test_no_program_is_without_work_or_without_a_multiprocessor() -> None:
-    """A group of warps that had none would wait for codes that never come, and one that does not run be waited for."""
+def test_every_program_has_work_and_a_multiprocessor() -> None:
+    """An idle warp group would wait for codes that never arrive, and others would wait for a program that is not
+    resident."""
     drawn = random.Random(0)
     for _ in range(2000):
         in_features, out_features = drawn.randrange(1, 120) * SPAN, drawn.randrange(1, 3000) * 8
@@ -77,7 +78,7 @@ def packed(out_features: int = 64, in_features: int = 256, group: int = 128, bit
     return pack(integers(out_features, in_features, group, bits, **more))
 
 
-def test_weights_that_it_takes() -> None:
+def test_supported_weights() -> None:
     assert warp_groups_take(packed())
     assert warp_groups_take(packed(group=256, order=torch.randperm(256), bias=torch.randn(64)))
     assert warp_groups_take(packed(out_features=72, zeros=False))
@@ -94,13 +95,13 @@ def test_weights_that_it_takes() -> None:
     ],
     ids=["short groups", "short spans", "8 bits", "table", "rows that begin between 16 bytes"],
 )
-def test_weights_that_are_left_to_others(weight: PackedWeight) -> None:
+def test_unsupported_weights(weight: PackedWeight) -> None:
     assert not warp_groups_take(weight)
 
 
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Mock:
-    """What stands for the kernel, as if on a Hopper."""
+    """Mock of the kernel, as if on a Hopper."""
     kernel = Mock(return_value=torch.ones(1))
     monkeypatch.setattr(warp_groups, "is_hopper", lambda device: True)
     monkeypatch.setattr(warp_groups, "kernel_of_warp_groups", lambda: kernel)
@@ -108,19 +109,19 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Mock:
     return kernel
 
 
-def test_many_rows_on_a_hopper_are_multiplied_by_it(kernel: Mock) -> None:
+def test_many_rows_on_hopper_use_warp_groups(kernel: Mock) -> None:
     weight, x = packed(), torch.zeros(LEAST_ROWS, 256)
     assert packed_linear.packed_linear(x, weight) is kernel.return_value
     assert kernel.mock_calls[0].args[1] is weight
 
 
 @pytest.mark.parametrize("tokens", [LEAST_ROWS - 1, MOST_ROWS + 1])
-def test_other_numbers_of_rows_are_not(kernel: Mock, tokens: int) -> None:
+def test_other_row_counts_do_not_use_warp_groups(kernel: Mock, tokens: int) -> None:
     assert multiply_in_warp_groups(torch.zeros(tokens, 256), packed()) is None
     assert not kernel.called
 
 
-def test_what_does_not_compile_is_said_once_and_not_tried_again(kernel: Mock, caplog) -> None:
+def test_failed_compilation_is_logged_once_and_not_retried(kernel: Mock, caplog) -> None:
     kernel.side_effect = RuntimeError("PassManager::run failed")
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
@@ -137,7 +138,7 @@ def test_too_little_memory_is_no_reason_for_another_kernel(kernel: Mock) -> None
             multiply_in_warp_groups(torch.zeros(LEAST_ROWS, 256), packed())
 
 
-def test_a_triton_with_another_gluon_is_said(monkeypatch: pytest.MonkeyPatch, caplog) -> None:
+def test_incompatible_gluon_is_logged(monkeypatch: pytest.MonkeyPatch, caplog) -> None:
     monkeypatch.setitem(sys.modules, "quire.kernels.triton.quantization.packed_warp_groups", None)
     with caplog.at_level(logging.WARNING):
         assert warp_groups.kernel_of_warp_groups.__wrapped__() is None
@@ -162,7 +163,7 @@ def all_cuts(x: torch.Tensor, weight: PackedWeight) -> list[WarpGroupsCut]:
 
 
 def leave_rubbish(cut: WarpGroupsCut, device: torch.device) -> None:
-    """Where parts of tiles may come to lie."""
+    """Fills memory that may be reused for parts of tiles."""
     torch.full((cut.programs, 2, 64 * cut.rows), 1e6, device=device)
 
 
@@ -228,7 +229,7 @@ def test_sums_are_the_same_every_time(device, tokens: int, sizes: tuple[int, int
 @pytest.mark.gpu
 @needs_hopper
 @pytest.mark.parametrize("tokens", [256, 1024])
-def test_a_graph_multiplies_what_is_there_when_it_is_replayed(device, tokens: int) -> None:
+def test_graph_replays_read_current_inputs(device, tokens: int) -> None:
     made = pack(on(device, integers(4096, 4096, 128, 4)))
     first, second = (torch.randn(tokens, 4096, device=device, dtype=torch.bfloat16) for _ in range(2))
     x, wanted = first.clone(), [packed_linear.packed_linear(rows, made) for rows in (first, second)]
@@ -260,7 +261,7 @@ def test_two_streams_do_not_disturb_each_other(device) -> None:
 
 @pytest.mark.gpu
 @needs_hopper
-def test_packed_linear_comes_here(device, monkeypatch) -> None:
+def test_packed_linear_uses_warp_groups(device, monkeypatch) -> None:
     kernel = Mock(side_effect=multiply)
     monkeypatch.setattr(warp_groups, "kernel_of_warp_groups", lambda: kernel)
     weight = on(device, integers(512, 512, 128, 4))

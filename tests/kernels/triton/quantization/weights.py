@@ -1,4 +1,4 @@
-"""Quantized weights that tests make up."""
+"""Quantized weights for tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recurrent layers in Triton: as token by token in float64, over prompts, chunks, decodes and saved states."""
+"""Recurrent layers in Triton equal float64 token by token, over prompts, chunks, decodes and saved states."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.kernels.triton.tuned import tune
 
 DEVICE = "cuda" if ON_GPU else "cpu"
 SMALL = StateShape(16 + 12, 3, 4, 8, 3)
-# Of a rank: one head, and heads whose key heads the ranks share.
+# Shapes of a rank: one head, and heads whose key heads are shared with other ranks.
 ALONE = StateShape(2 * 8 + 6, 4, 1, 8, 6)
 SHARED = StateShape(2 * 3 * 8 + 3 * 6, 4, 3, 8, 6)
 WIDE = StateShape(2 * 40 + 2 * 40, 4, 2, 40, 40)
@@ -27,7 +27,7 @@ QWEN3_NEXT = StateShape(2 * 2 * 128 + 4 * 128, 4, 4, 128, 128)
     ids=str,
 )
 @pytest.mark.parametrize("delta", [True, False], ids=["delta", "space"])
-def test_any_cut_gives_what_token_by_token_gives(shape: StateShape, delta: bool) -> None:
+def test_any_chunking_equals_token_by_token(shape: StateShape, delta: bool) -> None:
     assert run_of_everything(Layer(triton, shape, delta=delta)) < 5e-5
 
 
@@ -46,7 +46,7 @@ def test_the_gate_comes_behind_the_norm() -> None:
     assert (found.float() - expected.float()).abs().max() <= 0.02 * expected.float().abs().max()
 
 
-def test_rows_that_a_recording_has_too_many_touch_nothing() -> None:
+def test_padding_rows_of_a_recording_write_nothing() -> None:
     layer = Layer(triton, SMALL)
     before = layer.pages.first.clone()
     row = layer.sequence(1)

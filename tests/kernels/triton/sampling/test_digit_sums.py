@@ -12,7 +12,7 @@ INF = float("inf")
 
 def spread(device, num_rows, size):
     values = 3 * torch.randn(num_rows, size)
-    values[::3] = values[::3].round()  # many equals, and both zeros
+    values[::3] = values[::3].round()  # many equal values, and both zeros
     values[1, : size // 2] = -INF
     return values.to(device)
 
@@ -30,12 +30,12 @@ def test_counts_and_weights_are_the_reference(device, size):
         assert weights.dtype is torch.int64
         torch.testing.assert_close(weights.double(), want.double(), rtol=1e-6, atol=2.0)
         assert torch.equal(weights > 0, want > 0)
-        known = (known << 8) | counts.argmax(dim=1, keepdim=True)  # where most are
+        known = (known << 8) | counts.argmax(dim=1, keepdim=True)  # the most frequent digit
     assert (counts > 0).any()
 
 
-def test_what_is_known_leaves_out_all_else(device):
-    """All digits of one of the values: only its equals are left."""
+def test_known_digits_exclude_other_values(device):
+    """Once all digits are known, only values equal to them are counted."""
     values = torch.tensor([[1.5, -2.0, 1.5, 0.25, 7.0]] * 2, device=device)
     for value, count in ((1.5, 2), (-2.0, 1), (3.0, 0)):
         bits = ordered_bits(torch.full((2, 1), value, device=device))
@@ -52,7 +52,7 @@ def test_rows_of_a_wider_tensor_and_none(device):
     assert digit_sums(wide[:0], None, known[:0], 24).shape == (0, 256)
 
 
-def test_no_digit_lies_outside_whatever_a_row_holds(device):
+def test_digits_are_in_range_for_any_row(device):
     values = torch.tensor([[float("nan"), INF, -INF, 0.0, -0.0]], device=device)
     known = torch.zeros((1, 1), dtype=torch.int64, device=device)
     assert int(digit_sums(values, None, known, 24).sum()) == 5

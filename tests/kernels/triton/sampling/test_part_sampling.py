@@ -9,7 +9,7 @@ from tests.kernels.triton.sampling.test_sampling import INF, assert_same_choice,
 
 
 def chosen(logits, temperature, seeds, positions, size):
-    """By parts of `size` tokens."""
+    """Samples by parts of `size` tokens."""
     starts = range(0, logits.size(1), size)
     parts = [logits[:, start : start + size] for start in starts]
     found = [
@@ -20,7 +20,7 @@ def chosen(logits, temperature, seeds, positions, size):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("vocab_size", "size"), [(9000, 4500), (9000, 9000), (1000, 333), (5, 2), (16_400, 8_200)])
-def test_parts_choose_as_the_whole_does(device, vocab_size, size, dtype):
+def test_parts_choose_as_the_whole_vocabulary(device, vocab_size, size, dtype):
     logits, seeds, positions = rows_of(device, 9, vocab_size)
     logits = logits.to(dtype)
     logits[4, : vocab_size // 2] = -INF
@@ -33,13 +33,13 @@ def test_parts_choose_as_the_whole_does(device, vocab_size, size, dtype):
 @pytest.mark.parametrize("size", [700, 4096, 9000])
 def test_greedy_takes_the_lowest_of_the_most_likely_of_all_parts(device, size):
     logits, seeds, positions = rows_of(device, 8, 9000)
-    logits = logits.round()  # many equals
+    logits = logits.round()  # many equal values
     first = (logits == logits.amax(dim=1, keepdim=True)).int().argmax(dim=1).int()
     for temperature in (None, column(device, 0.0, 8)):
         assert torch.equal(chosen(logits, temperature, seeds, positions, size), first)
 
 
-def test_what_a_part_finds_is_the_reference(device):
+def test_candidates_of_a_part_equal_the_reference(device):
     logits, seeds, positions = rows_of(device, 7, 5000)
     logits[1, 40], logits[2, 4999], logits[3] = float("nan"), INF, -INF
     temperature = column(device, 0.7, 7)
@@ -64,7 +64,7 @@ def test_rows_of_a_wider_tensor_and_no_rows(device):
 
 @pytest.mark.parametrize("num_parts", [1, 2, 3, 8])
 def test_the_best_of_parts_is_the_reference(device, num_parts):
-    """Equal scores, rows that are lost to one part or to all, ids of any size."""
+    """Covers equal scores, rows without a candidate in one part or in all, and ids of any size."""
     scores = torch.randn(num_parts, 40).round()
     tops = torch.randn(num_parts, 40)
     scores[:, 3], tops[:, 3] = -INF, -INF

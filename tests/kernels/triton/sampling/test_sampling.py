@@ -22,7 +22,7 @@ def column(device, value, num_rows: int, dtype=torch.float32):
 
 
 def assert_same_choice(got, want, logits, temperature, seeds, positions):
-    """The same token, or one whose noisy logit is as good to the last places."""
+    """Asserts the same token, or one with an equal noisy logit up to the last places."""
     assert got.dtype is torch.int32
     noisy = logits.float() / temperature.unsqueeze(1) + gumbel_noise(seeds, positions, logits.size(1))
     at_got, at_want = (noisy.gather(1, t.long().unsqueeze(1)).squeeze(1) for t in (got, want))
@@ -33,7 +33,7 @@ def assert_same_choice(got, want, logits, temperature, seeds, positions):
 @pytest.mark.parametrize("vocab_size", [1, 2, 63, 1000, 4096, 4097, 9000])
 def test_greedy_takes_the_lowest_of_the_most_likely(device, vocab_size):
     logits, seeds, positions = rows_of(device, 8, vocab_size)
-    logits = logits.round()  # many equals
+    logits = logits.round()  # many equal values
     first = (logits == logits.amax(dim=1, keepdim=True)).int().argmax(dim=1).int()
     zero, k = column(device, 0.0, 8), column(device, 5, 8, torch.int32)
     for columns in ((None, None), (zero, None), (zero, k)):
@@ -49,8 +49,8 @@ def test_sampling_is_the_reference(device, num_rows, vocab_size):
     assert_same_choice(got, want, logits, temperature, seeds, positions)
 
 
-def test_many_rows_are_chosen_for_as_few_are(device):
-    """Bounds leave out no token that could win: equal logits, spread ones, banned ones, greedy rows, lost rows."""
+def test_many_rows_sample_as_few_do(device):
+    """Bounds never exclude a token that could win: equal, spread and banned logits, greedy rows, rows of NaN."""
     num_rows, vocab_size = 3 * TUNING.here.least_bounded_rows, 9001
     logits, seeds, positions = rows_of(device, num_rows, vocab_size)
     logits[::4] = 0.25
@@ -86,7 +86,7 @@ def test_filters_are_the_reference(device, top_k, top_p, min_p):
     num_rows = 6
     for vocab_size, spread in ((500, 3.0), (1201, 0.5)):
         logits, seeds, positions = rows_of(device, num_rows, vocab_size, spread)
-        logits[::3] = logits[::3].mul(2).round().div(2)  # rows with equals
+        logits[::3] = logits[::3].mul(2).round().div(2)  # rows with equal values
         logits[::2, 100:300] = -INF
         temperature = (0.5 + torch.rand(num_rows)).to(device)
         columns = column(device, top_k, num_rows, torch.int32), column(device, top_p, num_rows)
@@ -109,7 +109,7 @@ def test_each_row_has_its_own_settings(device):
     assert torch.equal(got, want)
 
 
-def test_rows_without_a_choice_are_lost(device):
+def test_rows_without_candidates_are_marked_lost(device):
     for where in (0, 57, 99):
         logits, seeds, positions = rows_of(device, 5, 100)
         logits[0, where] = float("nan")

@@ -12,7 +12,7 @@ from tests.kernels.reference.test_token_mask import packed, scattered
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("vocab_size", [1, 33, 4096, 9000])
 @pytest.mark.parametrize("rows", [None, [4, 1], [5, 3, 2, 0, 1, 4]])
-def test_what_has_no_bit_is_banned_and_nothing_else_changes(device, vocab_size, rows, dtype):
+def test_only_tokens_without_a_bit_are_banned(device, vocab_size, rows, dtype):
     rng = np.random.default_rng(vocab_size)
     logits = torch.randn(6, vocab_size, device=device).to(dtype)
     masks = packed(rng.random((6 if rows is None else len(rows), vocab_size)) < 0.5)
@@ -28,7 +28,7 @@ def test_what_has_no_bit_is_banned_and_nothing_else_changes(device, vocab_size, 
 
 @pytest.mark.parametrize(("first", "size"), [(0, 4500), (4500, 4500), (33, 1), (8990, 20), (9024, 30)])
 def test_masks_of_the_whole_for_a_part(device, first, size):
-    """Behind the last bit there is no token."""
+    """Columns behind the last bit of a mask are padding."""
     masks, places = scattered(packed(np.random.default_rng(first).random((6, 9000)) < 0.5))
     got, want = (torch.zeros(6, size, device=device) for _ in range(2))
     mask_logits(got, None, masks.to(device), places.to(device), first)

@@ -1,4 +1,4 @@
-"""The fused functions for one sequence, against the functions that they stand for."""
+"""Fused functions for one sequence against the functions they replace."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_the_gate(dtype, device):
 
 
 @pytest.mark.parametrize("shape", [RowTile(2, 256, 1, 1), RowTile(8, 512, 2, 2), RowTile(16, 1024, 2, 8)])
-def test_the_shape_of_the_work_changes_little(dtype, device, shape):
+def test_launch_shapes_change_results_little(dtype, device, shape):
     x, weight = normal(device, dtype, 1, 2048), weight_of(device, dtype, 40, 2048)
     assert_close(row_linear(x, weight, shape=shape), exact(x, weight), slack=2)
 

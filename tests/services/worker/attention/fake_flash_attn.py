@@ -1,4 +1,4 @@
-"""The two functions of flash-attn 2.8.3 that are used here, by the words of their docstrings and of the checks in its
+"""Fake of the two used functions of flash-attn 2.8.3, according to their docstrings and to the checks in its
 csrc/flash_attn/flash_api.cpp: in plain torch, on any device, over pages only."""
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def flash_attn_with_kvcache(
 def _pages(
     cache: torch.Tensor, block_table: torch.Tensor | None, row: int, num_keys: int, q: torch.Tensor
 ) -> torch.Tensor:
-    """[num_keys, num_kv_heads, head_dim]"""
+    """Gathers a row's keys or values, [num_keys, num_kv_heads, head_dim]."""
     assert block_table is not None
     assert block_table.dtype == torch.int32
     assert block_table.stride(-1) == 1
@@ -94,7 +94,7 @@ def _pages(
 def _attend(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None, causal: bool, window: Window
 ) -> torch.Tensor:
-    """One sequence; the masks are aligned to the bottom right corner."""
+    """Attends in one sequence; the masks are aligned to the bottom right corner."""
     group = q.size(1) // k.size(1)
     keys, values = (t.double().repeat_interleave(group, 1) for t in (k, v))
     at = torch.arange(q.size(0), device=q.device).unsqueeze(1) + k.size(0) - q.size(0)

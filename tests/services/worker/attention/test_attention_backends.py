@@ -1,4 +1,4 @@
-"""Which attention backend serves which phase, and whether it attends."""
+"""Selection of attention backends by phase, and their results."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tests.kernels.triton.paged import Case, Rows
 
 SPEC = AttentionSpec("cuda", "bfloat16", "bfloat16", 128, 16, 8, 64, has_window=False, capability=(9, 0))
 AMPERE = (8, 0)
-PAGED = replace(SPEC, block_size=256, capability=AMPERE)  # what flash-attn 2 can serve
+PAGED = replace(SPEC, block_size=256, capability=AMPERE)  # supported by flash-attn 2
 
 
 class Fake:
-    """Accepts or refuses, and says its name for an answer."""
+    """Backend that accepts or refuses, and returns its name."""
 
     def __init__(self, name: str, reason: str | None) -> None:
         self.name, self._reason = name, reason
@@ -53,7 +53,7 @@ def attended_by(chosen, max_query_len: int, *, is_recorded: bool = False) -> str
     return chosen.attend(None, None, None, metadata, scale=1.0, window=0)
 
 
-def test_each_phase_has_the_best_that_can(refusing) -> None:
+def test_each_phase_uses_the_best_capable_backend(refusing) -> None:
     refusing("cpu")
     chosen = backends.choose_attention("auto", SPEC)
     assert isinstance(chosen, PerPhaseAttention)
@@ -73,8 +73,8 @@ def test_one_backend_may_serve_both(refusing) -> None:
     assert backends.choose_attention("auto", SPEC).name == "reference"
 
 
-def test_flash_attn_2_comes_first_where_it_was_made_for_the_gpu(refusing) -> None:
-    """And takes the place of kernels that are not there; where flash-attn-4 can be used it is not asked."""
+def test_flash_attn_2_is_preferred_on_its_gpus(refusing) -> None:
+    """It also replaces kernels that are missing; it is not considered if flash-attn-4 is usable."""
     refusing("cpu", "flash_attn")
     assert attended_by(backends.choose_attention("auto", PAGED), 2) == "flash_attn_2"
     assert attended_by(backends.choose_attention("auto", PAGED), 1) == "triton"
@@ -88,7 +88,7 @@ def test_a_named_backend_serves_both(refusing) -> None:
     assert backends.choose_attention("flash_attn", SPEC).name == "flash_attn"
 
 
-def test_trees_of_drafts_have_those_backends_that_say_so(refusing) -> None:
+def test_draft_trees_use_backends_that_support_them(refusing) -> None:
     refusing("cpu")
     with_trees = replace(SPEC, has_trees=True)
     chosen = backends.choose_attention("auto", with_trees)
@@ -99,7 +99,7 @@ def test_trees_of_drafts_have_those_backends_that_say_so(refusing) -> None:
 
 
 @pytest.mark.parametrize("name", backends.BACKENDS)
-def test_it_is_known_of_each_backend_whether_it_has_trees(name: str) -> None:
+def test_every_backend_declares_tree_support(name: str) -> None:
     backend = backends.load_backend(name)
     refused = backends.reject_reason_of(backend, replace(SPEC, has_trees=True))
     says_trees = "has no attention over trees of drafts"
@@ -113,7 +113,7 @@ ON_PAPER = "from tests.services.worker.attention.fake_flash_attn import *"
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Path]]:
-    """Installs a flash-attn of some version, whose functions are those on paper."""
+    """Installs a flash-attn of some version with the functions of fake_flash_attn."""
 
     def forget() -> None:
         for name in [name for name in sys.modules if name.partition(".")[0] == "flash_attn"]:
@@ -153,7 +153,7 @@ def reason(name: str, spec: AttentionSpec) -> str | None:
         ({"block_size": 64}, "takes blocks of multiples of 256 positions, not 64"),
     ],
 )
-def test_flash_attn_2_says_what_it_cannot_do(package, change: dict[str, Any], words: str) -> None:
+def test_flash_attn_2_reports_unsupported_features(package, change: dict[str, Any], words: str) -> None:
     package("2.8.3")
     assert reason("flash_attn_2", PAGED) is None
     assert reason("flash_attn_2", replace(PAGED, **change)) == words
@@ -173,7 +173,7 @@ def test_versions_of_flash_attn_2_without_it(package, version: str) -> None:
     assert reason("flash_attn_2", PAGED) == f"needs flash-attn 2.8 or a later 2, not {version}"
 
 
-def test_a_package_that_was_built_for_something_else(package) -> None:
+def test_package_built_for_another_gpu(package) -> None:
     package("2.8.3", 'raise ImportError("undefined symbol: _ZN3c105ErrorC2E")')
     assert reason("flash_attn_2", PAGED) == "flash-attn 2.8.3 cannot be loaded: undefined symbol: _ZN3c105ErrorC2E"
 
@@ -184,8 +184,8 @@ def test_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
     assert backend.reject_reason(PAGED) == "flash-attn is not installed"
 
 
-def test_the_flash_attn_cute_that_flash_attn_2_brings_is_not_flash_attn_4(package) -> None:
-    """It lies in the same folder, takes other arguments, and fails to load beside the cutlass DSL of flash-attn-4."""
+def test_flash_attn_cute_of_flash_attn_2_is_not_flash_attn_4(package) -> None:
+    """It has the same path but another signature, and does not load beside the cutlass DSL of flash-attn-4."""
     cute = package("2.8.3") / "cute"
     cute.mkdir()
 
@@ -201,7 +201,7 @@ def test_the_flash_attn_cute_that_flash_attn_2_brings_is_not_flash_attn_4(packag
     assert reason_with("def flash_attn_varlen_func(q, k, v, page_table=None, num_splits=1): ...") is None
 
 
-def test_the_block_size_that_stands_for_none_is_accepted(package) -> None:
+def test_placeholder_block_size_is_accepted(package) -> None:
     package("2.8.3")
     assert reason("flash_attn_2", replace(PAGED, block_size=backends.BLOCK_SIZES["flash_attn_2"])) is None
 
@@ -227,7 +227,7 @@ def assert_attends(backend: AttentionBackend, case: Case, rows: Rows, window: in
 
 
 def paged_case(block_size: int, heads: tuple[int, int], head_dim: int, dtype: torch.dtype, device: str) -> Case:
-    """As it is in the worker: what no sequence owns are zeros."""
+    """Builds a case as in the worker: unowned positions are zero."""
     torch.manual_seed(0)
     case = Case(LENS, heads, head_dim, block_size, dtype, torch.device(device))
     for cache in (case.paged.k_cache, case.paged.v_cache):
@@ -237,7 +237,7 @@ def paged_case(block_size: int, heads: tuple[int, int], head_dim: int, dtype: to
 
 @pytest.mark.parametrize("rows", [DECODE, MIXED], ids=["decode", "mixed"])
 @pytest.mark.parametrize("window", [0, 50])
-def test_flash_attn_2_is_called_as_its_words_want_it(package, rows: Rows, window: int) -> None:
+def test_flash_attn_2_arguments(package, rows: Rows, window: int) -> None:
     package("2.8.3")
     backend = backends.load_backend("flash_attn_2")
     assert backend.reject_reason(PAGED) is None

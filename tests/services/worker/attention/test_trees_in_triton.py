@@ -1,4 +1,4 @@
-"""Trees of drafts through Triton's kernels: the same text, and as many drafts right, as without and as on the CPU."""
+"""Draft trees with the Triton kernels: the same text and accepted drafts as without drafts and as on the CPU."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from tests.spec_decode.questions import questions
 pytestmark = pytest.mark.skipif(ON_GPU, reason="of the interpreter: tests/spec_decode/test_cuda_trees.py is for GPUs")
 
 
-# Small: the interpreter takes its time for rows without tokens, too. Two trees in one step have 14 samples.
+# Small: the interpreter also computes padding rows. Two trees in one step have 14 samples.
 SHAPES = [ChunkShape(16, 5), ChunkShape(16, 15), ChunkShape(32, 15)]
 
 
 class Interpreted(TritonAttention):
-    """On the CPU, kernel by kernel."""
+    """Triton attention on the CPU, kernel by kernel."""
 
     records_decodes = records_chunks = False
     num_masked = 0  # calls with a mask
@@ -59,7 +59,7 @@ def _interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def said_by(replica: Replica) -> tuple[list[list[int]], tuple[int, int, int]]:
-    """And how many drafts there were, and how many right."""
+    """Returns the texts, the number of drafts and the number of accepted ones."""
     pair = Pair(replica)
     answers = [pair.ask(prompt, 12, eos=()) for prompt in sorted(questions(), key=len)[:2]]
     pair.run()

@@ -1,4 +1,4 @@
-"""A CPU that stands for a device with memory of its own: graphs are tested without one."""
+"""CPU device that behaves as if it had separate memory, for testing graphs without a GPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quire.services.worker.device.staging import Array, InPlaceStaging
 
 
 class AsynchronousCpu(Device):
-    """A CPU of which the runner thinks that it has memory of its own."""
+    """CPU device that reports separate memory to the runner."""
 
     @property
     def is_synchronous(self) -> bool:
@@ -20,7 +20,7 @@ class AsynchronousCpu(Device):
 
 
 class Copying(InPlaceStaging):
-    """Arrays are copied where they are, as if they had to go to another memory, and arrive as they do there."""
+    """Staging that copies arrays as if to another memory, with the dtypes in which they arrive there."""
 
     def upload(self, arrays: list[Array]) -> list[torch.Tensor]:
         return super().upload([array.astype(np.int32) for array in arrays])

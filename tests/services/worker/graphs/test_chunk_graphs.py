@@ -1,4 +1,4 @@
-"""Steps with chunks from static memory give what steps from fresh tensors give. On the CPU: repeated, not recorded."""
+"""Steps with chunks from static memory equal steps from fresh tensors. On the CPU: run eagerly, not recorded."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ SHAPES = [ChunkShape(4, 3), ChunkShape(4, 5), ChunkShape(8, 3), ChunkShape(8, 9)
 
 
 class Seen:
-    """Stands between graphs and the model: keeps what the model was given last."""
+    """Records the last batch passed to the model."""
 
     batch: ForwardBatch
     num_forwards = 0
 
 
 class SlowToLaunch(EagerRecorder):
-    """Computing takes longer than launching from more than so many tokens on."""
+    """Recorder for which computing takes longer than launching above a number of tokens."""
 
     def __init__(self, seen: Seen, most_tokens: int) -> None:
         self._seen, self._most_tokens = seen, most_tokens
@@ -58,8 +58,11 @@ class SlowToLaunch(EagerRecorder):
 def use_chunk_graphs(
     replica: Replica, shapes: list[ChunkShape], most_tokens: int = 0, *, features: bool = False, has_trees: bool = False
 ) -> Seen:
-    """As on a GPU: memory of its own, and every step that fits in a graph's. `most_tokens`: of those that pay;
-    `features`: somebody may want them; `has_trees`: drafts may be such."""
+    """Uses chunk graphs as on a GPU: separate memory, and a graph for every step that fits.
+
+    `most_tokens`: limit above which graphs do not pay; `features`: hidden states may be requested; `has_trees`: drafts
+    may be trees.
+    """
     runner, limits, seen = runner_of(replica), replica.limits, Seen()
     decoder = whole_model_of(replica)
     give_memory_of_its_own(replica)
@@ -98,8 +101,10 @@ def chunk_rig(made: Checkpoint) -> tuple[Rig, Seen]:
 def test_random_work_samples_the_same_tokens(
     checkpoint: Make, family: str, samplings: list[sampling_pb2.SamplingParams]
 ) -> None:
-    """Admissions, chunks of all sizes among decodes, pauses, releases; some steps fit in no graph. Plain choices are
-    made in graphs, too."""
+    """Covers admissions, chunks of all sizes among decodes, pauses and releases; some steps fit no graph.
+
+    Greedy choices are recorded in graphs as well.
+    """
     made = checkpoint(family)
     rig, seen = chunk_rig(made)
     rigs = [rig, plain_rig(made, num_blocks=400)]
@@ -127,7 +132,7 @@ def test_random_work_samples_the_same_tokens(
 
 
 @torch.inference_mode()
-def test_what_a_step_does_not_fill_is_a_prompt_of_nobody(checkpoint: Make) -> None:
+def test_padding_tokens_are_a_prompt_in_the_null_block(checkpoint: Make) -> None:
     rig, seen = chunk_rig(checkpoint("llama"))
     rig.step([New(0, prompt(5)), New(2, prompt(3, 1))], {0: 5, 2: 3})  # eight tokens: no padding
     attention = seen.batch.attention
@@ -147,8 +152,8 @@ def test_what_a_step_does_not_fill_is_a_prompt_of_nobody(checkpoint: Make) -> No
 
 
 @torch.inference_mode()
-def test_a_cached_prompt_brings_more_blocks_than_tokens(checkpoint: Make) -> None:
-    """A larger graph has room for them; with yet more, or with too many tokens, the step is launched as ever."""
+def test_cached_prompt_with_more_blocks_than_tokens(checkpoint: Make) -> None:
+    """A larger graph has room for its blocks; with too many blocks or tokens, the step is launched without a graph."""
     made = checkpoint("llama")
     rig, seen = chunk_rig(made)
     rigs = [rig, plain_rig(made)]
@@ -169,7 +174,7 @@ def test_a_cached_prompt_brings_more_blocks_than_tokens(checkpoint: Make) -> Non
 
 @torch.inference_mode()
 @pytest.mark.parametrize("most_tokens", [4, 8, 3])
-def test_steps_that_compute_longer_than_they_are_launched_are_not_recorded(checkpoint: Make, most_tokens: int) -> None:
+def test_steps_longer_than_their_launch_time_are_not_recorded(checkpoint: Make, most_tokens: int) -> None:
     made = checkpoint("llama")
     rigs = [plain_rig(made, record_logits=False), plain_rig(made)]
     seen = use_chunk_graphs(rigs[0].replica, SHAPES, most_tokens)
@@ -180,7 +185,7 @@ def test_steps_that_compute_longer_than_they_are_launched_are_not_recorded(check
 
 
 @torch.inference_mode()
-def test_samplings_beyond_the_plain_one_and_steps_without_samples(checkpoint: Make) -> None:
+def test_sampling_options_and_steps_without_samples(checkpoint: Make) -> None:
     made = checkpoint("llama")
     rig, seen = chunk_rig(made)
     rigs = [rig, plain_rig(made)]
@@ -196,7 +201,7 @@ def test_samplings_beyond_the_plain_one_and_steps_without_samples(checkpoint: Ma
 
 
 @torch.inference_mode()
-def test_prompt_log_probabilities_are_launched_as_ever(checkpoint: Make) -> None:
+def test_prompt_log_probabilities_run_without_graphs(checkpoint: Make) -> None:
     made = checkpoint("llama")
     rig, seen = chunk_rig(made)
     rigs = [rig, plain_rig(made)]
@@ -210,7 +215,7 @@ def test_prompt_log_probabilities_are_launched_as_ever(checkpoint: Make) -> None
 @pytest.mark.parametrize("method", ALL)
 @torch.inference_mode()
 def test_drafts_are_verified_in_graphs(method: str) -> None:
-    """Slots have several samples in a step, of which some are refused; some methods look at the model's features."""
+    """Slots have several samples in a step, some of which are rejected; some methods read the model's features."""
     replicas = [build(ALL[method]), build(ALL[method]), build()]
     shapes = [ChunkShape(tokens, rows) for tokens in (16, 32, 64) for rows in (9, 33, 65)]
     features = method.startswith(("eagle", "medusa"))
@@ -229,7 +234,7 @@ def test_drafts_are_verified_in_graphs(method: str) -> None:
 
 
 def step(num_rows: int, num_tokens: int, num_samples: int) -> StepInputs:
-    """Of these sizes; nothing else is looked at."""
+    """Builds step inputs of these sizes; nothing else is read."""
     rows, tokens, samples = (np.zeros(count, np.int32) for count in (num_rows, num_tokens, num_samples))
     return StepInputs(
         slots=rows,
@@ -271,7 +276,7 @@ def test_the_smallest_shape_is_taken(checkpoint: Make) -> None:
     assert not graphs.accepts(step(0, 0, 0), NO_BLOCKS)
 
 
-def test_shapes_lie_close_and_none_is_for_nothing() -> None:
+def test_recorded_shapes_are_dense_and_all_used() -> None:
     limits = WorkerLimits(block_size=64, max_num_seqs=512, max_num_batched_tokens=8192, max_model_len=40960)
     shapes = chunk_shapes(limits, 1)
     assert shapes == sorted(set(shapes))

@@ -1,4 +1,4 @@
-"""Decode steps from static memory give what steps from fresh tensors give. On the CPU: work repeated, not recorded."""
+"""Decode steps from static memory equal steps from fresh tensors. On the CPU: run eagerly, not recorded."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ SAMPLINGS = [
 
 
 class CheckedAttention(reference.ReferenceAttention):
-    """Makes sure that what is said to be shared is shared."""
+    """Checks that blocks declared as shared are shared."""
 
     num_shared_calls = 0
 
@@ -67,7 +67,7 @@ class CheckedAttention(reference.ReferenceAttention):
 
 
 def plain_rig(made: Checkpoint, **settings: Any) -> Rig:
-    """Its attention is what takes the decodes of graphs on the CPU, too."""
+    """Builds a rig with the attention that decode graphs use on the CPU."""
     return Rig(made.folder, attention_backend="reference", **settings)
 
 
@@ -107,7 +107,7 @@ def run_both(rigs: list[Rig], *step: Any) -> None:
 @pytest.mark.parametrize("family", ["qwen3-tied", "qwen2-windows", "mistral-window"])
 @torch.inference_mode()
 def test_random_work_samples_the_same_tokens(checkpoint: Make, family: str) -> None:
-    """Admissions, chunks, cached prompts, pauses, releases, slots and blocks used again."""
+    """Covers admissions, chunks, cached prompts, pauses, releases, and reuse of slots and blocks."""
     made = checkpoint(family)
     rigs = [graph_rig(made)[0], plain_rig(made, num_blocks=400)]
     choose = random.Random(5)
@@ -132,8 +132,8 @@ def test_random_work_samples_the_same_tokens(checkpoint: Make, family: str) -> N
 
 
 @torch.inference_mode()
-def test_a_step_that_follows_is_not_laid_out_again(checkpoint: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One addition on the device stands for it, until a row needs a block; blocks here have four positions."""
+def test_following_decode_steps_reuse_the_layout(checkpoint: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One addition on the device updates the inputs until a row needs a new block; blocks here have four positions."""
     made = checkpoint("llama")
     rigs = [graph_rig(made)[0], plain_rig(made)]
     uploads: list[int] = []
@@ -151,7 +151,7 @@ def test_a_step_that_follows_is_not_laid_out_again(checkpoint: Make, monkeypatch
 
 
 def begin_with_room(rig: Rig, tokens: dict[int, list[int]], num_blocks: int) -> None:
-    """The first step names more blocks of each slot than its prompt needs, as before drafts; not in order."""
+    """Runs a first step that assigns more blocks per slot than its prompt needs, out of order, as with drafts."""
     new = [New(slot, prompt) for slot, prompt in tokens.items()]
     plan = rig.scheduler.plan(new, {slot: len(prompt) for slot, prompt in tokens.items()})
     for _ in range(num_blocks):
@@ -165,8 +165,8 @@ def begin_with_room(rig: Rig, tokens: dict[int, list[int]], num_blocks: int) -> 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2-windows"])
 @torch.inference_mode()
-def test_a_block_that_came_long_ago_begins_where_it_lies(checkpoint: Make, family: str) -> None:
-    """Workers that draft have blocks ahead of time: a step without drafts goes on there, and no plan says so."""
+def test_blocks_allocated_in_earlier_steps_are_reached(checkpoint: Make, family: str) -> None:
+    """With drafting, blocks are allocated early: a step without drafts reaches them without a plan that names them."""
     made = checkpoint(family)
     drafting = {"speculative_config": '{"method": "ngram", "num_speculative_tokens": 2}'}
     graphs, calm = graph_rig(made, **drafting)[0], plain_rig(made, num_blocks=400, **drafting)
@@ -192,7 +192,7 @@ def test_a_prompt_that_is_cached_whole_decodes_in_a_graph(checkpoint: Make, fami
 
 
 @torch.inference_mode()
-def test_shared_beginnings_are_told_to_the_attention(checkpoint: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_prefixes_are_passed_to_attention(checkpoint: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_prefixes, "LEAST_SAVED", 16)
     made = checkpoint("llama")
     rig, attention = graph_rig(made, shared=True)
@@ -212,7 +212,7 @@ def test_shared_beginnings_are_told_to_the_attention(checkpoint: Make, monkeypat
     assert attention.num_shared_calls == calls
 
 
-def test_sizes_reach_the_last_slot_and_lie_close() -> None:
+def test_recorded_sizes_are_dense_and_cover_all_slots() -> None:
     for most in (1, 2, 8, 9, 100, 512, 700):
         sizes = graph_sizes(most)
         assert sizes[0] == 1

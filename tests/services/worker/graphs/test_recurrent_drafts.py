@@ -1,5 +1,5 @@
-"""A worker whose layers keep states drafts as on a GPU: steps with drafts, and those that bring states up to date, go
-through no graph, and all others do. On the CPU: repeated, not recorded."""
+"""Recurrent models draft as on a GPU: steps with drafts, and those that update states afterwards, use no graph; all
+others do. On the CPU: run eagerly, not recorded."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PLAIN = {**SMALL, **SIZES, "attention_backend": "reference"}
 
 
 class Seen:
-    """Steps that went through graphs."""
+    """Counts steps that used graphs."""
 
     def __init__(self) -> None:
         self.decodes: list[StepInputs] = []
@@ -62,7 +62,7 @@ class SeenChunks(ChunkGraphs):
 
 
 def use_graphs(replica: Replica) -> Seen:
-    """As on a GPU: memory of its own, and graphs of both kinds."""
+    """Uses graphs of both kinds with separate memory, as on a GPU."""
     runner, limits, table, seen = runner_of(replica), replica.limits, replica.table, Seen()
     give_memory_of_its_own(replica)
     decoder = whole_model_of(replica)
@@ -94,7 +94,7 @@ INTERPRETED = (
 
 @pytest.fixture(params=[reference, pytest.param(triton, marks=INTERPRETED)], ids=["reference", "triton"])
 def _kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that states go through; all others are the CPU's."""
+    """Selects the kernels of recurrent layers; all others are the CPU's."""
     package, load = request.param, kernels.load
 
     def some_of_others(device: str, packages: tuple[str, ...] = ()) -> kernels.Ops:
@@ -106,7 +106,7 @@ def _kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def knowing(made: Checkpoint, prompts: list[list[int]], count: int) -> Pair:
-    """A worker whose drafts are mostly right for the answers to these."""
+    """Builds a worker whose drafts for these answers are mostly right."""
     plain = Pair(build(None, made.folder, **PLAIN))
     answers = [plain.ask(tokens, max_tokens=count, eos=()) for tokens in prompts]
     plain.run()
@@ -119,8 +119,8 @@ def knowing(made: Checkpoint, prompts: list[list[int]], count: int) -> Pair:
 @pytest.mark.usefixtures("_kernels")
 @pytest.mark.parametrize("family", DRAFTED)
 @torch.inference_mode()
-def test_what_concerns_drafts_is_in_no_graph_and_all_else_is(checkpoint: Make, family: str) -> None:
-    """Prompts in chunks beside drafts, and somebody for whom nobody has a draft, who goes on alone."""
+def test_all_steps_without_drafts_use_graphs(checkpoint: Make, family: str) -> None:
+    """Chunked prompts share steps with drafts, and a sequence without drafts decodes alone."""
     made, prompts = checkpoint(family), [prompt(length, seed) for seed, length in enumerate((30, 3, 17))]
     run = knowing(made, prompts, 18)
     seen = use_graphs(run.replica)
@@ -136,14 +136,12 @@ def test_what_concerns_drafts_is_in_no_graph_and_all_else_is(checkpoint: Make, f
 
 
 @torch.inference_mode()
-def test_memory_for_what_is_kept_of_drafts_is_taken_by_the_largest_steps(
-    checkpoint: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Those that run before the KV memory is measured: later steps take none."""
+def test_largest_steps_allocate_the_memory_of_draft_states(checkpoint: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """These run before KV memory is measured; later steps allocate none."""
     layers = recurrences(monkeypatch)
     made = checkpoint("falcon-h1")
     run = knowing(made, [prompt(9, 1)], 20)
-    layers = layers[len(layers) // 2 :]  # of the worker that drafts
+    layers = layers[len(layers) // 2 :]  # of the drafting worker
     use_graphs(run.replica)
     assert layers
     assert not kept_of(layers)

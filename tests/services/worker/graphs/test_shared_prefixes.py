@@ -1,4 +1,4 @@
-"""Which rows of a decode step share their beginnings, and how that is cut up for the device."""
+"""Detection of shared prefixes of decode rows, and their tiles."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def find(tables: list[list[int]], seq_lens: list[int]) -> list[tuple[list[int], int]]:
-    """Rows and blocks of each group; slots are the rows."""
+    """Returns rows and blocks of each group; slots are the rows."""
     width = max(map(len, tables)) + 1
     table = np.array([row + [0] * (width - len(row)) for row in tables], dtype=np.int32)
     found = find_groups(table, np.arange(len(tables)), np.array(seq_lens, dtype=np.int32), BLOCK_SIZE)
     return [(group.rows.tolist(), group.num_blocks) for group in found]
 
 
-def test_rows_that_begin_alike_are_found() -> None:
+def test_rows_with_shared_prefixes_are_found() -> None:
     tables = [[5, 6, 7, 1], [5, 6, 7, 2], [9, 3], [5, 6, 8, 4], [5, 6, 7, 10]]
     assert find(tables, [60, 61, 30, 62, 63]) == [([0, 1, 3, 4], 2)]
 
 
 def test_the_block_of_the_last_position_is_never_shared() -> None:
-    """It is still being written, or its last token is computed again."""
+    """That block is still being written, or its last token is computed again."""
     tables = [[5, 6, 7]] * 4
     assert find(tables, [33, 40, 48, 48]) == [([0, 1, 2, 3], 2)]
     assert find(tables, [32, 40, 48, 48]) == [([0, 1, 2, 3], 1)]
     assert find(tables, [1, 2, 3, 16]) == []
 
 
-def test_few_rows_and_small_savings_are_not_worth_it() -> None:
+def test_few_rows_and_small_savings_are_not_grouped() -> None:
     assert find([[5, 6, 1], [5, 6, 2], [5, 6, 3]], [40] * 3) == []
     assert find([[5, 1], [5, 2], [5, 3], [5, 4]], [20] * 4) == [([0, 1, 2, 3], 1)]
     assert find([[5, 1], [5, 2], [5, 3], [6, 4]], [20] * 4) == []
 
 
-def test_the_null_block_is_nobodys() -> None:
-    """Where a window has passed, tables name block 0."""
+def test_null_blocks_are_not_shared() -> None:
+    """Block tables name block 0 where a window has moved past a block."""
     assert find([[0, 0, 5]] * 8, [40] * 8) == []
 
 
@@ -53,7 +53,7 @@ def test_the_largest_saving_comes_first() -> None:
     assert find(tables, [17, 50] * 5) == [([1, 3, 5, 7, 9], 3), ([0, 2, 4, 6, 8], 1)]
 
 
-def test_groups_are_cut_into_tiles_and_every_row_knows_its_start() -> None:
+def test_groups_are_split_into_tiles_and_rows_have_start_positions() -> None:
     groups = [Group(np.array([0, 2, 3]), 4), Group(np.array([1, 5]), 1)]
     tiles = cut(groups, 8, 2, BLOCK_SIZE)
     assert tiles is not None

@@ -1,8 +1,8 @@
-"""`python -m tests.services.worker.models.recorded_kernels SHAPE [adapters]`: kernels that graphs of a shape's steps
-call, and which of them nobody has compiled beforehand.
+"""`python -m tests.services.worker.models.recorded_kernels SHAPE [adapters]`: kernels launched by the graphs of a
+shape's steps, and those not compiled in advance.
 
-Everything lies on torch's meta device: addresses have their alignment, memory there is none. Triton is asked what it
-would compile, and told not to.
+Everything is on torch's meta device: addresses are aligned, but there is no memory. Triton reports what it would
+compile, without compiling.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ TREES = json.dumps(
 )
 NUM_BLOCKS = 1000
 
-Kernel = tuple[str, str]  # its name, and what it is compiled for
+Kernel = tuple[str, str]  # name, and the constants it is compiled for
 
 
 class Seen:
-    """Kernels asked for since the last look."""
+    """Kernels requested since the last take()."""
 
     def __init__(self) -> None:
         self._kernels: set[Kernel] = set()
@@ -74,7 +74,7 @@ class Seen:
         JITFunction.run = lambda *arguments, **options: run(*arguments, **{**options, "warmup": True})
 
     def _on_missing(self, *, key: str, fn: Any, **_: object) -> bool:
-        """True: do not compile it."""
+        """Returns True to skip the compilation."""
         self._kernels.add((fn.name, key))
         return True
 
@@ -84,7 +84,7 @@ class Seen:
 
 
 class Once:
-    """Runs what is recorded."""
+    """Recorder that runs the work instead of recording it."""
 
     def record(self, first: Callable[[], Tensor], *others: Callable[[Tensor], Tensor]) -> list[Any]:
         results = [first()]
@@ -98,7 +98,7 @@ class Once:
 
 
 class NoCopies:
-    """Nothing arrives on the meta device."""
+    """Staging without copies, for the meta device."""
 
     def upload_into(self, columns: Tensor, arrays: list[Any], padding: list[Any]) -> None: ...
 
@@ -109,7 +109,7 @@ def described(settings: WorkerSettings) -> tuple[DecoderConfig, WorkerLimits]:
 
 
 def record_all(settings: WorkerSettings) -> None:
-    """Every graph that a worker with these settings records."""
+    """Records every graph that a worker with these settings records."""
     config, wanted = described(settings)
     fitting = worker_limits.fit(wanted, NUM_BLOCKS, explicit=False)
     triton_package.unavailable = lambda: None

@@ -1,5 +1,5 @@
-"""A field that config.json leaves out means what the class of transformers means by it, or is refused by name: another
-default would change every output and no tensor would tell."""
+"""A field missing in config.json has the default of transformers' class or is rejected by name: another default would
+change every output without any tensor revealing it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from quire.shared.models.text_part import text_part
 from tests.services.worker.checkpoints import FAMILIES, SHAPE
 from tests.services.worker.models.test_text_parts import MODELS
 
-# Names, what follows from the tensors, and layers that only drafts use, which transformers has none of.
+# Names, fields derived from tensors, and layers used only by drafts, which transformers lacks.
 NOT_COMPARED = ("architectures", "model_type", "dtype", "transformers_version", "num_nextn_predict_layers")
 
 
@@ -37,7 +37,7 @@ def family_config(family: str) -> dict[str, Any]:
 
 
 def found(values: dict[str, Any]) -> DecoderConfig | EncoderConfig | None:
-    """None: it is refused."""
+    """Reads the configuration; None: rejected."""
     try:
         return check_config(text_part(values))
     except InvalidArgument:
@@ -50,7 +50,7 @@ def different(ours: Any, theirs: Any) -> str:
 
 
 def other_meanings(values: dict[str, Any], section: str = "") -> dict[str, str]:
-    """Fields that mean something else here where they are left out."""
+    """Returns fields whose default differs from transformers'."""
     inner = values[section] if section else values
     wrong = {}
     for name in sorted(inner.keys() - set(NOT_COMPARED)):
@@ -59,7 +59,7 @@ def other_meanings(values: dict[str, Any], section: str = "") -> dict[str, str]:
         try:
             meant = plain(transformers.AutoConfig.for_model(**json.loads(json.dumps(less))))
         except (ValueError, TypeError, AttributeError, KeyError, ZeroDivisionError, StrictDataclassError):
-            continue  # transformers needs it
+            continue  # required by transformers
         ours, theirs = found(less), found(meant | {"architectures": values["architectures"]})
         if isinstance(ours, TransformersConfig) or ours is None or theirs is None or ours == theirs:
             continue
@@ -73,5 +73,5 @@ def test_a_field_that_is_left_out_means_what_transformers_means(family: str) -> 
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_so_it_does_in_the_text_part_of_a_model_that_sees(name: str) -> None:
+def test_absent_fields_in_the_text_part_of_a_vision_model(name: str) -> None:
     assert not other_meanings(plain(MODELS[name]()) | {"architectures": [name]}, "text_config")

@@ -1,4 +1,4 @@
-"""A worker's rank in a trainer's group: what is broadcast comes as it was, and nothing of the group stays."""
+"""Member of a trainer's group: broadcasts arrive unchanged, and leaving the group leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from quire.weights_group import _member, _store
 
 PATIENCE_S = 60.0
-LONGER_THAN_A_TEST_S = 500.0  # so that no test passes because its time is up
+LONGER_THAN_A_TEST_S = 500.0  # longer than any test, so that none passes by a timeout
 SHAPES = {"F32": [7, 3], "BF16": [], "U8": [1], "F16": [0, 4], "I64": [5]}
 
 
@@ -32,7 +32,7 @@ def order_of(store: Any, size: int, timeout_s: float = PATIENCE_S) -> pb.JoinWei
 
 
 class Trainer:
-    """Rank 0, and one worker's only rank beside it."""
+    """Rank 0, with one worker's only rank as the other member."""
 
     def __init__(self) -> None:
         self.groups = WeightsGroups(torch.device("cpu"))
@@ -54,7 +54,7 @@ class Trainer:
 
 
 def process_of(groups: WeightsGroups) -> Any:
-    """Returns that of the member of a group."""
+    """Returns the child process of a group's member."""
     member = groups.find("g").member
     assert isinstance(member, GlooMember)
     return member._process
@@ -71,8 +71,8 @@ def expected(heads: list[TensorHead], timeout_ms: int = 60_000) -> pb.ExpectedBr
     return pb.ExpectedBroadcast(content=BroadcastContent(group_name="g", timeout_ms=timeout_ms), tensors=heads)
 
 
-def test_every_kind_of_tensor_comes_as_it_was(trainer: Trainer) -> None:
-    """Of those that have no elements nothing is sent. Again, smaller ones behind larger."""
+def test_every_kind_of_tensor_is_received_unchanged(trainer: Trainer) -> None:
+    """Empty tensors are not sent; a second update with smaller tensors follows a larger one."""
     for update in range(2):
         tensors = {
             dtype: torch.randint(100, SHAPES.get(dtype, [300 - 200 * update])).to(torch_dtype)
@@ -88,7 +88,7 @@ def test_every_kind_of_tensor_comes_as_it_was(trainer: Trainer) -> None:
         assert trainer.store.check([f"g/receiving/{update}"])
 
 
-def test_a_group_that_is_left_leaves_no_process(trainer: Trainer) -> None:
+def test_leaving_a_group_ends_its_process(trainer: Trainer) -> None:
     first, open_files = trainer.process, len([*Path("/proc/self/fd").iterdir()])
     trainer.groups.leave("g")
     assert first.returncode is not None
@@ -106,13 +106,16 @@ def test_a_group_that_is_left_leaves_no_process(trainer: Trainer) -> None:
         (0, Unavailable, "did not come"),
     ],
 )
-def test_what_is_something_else_ends_the_group(
+def test_unexpected_tensors_end_the_group(
     trainer: Trainer, num_elements: int, error: type[Exception], said: str
 ) -> None:
-    """And nothing but the group. Of no elements: the trainer is gone."""
+    """Unexpected tensors end the group, but not the worker.
+
+    With an empty tensor, the trainer has left already.
+    """
     process = trainer.process
     with trainer.groups.receiving(expected([])):
-        pass  # of nothing
+        pass  # no tensor is expected
     if num_elements:
         sent = trainer.send(torch.ones(num_elements))
     else:
@@ -130,7 +133,7 @@ def test_what_is_something_else_ends_the_group(
         del sent
 
 
-def test_a_trainer_that_sends_nothing_is_waited_for_no_longer_than_was_said(trainer: Trainer) -> None:
+def test_silent_trainer_times_out(trainer: Trainer) -> None:
     heads = [TensorHead(name="a", dtype="F32", shape=[10])]
     with (
         pytest.raises(Unavailable, match=r"group 'g': a \(tensor 1 of 1\) did not come within 0.05 s"),
@@ -139,7 +142,7 @@ def test_a_trainer_that_sends_nothing_is_waited_for_no_longer_than_was_said(trai
         list(coming)
 
 
-def test_where_nobody_is_nobody_joins() -> None:
+def test_joining_without_a_trainer_fails() -> None:
     groups = WeightsGroups(torch.device("cpu"))
     place = {"master_port": 1, "first_rank": 1, "world_size": 2, "group_name": "g", "timeout_ms": 100}
     with pytest.raises(Unavailable, match=r"group 'g': as rank 1 of 2 at 127.0.0.1:1: "):
@@ -149,7 +152,7 @@ def test_where_nobody_is_nobody_joins() -> None:
 
 
 class Several:
-    """A trainer, and ranks of workers beside it, each of which is asked in a thread of its own."""
+    """A trainer and ranks of workers, each on its own thread."""
 
     def __init__(self, count: int) -> None:
         self.store = _store("127.0.0.1", count + 1, LONGER_THAN_A_TEST_S)
@@ -182,8 +185,8 @@ HEADS = [TensorHead(name=name, dtype="F32", shape=[10]) for name in ("a", "b")]
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("failing", range(3))
-def test_one_that_fails_ends_the_wait_of_the_others_with_its_own_error(several: Several, failing: int) -> None:
-    """Wherever it stands in the tree that broadcasts take: the trainer sends nothing more, and its group stays open."""
+def test_failed_member_ends_the_wait_of_others_with_its_error(several: Several, failing: int) -> None:
+    """Any node of the broadcast tree may fail: the trainer sends no more, and its group stays open."""
 
     def refuse(_: str) -> None:
         raise InvalidArgument("b is no tensor of this model", field="names")
@@ -206,13 +209,13 @@ def test_one_that_fails_ends_the_wait_of_the_others_with_its_own_error(several: 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_worker_that_is_killed_ends_the_wait_of_the_others(several: Several) -> None:
-    """Its member's process hears of its end."""
+def test_killed_worker_ends_the_wait_of_other_members(several: Several) -> None:
+    """The process of its group member detects its exit."""
     waiting = [several.pool.submit(several.receive, rank, HEADS) for rank in (0, 1)]
     process = process_of(several.ranks[2])
     assert process.stdin is not None
     with open(os.devnull, "wb") as nowhere:
-        os.dup2(nowhere.fileno(), process.stdin.fileno())  # which closes it, as of a process that is gone
+        os.dup2(nowhere.fileno(), process.stdin.fileno())  # closes the pipe, as if the process had exited
     for one in waiting:
         with pytest.raises(Unavailable, match="another rank of the group has failed: a rank of the group is gone"):
             one.result()
@@ -220,10 +223,10 @@ def test_a_worker_that_is_killed_ends_the_wait_of_the_others(several: Several) -
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_one_that_is_to_leave_waits_for_nothing(several: Several) -> None:
-    """Nor do the others."""
+def test_leaving_member_does_not_wait(several: Several) -> None:
+    """The other members do not wait either."""
     waiting = [several.pool.submit(several.receive, rank, HEADS) for rank in range(3)]
-    several.store.wait(["g/receiving/0"], timedelta(seconds=LONGER_THAN_A_TEST_S))  # some rank; it may be any
+    several.store.wait(["g/receiving/0"], timedelta(seconds=LONGER_THAN_A_TEST_S))  # any rank
     several.ranks[0].interrupt("g")
     several.ranks[0].interrupt("another")
     for one in waiting:

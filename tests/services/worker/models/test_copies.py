@@ -1,4 +1,4 @@
-"""Weights are copied by several threads: all of them are there when somebody asks, or the error is."""
+"""Weights copied by several threads are complete after wait(), or it raises the error."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def copies(request: pytest.FixtureRequest) -> Iterator[WeightCopier]:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_all_that_was_put_is_there(copies: WeightCopier, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More tensors than may wait, of several pieces, of other dtypes, across strides, and of one element."""
+def test_all_copied_tensors_arrive(copies: WeightCopier, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There are more tensors than the queue holds, of several pieces, other dtypes, strided, and of one element."""
     monkeypatch.setattr(copying, "PIECE", 1000)
     given = [torch.randn(size % 91 + 1, 7) for size in range(3 * MOST_WAITING)]
     places = [torch.full(one.shape, torch.nan, device=device) for one in given]
@@ -52,8 +52,8 @@ def test_a_file_of_half_a_million_tensors_is_refused_before_its_header_is_parsed
 
 
 @pytest.mark.gpu
-def test_what_lies_in_a_file_is_read_from_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small tensors and those of several pieces, in the file's order and in another, beside one that is given."""
+def test_tensors_in_files_are_read_from_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small tensors and those of several pieces are read in file order and in another, beside one in memory."""
     monkeypatch.setattr(copying, "PIECE", 1000)
     path, given = tmp_path / "model.safetensors", {f"t{i:03}": torch.randn(i % 91 + 1, 7) for i in range(500)}
     save_file(given, path)
@@ -89,7 +89,7 @@ def test_a_file_that_is_cut_while_it_is_read_is_named(tmp_path: Path) -> None:
     opened.close()
 
 
-def test_what_a_copy_raised_is_raised(copies: WeightCopier) -> None:
+def test_errors_of_copies_are_raised(copies: WeightCopier) -> None:
     def fill() -> None:
         copies.copy(torch.zeros(3), torch.zeros(4))
         copies.wait()
@@ -98,8 +98,8 @@ def test_what_a_copy_raised_is_raised(copies: WeightCopier) -> None:
         fill()
 
 
-def test_weights_that_were_made_for_inference_may_be_filled() -> None:
-    """Nothing else may change them, and each thread says for itself what it does."""
+def test_inference_tensors_are_filled() -> None:
+    """Inference tensors may only be modified in inference mode, which is set per thread."""
     with torch.inference_mode():
         place, opened = torch.zeros(3), WeightCopier(2)
         opened.copy(torch.ones(3), place)

@@ -1,4 +1,4 @@
-"""Hidden states, vectors and classes of encoders equal those of transformers, one prompt alone and several in a step.
+"""Hidden states, vectors and classes of encoders equal those of transformers, for single prompts and batches.
 
 float32: largest difference 5e-5, as for decoders.
 """
@@ -39,7 +39,7 @@ families = pytest.mark.parametrize("family", ENCODERS)
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Checkpoints by family, with and without a classifier, made once."""
+    """Checkpoints by family, with and without a classifier, created once."""
     found: dict[tuple[str, str], tuple[Path, Any]] = {}
 
     def get(family: str, ending: str = "Model") -> tuple[Path, Any]:
@@ -51,7 +51,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
-    """None of the padding token, which transformers would not count as a position."""
+    """Draws tokens without the padding token, which transformers would not count as a position."""
     return torch.randint(3, VOCAB_SIZE, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
@@ -77,7 +77,7 @@ def close(found: Vector, wanted: torch.Tensor) -> bool:
 
 @families
 def test_vectors_are_those_of_the_hidden_states(made: Any, family: str) -> None:
-    """Long and short prompts and a single token side by side, each pooled in its own way."""
+    """The batch has long and short prompts and a single token, each with its own pooling."""
     folder, model = made(family)
     at = rig(folder, max_num_batched_tokens=256)
     lengths = (23, 60, 1, 23, 9)
@@ -95,7 +95,7 @@ def test_vectors_are_those_of_the_hidden_states(made: Any, family: str) -> None:
 
 @families
 def test_classes_are_those_of_the_classifier(made: Any, family: str) -> None:
-    """Of pairs as well: the second text has token types of its own where the family has them."""
+    """Includes pairs, whose second text has other token types if the family has them."""
     folder, model = made(family, "ForSequenceClassification")
     at = rig(folder)
     asked = PoolingParams(classify=True)
@@ -116,7 +116,7 @@ def test_classes_are_those_of_the_classifier(made: Any, family: str) -> None:
 
 
 def test_single_tokens_have_a_vector_each(made: Any) -> None:
-    """Beside prompts with one, and with a classifier's scores of each."""
+    """The batch also has prompts with one vector, and classifier scores of each token."""
     folder, model = made("bert", "ForSequenceClassification")
     at, tag = rig(folder), 9
     tokens = prompt(11)
@@ -137,7 +137,7 @@ def test_single_tokens_have_a_vector_each(made: Any) -> None:
         assert close(found[slot], wanted.flatten()), slot
 
 
-def test_a_step_has_nobodys_types_of_the_step_before(made: Any) -> None:
+def test_token_types_do_not_leak_between_steps(made: Any) -> None:
     folder, model = made("bert")
     at, tokens = rig(folder), prompt(9)
     at.step([New(0, tokens, pooling=PoolingParams(normalize=False), second_text_from=4)], {0: 9})
@@ -146,13 +146,13 @@ def test_a_step_has_nobodys_types_of_the_step_before(made: Any) -> None:
 
 
 def test_a_part_of_a_prompt_is_refused(made: Any) -> None:
-    """What it computed would be gone with the step."""
+    """Its intermediate results would be lost after the step."""
     at = rig(made("bert")[0])
     with pytest.raises(PlanViolation, match="compute"):
         at.step([New(0, prompt(9), pooling=PoolingParams())], {0: 4})
 
 
-def test_whoever_samples_fails_alone(made: Any) -> None:
+def test_sampling_requests_fail_alone(made: Any) -> None:
     folder, model = made("bert")
     at, tokens = rig(folder), prompt(9)
     at.step([New(0, tokens), New(1, tokens, pooling=PoolingParams(normalize=False))], {0: 9, 1: 9})
@@ -161,7 +161,7 @@ def test_whoever_samples_fails_alone(made: Any) -> None:
     assert close(pooled(at)[1], hidden(model, tokens)[0])
 
 
-def test_more_dimensions_than_there_are_fail_alone(made: Any) -> None:
+def test_too_many_dimensions_fail_their_prompt_alone(made: Any) -> None:
     at, tokens = rig(made("bert")[0]), prompt(9)
     asked = [PoolingParams(dimensions=5), PoolingParams(dimensions=5000), PoolingParams(classify=True)]
     at.step([New(slot, tokens, pooling=one) for slot, one in enumerate(asked)], dict.fromkeys(range(3), 9))
@@ -188,7 +188,7 @@ def test_a_step_has_room_for_the_longest_prompt(made: Any) -> None:
         ("model_impl", "transformers"),
     ],
 )
-def test_what_encoders_do_not_have_is_refused_by_name(made: Any, setting: str, value: object) -> None:
+def test_options_without_encoder_support_are_rejected_by_name(made: Any, setting: str, value: object) -> None:
     with pytest.raises(InvalidArgument, match=setting):
         rig(made("bert")[0], **{setting: value})
 
@@ -203,7 +203,7 @@ def test_what_encoders_do_not_have_is_refused_by_name(made: Any, setting: str, v
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
     ],
 )
-def test_what_would_be_computed_otherwise_is_refused(changes: dict[str, Any], named: str) -> None:
+def test_configs_with_different_results_are_rejected(changes: dict[str, Any], named: str) -> None:
     values = transformers.BertConfig().to_dict() | {"architectures": ["BertModel"]}
     with pytest.raises(InvalidArgument, match=named):
         check_config(values | changes)
@@ -214,7 +214,7 @@ def test_frontends_know_the_same_families() -> None:
 
 
 @pytest.mark.parametrize("name", ["BertLMHeadModel", "BertForTokenClassification", "T5EncoderModel"])
-def test_other_heads_are_no_encoders_here(name: str) -> None:
+def test_other_heads_are_not_encoders(name: str) -> None:
     assert find_encoder({"architectures": [name]}) is None
 
 
@@ -232,8 +232,8 @@ def test_a_gpu_gives_the_same_vectors(made: Any, family: str) -> None:
 
 
 @families
-def test_tokens_that_others_do_not_see_see_them(made: Any, family: str) -> None:
-    """As transformers has it where the attention mask is 0; beside a prompt whose tokens are all seen."""
+def test_hidden_tokens_see_other_tokens(made: Any, family: str) -> None:
+    """They behave like tokens with an attention mask of 0 in transformers; another prompt has no such tokens."""
     folder, model = made(family)
     at = rig(folder)
     tokens, num_seen = prompt(12, 5), 9
@@ -257,7 +257,7 @@ def test_chosen_tokens_have_a_vector_each(made: Any) -> None:
 
 
 @pytest.mark.parametrize("wrong", [(4, 4), (3, 9)])
-def test_chosen_tokens_that_there_are_not_fail_their_prompt_alone(made: Any, wrong: tuple[int, ...]) -> None:
+def test_chosen_tokens_out_of_range_fail_their_prompt_alone(made: Any, wrong: tuple[int, ...]) -> None:
     folder, _ = made("bert")
     at, asked = rig(folder), PoolingParams(pooler=POOLER_ALL, normalize=False)
     new = [New(slot, prompt(9), pooling=asked, pooled_tokens=wrong if slot else ()) for slot in (0, 1)]

@@ -1,5 +1,4 @@
-"""What only this family has: a layer whose second half may be computed for some tokens alone, and three places for its
-gates."""
+"""Features specific to Falcon-H1: completing the last layer for selected tokens only, and the position of gates."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ from tests.services.worker.rig import Rig
 
 @torch.inference_mode()
 def test_the_last_layer_completes_the_tokens_that_are_wanted(checkpoint: Callable[[str], Checkpoint]) -> None:
-    """As it is asked to on devices, where steps say what those tokens are."""
+    """On devices, steps name the tokens whose outputs are needed."""
     rig = Rig(checkpoint("falcon-h1").folder)
     model, caches = whole_model_of(rig.replica), runner_of(rig.replica).caches
     forward, seen = model.forward, []

@@ -1,4 +1,4 @@
-"""A config.json that asks for absurd sizes, or is none, is refused in one line before anything is made of it."""
+"""A config.json with absurd sizes, or of another format, is rejected in one line before anything is allocated."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ def test_an_absurd_size_is_named(family: str, field: str, value: int) -> None:
 
 @pytest.mark.parametrize("name", ["num_key_value_heads", "head_dim", "intermediate_size"])
 @pytest.mark.parametrize("value", [-8, 0, 1 << 40])
-def test_so_is_one_of_a_layers_part(name: str, value: int) -> None:
+def test_absurd_sizes_of_layer_parts_are_named(name: str, value: int) -> None:
     with pytest.raises(InvalidArgument, match=rf"config\.json: {name} is {value}: must be from 1 to"):
         check_config(family_config("llama") | {name: value})
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_families_have_is_within_the_bounds(family: str) -> None:
+def test_all_families_are_within_the_bounds(family: str) -> None:
     check_config(family_config(family))
 
 
 @pytest.mark.parametrize("value", [None, -1, 0, 1 << 40, "211", 2.5, True, 10**400])
-def test_a_vocabulary_that_is_none_is_named(tmp_path: Path, value: Any) -> None:
+def test_invalid_vocabulary_is_named(tmp_path: Path, value: Any) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"vocab_size": value} if value is not None else {}))
     with pytest.raises(InvalidArgument, match=r"^config\.json: vocab_size is .{1,80}: a whole number from 1 to"):
         identity(tmp_path)
@@ -72,13 +72,13 @@ def test_a_file_that_is_no_config_is_named(tmp_path: Path, content: str, reason:
     assert "\n" not in refused.value.message
 
 
-def test_a_pipe_in_its_place_is_not_waited_for(tmp_path: Path) -> None:
+def test_named_pipe_is_not_opened(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "config.json")
     with pytest.raises(InvalidArgument, match="is no regular file"):
         read_config(tmp_path)
 
 
-def test_a_folder_that_is_missing_is_told_from_one_that_holds_no_model(tmp_path: Path) -> None:
+def test_missing_folders_differ_from_folders_without_a_model(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match=r"nowhere' does not exist$"):
         model_identity.read_config(tmp_path / "nowhere")
     with pytest.raises(InvalidArgument, match=r"is not a Hugging Face folder: no config\.json$"):

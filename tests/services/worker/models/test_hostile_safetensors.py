@@ -1,4 +1,4 @@
-"""Headers of safetensors files that lie: one line that names the file, and no memory taken for what they announce."""
+"""Invalid safetensors headers are rejected in one line that names the file, without allocating the announced memory."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_header_that_lies_is_refused_in_one_line(tmp_path: Path, name: str) ->
     assert len(refused.value.message) < 1_000
 
 
-def test_a_header_that_tells_the_truth_is_read(tmp_path: Path) -> None:
+def test_consistent_header_is_read(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(tensor())
     ((name, source),) = named_tensors(tmp_path)
     assert (name, list(source.shape)) == ("t", [1])

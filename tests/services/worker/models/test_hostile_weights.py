@@ -1,4 +1,4 @@
-"""Files of weights that lie about themselves, and indices that lead elsewhere, end in one line that names them."""
+"""Invalid weight files, and indices that lead outside their folder, are rejected in one line that names them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_a_header_that_lies_is_named_in_one_line(name: str, tmp_path: Path) -> None:
+def test_inconsistent_header_is_named_in_one_line(name: str, tmp_path: Path) -> None:
     (tmp_path / FILE).write_bytes(BOMBS[name])
     with pytest.raises(InvalidArgument) as refused:
         list(loader.named_tensors(tmp_path))
@@ -71,7 +71,7 @@ def test_an_index_that_leads_out_of_its_folder_is_refused(tmp_path: Path, weight
 @pytest.mark.parametrize(
     "content", ["[" * 100_000, '{"weight_map": [1]}', '{"weight_map": {"a": [1]}}', '{"weight_map": 5}', "{}", ""]
 )
-def test_an_index_that_is_none_is_named(tmp_path: Path, content: str) -> None:
+def test_invalid_index_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / INDEX).write_text(content)
     with pytest.raises(InvalidArgument, match="is no index with a weight_map") as refused:
         loader.files(tmp_path)
@@ -79,7 +79,7 @@ def test_an_index_that_is_none_is_named(tmp_path: Path, content: str) -> None:
 
 
 def test_links_of_a_hubs_cache_are_followed(tmp_path: Path) -> None:
-    """There every file of a model is a link to one that is called by its content."""
+    """In the hub's cache, every file of a model is a link to a file named after its hash."""
     make("llama", tmp_path / "model")
     real = tmp_path / "blobs"
     real.mkdir()
@@ -89,7 +89,7 @@ def test_links_of_a_hubs_cache_are_followed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", [os.mkfifo, os.mkdir, lambda path: Path(path).symlink_to(path)])
-def test_what_is_no_file_is_named_and_not_waited_for(tmp_path: Path, place: Callable[[Path], None]) -> None:
+def test_special_files_are_named_and_not_opened(tmp_path: Path, place: Callable[[Path], None]) -> None:
     place(tmp_path / FILE)
     with pytest.raises(InvalidArgument, match=r"is no regular file|Too many levels of symbolic links"):
         list(loader.named_tensors(tmp_path))
@@ -98,7 +98,7 @@ def test_what_is_no_file_is_named_and_not_waited_for(tmp_path: Path, place: Call
 def test_a_file_without_permission_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make("llama", tmp_path)
     (tmp_path / FILE).chmod(0)
-    if os.access(tmp_path / FILE, os.R_OK):  # root reads everything: the system's answer is given in its place
+    if os.access(tmp_path / FILE, os.R_OK):  # root can read every file: simulate the system's error
 
         def refuse(path: Path, *_: Any, **__: Any) -> Any:
             raise PermissionError(13, "Permission denied", str(path))

@@ -1,4 +1,4 @@
-"""DeepSeek with the kernels of GPUs, in Triton's interpreter where there is none, says what transformers says."""
+"""DeepSeek with the GPU kernels, in Triton's interpreter without a GPU, equals transformers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def on_kernels_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr("quire.kernels.triton.unavailable", lambda: None)
     tune(monkeypatch, "attention.latent_blocks", enough_programs=4)
-    names = {"latent_store", "latent_attention"}  # the rest has tests of its own, and is slow in the interpreter
+    names = {"latent_store", "latent_attention"}  # the others have their own tests and are slow in the interpreter
     load = kernels.load
 
     def loading(device: str, packages: tuple[str, ...] = ()) -> kernels.Ops:
@@ -41,7 +41,7 @@ def on_kernels_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("family", ["deepseek-v2", "deepseek-v3-yarn"])
 @pytest.mark.usefixtures("on_kernels_of_gpus")
 def test_logits(checkpoint: Callable[[str], Checkpoint], family: str) -> None:
-    """Chunks, prefix hits and mixed batches in one run."""
+    """One run has chunks, prefix hits and mixed batches."""
     made = checkpoint(family)
     rig = Rig(made.folder, attention_backend="triton", max_model_len=64)
     head = prompt(8, 5)

@@ -1,4 +1,4 @@
-"""Layers that are quantized when they are loaded: only those that are being filled have memory for what they were."""
+"""Layers quantized at load: only layers being filled hold memory for unquantized weights."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def named(made: Checkpoint) -> list[tuple[str, Tensor]]:
 
 
 def layered(model: CausalLM, token_ids: Tensor) -> Tensor:
-    """What the feed-forwards of all layers make of embeddings."""
+    """Returns the outputs of all feed-forward layers for embeddings."""
     states = model.embedding.embed_step(token_ids)
     return torch.cat([layer.mlp(states) for layer in model.layers]).float()  # type: ignore[attr-defined]
 
@@ -76,7 +76,7 @@ def test_the_order_of_tensors_does_not_matter(checkpoint: Make, family: str) -> 
         assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
 
 
-def test_weights_that_are_made_up_are_quantized_as_others(checkpoint: Make) -> None:
+def test_dummy_weights_are_quantized(checkpoint: Make) -> None:
     made = checkpoint("llama")
     whole, model = built(made, "none"), built(made)
     fill_dummy(whole, seed=5)

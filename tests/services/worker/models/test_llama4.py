@@ -1,4 +1,4 @@
-"""Llama 4: what its config.json may say, and what its layers make of it. Its texts are compared in tests/kv_groups."""
+"""Llama 4: its config.json fields and layers. Its texts are compared in tests/kv_groups."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.services.worker.models.test_logits import MAX_ERROR, MAX_ERROR_BFLOAT
 from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig
 
-# As published: flags that are numbers, lists that are empty and stand for the usual ones.
+# As published: numeric flags, empty lists that mean the defaults.
 SCOUT: dict[str, Any] = {
     **{"model_type": "llama4_text", "hidden_size": 5120, "intermediate_size": 8192, "intermediate_size_mlp": 16384},
     **{"num_hidden_layers": 48, "num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128},
@@ -45,7 +45,7 @@ def read(**changes: Any) -> Llama4Config:
     return config
 
 
-def test_published_files_say_it_in_few_words(tmp_path: Path) -> None:
+def test_published_configs_omit_defaults(tmp_path: Path) -> None:
     outer = {"architectures": ["Llama4ForConditionalGeneration"], "text_config": SCOUT, "torch_dtype": "bfloat16"}
     (tmp_path / "config.json").write_text(json.dumps({**outer, "vision_config": {"hidden_size": 7}}))
     config = read_model_config(read_config(tmp_path))
@@ -62,7 +62,7 @@ def test_published_files_say_it_in_few_words(tmp_path: Path) -> None:
     assert (config.experts.intermediate_size, config.experts.shared_intermediate_size) == (8192, 8192)
 
 
-def test_layers_are_what_the_file_says() -> None:
+def test_layers_follow_the_config() -> None:
     some = read(num_hidden_layers=4, interleave_moe_layer_step=2, attn_temperature_tuning=False, use_qk_norm=False)
     assert some.experts is not None
     assert (some.experts.sparse_layers, some.intermediate_size) == ((False, True, False, True), 16384)
@@ -95,7 +95,7 @@ def test_layers_are_what_the_file_says() -> None:
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_type is 'yarn': it stretches queries and keys"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(changes: dict[str, Any], text: str) -> None:
+def test_invalid_configs_are_rejected(changes: dict[str, Any], text: str) -> None:
     with pytest.raises(InvalidArgument) as refused:
         read(**changes)
     assert text in str(refused.value)
@@ -110,7 +110,7 @@ def test_a_model_without_experts(tmp_path: Path) -> None:
 
 
 def test_bfloat16_by_compiled_kernels(checkpoint: Callable[[str], Checkpoint]) -> None:
-    """Tokens whose two best experts are almost equally good take another one here and there; most do not."""
+    """Tokens whose two best experts have similar scores may be routed differently; most are not."""
     made = checkpoint("llama4")
     rig = Rig(made.folder, dtype="bfloat16", attention_backend="auto", num_blocks=400)
     for slot in range(8):
@@ -121,8 +121,8 @@ def test_bfloat16_by_compiled_kernels(checkpoint: Callable[[str], Checkpoint]) -
     assert float(apart.median()) < MAX_ERROR_BFLOAT16 * spread
 
 
-def test_weights_that_are_made_up_are_as_large_as_their_inputs_are_many() -> None:
-    """Also those of experts, whose tensors lie the other way round in memory."""
+def test_dummy_weights_are_scaled_by_their_fan_in() -> None:
+    """Includes expert weights, which are stored transposed."""
     config = read(num_hidden_layers=1, hidden_size=64, intermediate_size=96).experts
     assert config is not None
     place = LayerPlacement(kernels.load("cpu"), torch.float32, torch.device("cpu"))

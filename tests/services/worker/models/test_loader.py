@@ -1,4 +1,4 @@
-"""Checkpoints are loaded whole or refused with the name of what is wrong."""
+"""Checkpoints are loaded completely or rejected naming the error."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def last_logits(folder: Path, **settings: object) -> torch.Tensor:
 
 @pytest.fixture
 def copy(checkpoint: Make, tmp_path: Path) -> Path:
-    """A checkpoint of its own, to be spoiled."""
+    """Copies a checkpoint for modification."""
     return Path(shutil.copytree(checkpoint("llama").folder, tmp_path / "copy"))
 
 
@@ -54,7 +54,7 @@ def test_a_sharded_checkpoint_is_the_same_model(checkpoint: Make, tmp_path: Path
 
 
 def test_an_index_names_the_files_that_count(checkpoint: Make, tmp_path: Path) -> None:
-    """Other files beside them are not read."""
+    """Files that the index does not name are not read."""
     made = checkpoint("llama")
     made.model.save_pretrained(tmp_path, max_shard_size="40KB")
     save_file({"stray": torch.zeros(1)}, tmp_path / "other.safetensors")
@@ -65,7 +65,7 @@ def test_an_index_names_the_files_that_count(checkpoint: Make, tmp_path: Path) -
     ("family", "base"), [("gpt2", "transformer."), ("qwen3-tied", "model."), ("opt", "model.decoder.")]
 )
 def test_a_checkpoint_may_hold_the_decoder_alone(checkpoint: Make, tmp_path: Path, family: str, base: str) -> None:
-    """As GPT-2's on the hub, and those of many embedding models."""
+    """Examples are GPT-2 on the hub and many embedding models."""
     made = checkpoint(family)
     folder = Path(shutil.copytree(made.folder, tmp_path / "copy"))
     tensors = load_file(folder / WEIGHTS)
@@ -93,7 +93,7 @@ def test_a_tensor_of_another_shape_is_named_with_both(copy: Path) -> None:
 
 
 def fuse_experts(folder: Path) -> None:
-    """One tensor for all experts of a layer, as transformers 5 has them in memory."""
+    """Stacks all experts of a layer in one tensor, as transformers 5 has them in memory."""
     tensors = load_file(folder / WEIGHTS)
     names = [name for name in tensors if ".experts.0.gate_proj" in name]
     for prefix in [name.removesuffix(".0.gate_proj.weight") for name in names]:
@@ -122,8 +122,8 @@ def test_an_expert_that_is_missing_is_named(checkpoint: Make, tmp_path: Path) ->
 
 
 def test_experts_in_mxfp4_are_widened(tmp_path: Path) -> None:
-    """As transformers widens them: the checkpoint with the wide numbers in it is the same model."""
-    from transformers.integrations.mxfp4 import convert_moe_packed_tensors  # imports half of transformers
+    """They are dequantized as in transformers: a checkpoint of the dequantized weights is the same model."""
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors  # slow import
 
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_local_experts": 4, "num_hidden_layers": 2}
     wide, packed = tmp_path / "wide", tmp_path / "packed"
@@ -146,13 +146,13 @@ def test_experts_in_mxfp4_are_widened(tmp_path: Path) -> None:
     assert torch.equal(last_logits(packed), last_logits(wide))
 
 
-def test_derived_tensors_of_old_checkpoints_are_passed_over(copy: Path) -> None:
+def test_derived_tensors_of_old_checkpoints_are_skipped(copy: Path) -> None:
     expected = last_logits(copy)
     rewrite(copy, **{"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(8)})
     assert torch.equal(last_logits(copy), expected)
 
 
-def test_a_second_copy_of_a_tied_head_is_passed_over(checkpoint: Make, tmp_path: Path) -> None:
+def test_duplicate_tied_head_is_skipped(checkpoint: Make, tmp_path: Path) -> None:
     made = checkpoint("qwen3-tied")
     folder = Path(shutil.copytree(made.folder, tmp_path / "copy"))
     table = load_file(folder / WEIGHTS)["model.embed_tokens.weight"]
@@ -173,7 +173,7 @@ def test_a_broken_file_is_refused(copy: Path) -> None:
 
 
 def test_a_pointer_in_place_of_a_file_is_named_with_the_remedy(copy: Path) -> None:
-    """A clone without Git LFS has such files."""
+    """Clones without Git LFS have such pointer files."""
     pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 15\n"
     (copy / WEIGHTS).write_text(pointer)
     with pytest.raises(InvalidArgument, match=f"cannot read .*{WEIGHTS}: it is a pointer of Git LFS .*git lfs pull"):
@@ -204,7 +204,7 @@ def test_dummy_weights_follow_the_seed_and_stay_finite(tmp_path: Path, family: s
 
 
 def older_format(made: Checkpoint, folder: Path, *, sharded: bool) -> Path:
-    """The same weights as PyTorch used to save them."""
+    """Saves the same weights in PyTorch's older format."""
     folder.mkdir()
     (folder / "config.json").write_text((made.folder / "config.json").read_text())
     tensors = made.model.state_dict()
@@ -249,7 +249,7 @@ def test_a_file_that_breaks_off_is_named(checkpoint: Make, tmp_path: Path) -> No
         Rig(folder)
 
 
-def test_how_far_it_has_come_is_told_from_the_first_tensor_on(checkpoint: Make) -> None:
+def test_loading_progress_is_reported(checkpoint: Make) -> None:
     folder, seen = checkpoint("llama").folder, []
 
     class Watched(Progress):

@@ -1,7 +1,7 @@
-"""Logits equal those of transformers, however the work is cut into steps and blocks.
+"""Logits equal those of transformers, for any division into steps and blocks.
 
-float32: largest difference 5e-5 at logits of magnitude up to 6 (sums are in another order).
-bfloat16: 0.15 of the logits' own spread (8 bits of mantissa through 3 layers, in both implementations).
+float32: largest difference 5e-5 at logits of magnitude up to 6 (different order of sums).
+bfloat16: 0.15 of the logits' standard deviation (8 bits of mantissa through 3 layers, in both implementations).
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ def prompt(length: int, seed: int = 0) -> list[int]:
 
 
 def error(rig: Rig, made: Checkpoint, slot: int) -> float:
-    """Largest difference of the slot's sampled rows from transformers on the same tokens."""
+    """Returns the largest difference of the slot's sampled rows from transformers on the same tokens."""
     return float(errors(rig, made, slot).max())
 
 
 def errors(rig: Rig, made: Checkpoint, slot: int) -> torch.Tensor:
-    """The same, row by row."""
+    """Returns the largest difference of each sampled row."""
     tokens, rows = rig.tokens(slot), torch.stack(rig.logits[slot])
     first = len(tokens) - len(rows)
     expected = made.logits(tokens)[first - 1 : -1]
@@ -77,13 +77,13 @@ def test_mixed_batches(checkpoint: Make, family: str, block_size: int) -> None:
 
 @pytest.mark.parametrize("family", ["llama", "qwen2-windows", "gpt-oss", "deepseek-v2"])
 def test_mixed_batches_kernel_by_kernel(checkpoint: Make, family: str) -> None:
-    """With attention in plain torch, which no tape takes: what there is where the compiled kernels are not."""
+    """Attention runs in plain torch, which tapes do not record, as on hosts without the compiled kernels."""
     made = checkpoint(family)
     check_mixed_batches(Rig(made.folder, attention_backend="reference"), made)
 
 
 def check_mixed_batches(rig: Rig, made: Checkpoint) -> None:
-    """Prefills, chunks, decodes and slots that sit out, side by side."""
+    """Runs prefills, chunks, decodes and skipped slots in the same steps."""
     rig.step([New(2, prompt(9, 2)), New(0, prompt(30, 1))], {0: 12, 2: 9})
     rig.step([New(5, prompt(17, 3))], {0: 12, 5: 17})
     rig.step(counts={0: 6, 2: 0})
@@ -96,7 +96,7 @@ def check_mixed_batches(rig: Rig, made: Checkpoint) -> None:
 @families
 @block_sizes
 def test_prefix_hits(checkpoint: Make, family: str, block_size: int) -> None:
-    """One sequence goes on behind another's blocks; one finds its whole prompt there; one does in the same step."""
+    """A prompt continues another's blocks, one is cached completely, and one hits blocks of the same step."""
     made = checkpoint(family)
     rig = Rig(made.folder, block_size=block_size)
     head = prompt(2 * block_size, 5)
@@ -113,7 +113,7 @@ def test_prefix_hits(checkpoint: Make, family: str, block_size: int) -> None:
 
 @pytest.mark.parametrize("family", STATE_SPACES)
 def test_states(checkpoint: Make, family: str) -> None:
-    """Prompts in chunks that end within blocks, decodes beside them, and one that goes on behind a saved state."""
+    """Chunks end within blocks, decodes share their steps, and one prompt resumes from a saved state."""
     made = checkpoint(family)
     rig = Rig(made.folder, block_size=8)
     head = prompt(16, 1)
@@ -127,7 +127,7 @@ def test_states(checkpoint: Make, family: str) -> None:
 
 
 def test_two_equal_prompts_of_one_step_share_blocks(checkpoint: Make) -> None:
-    """The second reads what the first writes in the same forward pass."""
+    """The second prompt reads blocks that the first writes in the same forward pass."""
     made = checkpoint("qwen3-tied")
     rig = Rig(made.folder)
     tokens = prompt(10, 8)
@@ -147,14 +147,14 @@ def test_a_cached_prompt_does_not_write_to_the_blocks_it_shares(checkpoint: Make
     caches = runner_of(rig.replica).caches
     shared = list(rig.blocks(0)[:2])
     for cache in caches:
-        cache.k[shared] += 0.5  # would be put right again by a write
+        cache.k[shared] += 0.5  # a write would restore it
     before = [cache.k[shared].clone() for cache in caches]
     rig.step([New(1, tokens, cached_blocks=tuple(shared))])
     assert all(torch.equal(cache.k[shared], kept) for cache, kept in zip(caches, before, strict=True))
 
 
 def test_slots_and_blocks_are_used_again(checkpoint: Make) -> None:
-    """A slot released and admitted in one plan, on the blocks of its predecessor."""
+    """One plan releases a slot and admits another sequence to it and to its blocks."""
     made = checkpoint("llama")
     rig = Rig(made.folder)
     rig.step([New(0, prompt(14, 10)), New(1, prompt(6, 11))], {0: 14, 1: 6})
@@ -167,7 +167,7 @@ def test_slots_and_blocks_are_used_again(checkpoint: Make) -> None:
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2-moe"])
-def test_a_preempted_sequence_goes_on_as_if_nothing_had_happened(checkpoint: Make, family: str) -> None:
+def test_preempted_sequence_resumes_unchanged(checkpoint: Make, family: str) -> None:
     made = checkpoint(family)
     rig, calm = Rig(made.folder), Rig(made.folder)
     for each in (rig, calm):
@@ -200,7 +200,7 @@ def test_bfloat16(checkpoint: Make, family: str) -> None:
 
 @pytest.mark.parametrize("family", ["mixtral", "qwen2-moe", "qwen3-moe-tied"])
 def test_bfloat16_in_mixtures_of_experts(checkpoint: Make, family: str) -> None:
-    """Experts that are almost equally good change places when logits are rounded, and a row with them; most do not."""
+    """Experts with similar scores may swap when logits are rounded, which changes the row; most do not."""
     made = checkpoint(family)
     rig = Rig(made.folder, dtype="bfloat16")
     for slot in range(8):
@@ -213,7 +213,7 @@ def test_bfloat16_in_mixtures_of_experts(checkpoint: Make, family: str) -> None:
 
 @torch.inference_mode()
 def test_stale_nan_in_used_blocks_does_not_spread(checkpoint: Make) -> None:
-    """Blocks of a sequence that went wrong are handed on as they are."""
+    """Blocks of a failed sequence are reused without being cleared."""
     made = checkpoint("llama")
     rig = Rig(made.folder)
     for cache in runner_of(rig.replica).caches:

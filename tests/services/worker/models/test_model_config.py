@@ -1,4 +1,4 @@
-"""config.json in the spellings of transformers 4 and 5, and refusals of what would be computed wrongly."""
+"""config.json in the formats of transformers 4 and 5, and rejection of unsupported features."""
 
 from __future__ import annotations
 
@@ -157,20 +157,20 @@ def test_biases_and_norms_by_family() -> None:
         ({"rope_parameters": [1]}, "an object is needed"),
     ],
 )
-def test_what_would_be_computed_wrongly_is_refused(changes: dict[str, Any], text: str) -> None:
+def test_unsupported_configs_are_rejected(changes: dict[str, Any], text: str) -> None:
     with pytest.raises(InvalidArgument, match=text):
         read(**changes)
 
 
-def test_a_gemma_2_that_does_not_say_has_the_caps_and_windows_of_the_published_ones() -> None:
+def test_gemma_2_defaults_are_those_of_the_published_models() -> None:
     config = read(**GEMMA2, num_hidden_layers=4)
     assert (config.attention.softcap, config.scales.logit_cap) == (50, 30)
     assert config.sliding_windows == (4096, 0, 4096, 0)
     assert read(**GEMMA2, final_logit_softcapping=None).scales.logit_cap == 0
 
 
-def test_the_first_name_of_longrope_means_the_same() -> None:
-    """vllm#9481: early files of Phi-3 with 128k tokens call it su."""
+def test_su_is_an_alias_of_longrope() -> None:
+    """Early config files of Phi-3 128k call it su (vllm#9481)."""
     factors = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "original_max_position_embeddings": 64}
     named = [
         read_rope(ConfigFile({"max_position_embeddings": 256, "rope_scaling": {"type": kind, **factors}}))
@@ -180,7 +180,7 @@ def test_the_first_name_of_longrope_means_the_same() -> None:
     assert named[0].kind == "longrope"
 
 
-def test_what_only_one_family_reads_is_no_field_of_every_decoder() -> None:
+def test_family_fields_are_not_in_the_common_config() -> None:
     names = {field.name for field in fields(DecoderConfig)}
     worker = Path(cohere.__file__).parents[2]
     everywhere = "".join(

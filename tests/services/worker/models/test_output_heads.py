@@ -1,4 +1,4 @@
-"""Whether the output head is the embedding is what transformers finds by the config and the tensors together."""
+"""Whether the output head is tied to the embedding is decided as by transformers, from config and tensors together."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FILE = "model.safetensors"
 
 
 def say(folder: Path, *, outer: bool | None, inner: bool | None = None) -> None:
-    """What config.json says of ties; None: nothing."""
+    """Writes the tie fields of config.json; None: absent."""
     path = folder / "config.json"
     values = json.loads(path.read_text())
     for section, value in ((values, outer), (values.get("text_config", {}), inner)):
@@ -38,7 +38,7 @@ def rows_of(folder: Path, **settings: object) -> tuple[torch.Tensor, list[int]]:
 
 
 def check(folder: Path, name: str, **settings: object) -> None:
-    """Against transformers, which reads the same folder."""
+    """Compares with transformers on the same folder."""
     rows, tokens = rows_of(folder, **settings)
     model = getattr(transformers, name).from_pretrained(folder, attn_implementation="eager").eval()
     wanted = text_of(Checkpoint(folder, model)).logits(tokens)[len(tokens) - len(rows) - 1 : -1]
@@ -48,10 +48,10 @@ def check(folder: Path, name: str, **settings: object) -> None:
 @pytest.mark.parametrize("inner", [None, False, True])
 @pytest.mark.parametrize("outer", [None, False, True])
 @pytest.mark.parametrize("name", MODELS)
-def test_a_head_of_its_own_is_used_whatever_the_config_says(
+def test_stored_output_head_overrides_the_config(
     name: str, outer: bool | None, inner: bool | None, tmp_path: Path
 ) -> None:
-    """vllm#51063: a wrapper's default of transformers 5 lies over the text model's value."""
+    """The default of a wrapper config in transformers 5 overrides the text model's value (vllm#51063)."""
     saved_untied(name, tmp_path)
     say(tmp_path, outer=outer, inner=inner)
     check(tmp_path, name)

@@ -1,4 +1,4 @@
-"""The first start on a machine compiles in advance what its graphs call."""
+"""The first start on a machine compiles in advance all kernels of its graphs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Folders as people have them: what transformers loads is the same model here, and what cannot be loaded says why."""
+"""Model folders from public reports: those transformers loads are the same model here, others are rejected with a
+reason."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ Spoil = Callable[[Path], None]
 
 
 def config(**changes: Any) -> Spoil:
-    """Fields of config.json changed; None stands for null, and ... for a field that is left out."""
+    """Changes fields of config.json; None writes null, ... removes the field."""
 
     def spoil(folder: Path) -> None:
         path = folder / "config.json"
@@ -54,7 +55,7 @@ def two_files_without_an_index(folder: Path) -> None:
 
 
 def consolidated_beside_it(folder: Path) -> None:
-    """What Mistral publishes: the same weights once more, under other names."""
+    """Adds Mistral's second copy of the weights under other names."""
     save_file({"layers.0.attention.wq.weight": torch.zeros(2, 2)}, folder / "consolidated.safetensors")
 
 
@@ -83,8 +84,8 @@ SAME: dict[str, Spoil] = {
 
 
 @pytest.mark.parametrize("name", SAME)
-def test_a_folder_of_the_field_is_the_same_model(name: str, checkpoint: Make, tmp_path: Path) -> None:
-    """ml05: reports of vllm, sglang, mlx and others."""
+def test_reported_folders_load_as_the_same_model(name: str, checkpoint: Make, tmp_path: Path) -> None:
+    """Folders reproduce reports of vllm, sglang, mlx and others."""
     made = checkpoint("llama")
     folder = Path(shutil.copytree(made.folder, tmp_path / "model"))
     SAME[name](folder)
@@ -114,7 +115,7 @@ OTHERS_NAMES: dict[str, tuple[str, Spoil]] = {
 
 
 @pytest.mark.parametrize("source", OTHERS_NAMES)
-def test_weights_under_the_names_of_what_saved_them(source: str, checkpoint: Make, tmp_path: Path) -> None:
+def test_weight_names_of_other_tools(source: str, checkpoint: Make, tmp_path: Path) -> None:
     family, spoil = OTHERS_NAMES[source]
     made = checkpoint(family)
     folder = Path(shutil.copytree(made.folder, tmp_path / "model"))
@@ -155,7 +156,7 @@ REJECTED: dict[str, tuple[Spoil, str]] = {
 
 
 @pytest.mark.parametrize("name", REJECTED)
-def test_what_cannot_be_loaded_is_named(name: str, checkpoint: Make, tmp_path: Path) -> None:
+def test_unloadable_tensors_are_named(name: str, checkpoint: Make, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(checkpoint("llama").folder, tmp_path / "model"))
     spoil, text = REJECTED[name]
     spoil(folder)
@@ -188,7 +189,7 @@ ROPES: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", ROPES)
 def test_spellings_of_rope_scaling_are_those_of_transformers(name: str, checkpoint: Make, tmp_path: Path) -> None:
-    """ml03: sglang PR 14745, vllm PR 28542, aiter PR 4742."""
+    """Reported in sglang PR 14745, vllm PR 28542 and aiter PR 4742."""
     folder = Path(shutil.copytree(checkpoint("llama").folder, tmp_path / "model"))
     config(rope_parameters=..., rope_theta=5000.0, rope_scaling=ROPES[name])(folder)
     check(folder, "LlamaForCausalLM")
@@ -196,7 +197,7 @@ def test_spellings_of_rope_scaling_are_those_of_transformers(name: str, checkpoi
 
 @pytest.mark.parametrize("is_new", [False, True])
 def test_both_spellings_of_gemma_3s_two_ropes(is_new: bool, checkpoint: Make, tmp_path: Path) -> None:
-    """ml03: a base for layers with a window beside the other in older files, one section each in newer ones."""
+    """Older files have a second base for sliding-window layers, newer ones a section for each kind of layer."""
     folder = Path(shutil.copytree(checkpoint("gemma3-tied").folder, tmp_path / "model"))
     older = {"rope_theta": 2e5, "rope_local_base_freq": 2e3, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
     newer = {

@@ -1,4 +1,4 @@
-"""Weights in memory of this host: what a trainer shows is read as it is, and nothing that it should not show."""
+"""Weights in shared memory of this host are read unchanged, and only those a trainer may share."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def spooling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Spoole
 
 @pytest.fixture
 def segments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder in the place of that where shared memory is."""
+    """Folder in place of the system's shared memory."""
     folder = tmp_path / "shm"
     folder.mkdir()
     monkeypatch.setattr(weights_memory, "SEGMENTS", folder)
@@ -70,7 +70,7 @@ def all_taken(spooling: SpooledStream, tensors: dict[str, torch.Tensor]) -> dict
     return load_file(spooling.keep() / FILE)
 
 
-def test_every_kind_of_tensor_is_read_as_it_is_and_nothing_stays(spooling: SpooledStream, segments: Path) -> None:
+def test_every_kind_of_tensor_is_read_and_memory_is_released(spooling: SpooledStream, segments: Path) -> None:
     found = all_taken(spooling, TENSORS)
     assert found.keys() == TENSORS.keys()
     for name, tensor in TENSORS.items():
@@ -79,8 +79,8 @@ def test_every_kind_of_tensor_is_read_as_it_is_and_nothing_stays(spooling: Spool
     assert [*segments.iterdir()] == []
 
 
-def test_another_process_shows_its_weights_and_dies(spooling: SpooledStream, segments: Path) -> None:
-    """What was being read is read to its end; the next trainer removes what it left."""
+def test_exit_of_the_sharing_process(spooling: SpooledStream, segments: Path) -> None:
+    """A read in progress completes; the next trainer removes the memory that is left behind."""
     command = [sys.executable, "-c", TRAINER, str(segments)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as trainer:
         assert trainer.stdout is not None
@@ -136,7 +136,7 @@ CPU_ONLY = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine ha
         ),
     ],
 )
-def test_no_lie_about_memory_is_believed(
+def test_inconsistent_descriptions_of_memory_are_rejected(
     spooling: SpooledStream, segments: Path, piece: WeightsPiece, error: type[QuireError], said: str
 ) -> None:
     (segments / NAME).write_bytes(bytes(8))
@@ -157,10 +157,10 @@ def test_another_users_memory_is_refused(
         spooling.append(shared(run()))
 
 
-def test_memory_that_is_cut_while_it_is_read_is_an_error(
+def test_truncated_shared_memory_is_an_error(
     spooling: SpooledStream, segments: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process that has mapped it would end of that (SIGBUS)."""
+    """A process that had mapped the file would be killed by SIGBUS."""
     monkeypatch.setattr(shared_content, "AT_ONCE", 4)
     (segments / NAME).write_bytes(bytes(8))
     chunks = shared_content.chunks(weights_memory.host_id(), run())
@@ -180,7 +180,7 @@ def test_memory_that_is_cut_while_it_is_read_is_an_error(
         ([shared(run()), WeightsPiece(end=b"x")], "is not the content that was sent"),
     ],
 )
-def test_content_is_shared_or_comes_and_is_whole(
+def test_content_is_shared_or_sent_completely(
     spooling: SpooledStream, segments: Path, pieces: list[WeightsPiece], said: str
 ) -> None:
     (segments / NAME).write_bytes(bytes(8))
@@ -196,7 +196,7 @@ def told(tensors: dict[str, torch.Tensor]) -> list[admin_pb2.StreamWeightsReques
         return [*messages]
 
 
-def test_a_host_without_room_or_a_name_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_full_host_memory_and_used_names_are_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     @contextmanager
     def full() -> Iterator[tuple[str, BinaryIO]]:
         with io.BufferedWriter(io.FileIO("/dev/full", "w")) as segment:
@@ -211,8 +211,8 @@ def test_a_host_without_room_or_a_name_is_told(monkeypatch: pytest.MonkeyPatch, 
 
 
 @pytest.mark.gpu
-def test_a_gpus_memory_is_read_where_it_is(spooling: SpooledStream) -> None:
-    """By another process than its owner's: a process cannot open its own."""
+def test_gpu_memory_is_read_in_place(spooling: SpooledStream) -> None:
+    """Another process than the owner reads it, since a process cannot open its own handle."""
     code = TRAINER.replace("torch.arange(6.0)", "torch.arange(6000000.0, device='cuda')[5:]")
     command = [sys.executable, "-c", code, str(weights_memory.SEGMENTS)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as trainer:

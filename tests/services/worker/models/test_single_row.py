@@ -1,4 +1,4 @@
-"""The chain for single rows computes what the decoder computes. Without CUDA in Triton's interpreter."""
+"""The chain for single rows computes the same as the decoder. Without CUDA in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SIZES = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32, "num_atte
 def test_logits(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tune(monkeypatch, "single_row.row_attention", splits=2)
     monkeypatch.setitem(kernels.PACKAGES, "cpu", ("quire.kernels.reference",))
-    monkeypatch.setattr("quire.kernels.reference.prepare_experts", prepare_experts)  # the chain reads them, too
+    monkeypatch.setattr("quire.kernels.reference.prepare_experts", prepare_experts)  # also used by the chain
     tune(monkeypatch, "single_row.row_experts", tile=RowExpertsTile(up=64, down=64))
     made = checkpoints.make(family, tmp_path, **SIZES)
     rig = Rig(
@@ -49,15 +49,15 @@ def test_logits(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     batches = []
     forward = current_model_of(rig.replica).forward
     current_model_of(rig.replica).forward = lambda batch, caches: (batches.append(batch), forward(batch, caches))[1]
-    for _ in range(3):  # one of them begins a block
+    for _ in range(3):  # one of them starts a block
         rig.step()
-        logits = chain.logits(batches[-1], runner.caches)  # stores the same keys and values once more
+        logits = chain.logits(batches[-1], runner.caches)  # stores the same keys and values again
         torch.testing.assert_close(logits.cpu(), rig.logits[0][-1].unsqueeze(0), rtol=1e-4, atol=1e-4)
 
 
 @torch.inference_mode()
-def test_adapters_between_the_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of all linear layers, and of some parts of fused ones; then none again."""
+def test_adapters_in_the_chain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Adapters cover all linear layers and single parts of fused ones; afterwards no adapter is loaded."""
     tune(monkeypatch, "single_row.row_attention", splits=2)
     if not torch.cuda.is_available():  # programs run one after the other
         monkeypatch.setattr(
@@ -130,8 +130,8 @@ def test_models_that_it_cannot_run_are_refused() -> None:
 
 @pytest.mark.slow
 @torch.inference_mode()
-def test_ranks_add_up_between_the_links_of_the_chain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other rank runs the decoder as it is, whose sums are the same ones in the same order."""
+def test_all_reduces_in_the_chain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other rank runs the unfused decoder, whose all-reduces have the same order."""
     tune(monkeypatch, "single_row.row_attention", splits=2)
     made = checkpoints.make("llama-biases-tied", tmp_path, **SIZES)
     whole = Rig(made.folder)

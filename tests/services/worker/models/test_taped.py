@@ -1,4 +1,4 @@
-"""Steps from a tape give, bit for bit, what the same kernels give when they are called one by one."""
+"""Steps replayed from a tape equal, bit for bit, the same kernels called one by one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SAMPLINGS = [
 
 
 def rigs_of(made: Checkpoint, dtype: str) -> list[Rig]:
-    """With a tape, and without."""
+    """Builds a rig with a tape and one without."""
     taped, called = (
         Rig(made.folder, attention_backend="auto", dtype=dtype, threads=2, num_blocks=400) for _ in range(2)
     )
@@ -47,7 +47,7 @@ def rigs_of(made: Checkpoint, dtype: str) -> list[Rig]:
     "name", ["qwen3-tied", "qwen2-windows", "llama-biases-tied", "qwen2-moe", "gpt-oss", "deepseek-v3"]
 )
 def test_random_work_has_the_same_logits(checkpoint: Make, name: str, dtype: str) -> None:
-    """Admissions, chunks, steps without a sample, pauses, releases."""
+    """Covers admissions, chunks, steps without a sample, pauses and releases."""
     rigs = rigs_of(checkpoint(name), dtype)
     choose = random.Random(3)
     free, pending = set(range(8)), {}
@@ -77,7 +77,7 @@ def test_random_work_has_the_same_logits(checkpoint: Make, name: str, dtype: str
 
 
 @torch.inference_mode()
-def test_what_cannot_be_recorded_is_called(checkpoint: Make) -> None:
+def test_unrecordable_models_are_called(checkpoint: Make) -> None:
     made = checkpoint("llama")
     for settings in ({"dtype": "float16", "attention_backend": "auto"}, {"attention_backend": "reference"}):
         rig = Rig(made.folder, **settings)
@@ -88,7 +88,7 @@ def test_what_cannot_be_recorded_is_called(checkpoint: Make) -> None:
 
 @torch.inference_mode()
 def test_a_family_with_a_forward_pass_of_its_own_is_called(checkpoint: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another package's may inherit what a tape can record, and do something else with it."""
+    """A subclass in another package may override the forward pass of a family that tapes record."""
     made, tokens = checkpoint("llama"), [1, 2, 3]
     monkeypatch.setattr(LlamaForCausalLM, "forward", lambda *given: -CausalLM.forward(*given), raising=False)
     rig = Rig(made.folder)

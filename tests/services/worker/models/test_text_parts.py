@@ -1,4 +1,4 @@
-"""Models that also see: their text part says what transformers says without a picture; what sees is not read."""
+"""Text parts of multimodal models equal transformers without images; vision weights are ignored."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_ERROR = 5e-5
 SEES = {"intermediate_size": 64, "num_attention_heads": 2, "image_size": 28, "patch_size": 14}
 SEES_LAYERS = {**SEES, "hidden_size": 32, "num_hidden_layers": 1}
 AXES = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}}
-SMALL_HEADS = {  # which Qwen2's derive from hidden_size
+SMALL_HEADS = {  # Qwen2 derives it from hidden_size
     "head_dim": 8,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]},
 }
@@ -66,7 +66,7 @@ def saved(name: str, folder: Path) -> Checkpoint:
 
 
 def text_of(made: Checkpoint) -> Checkpoint:
-    """Llama 4's class that sees, as it is in transformers 5.24, answers nothing without a picture."""
+    """Returns the text model: Llama 4's multimodal class of transformers 5.24 cannot run without an image."""
     is_llama4 = made.model.config.model_type == "llama4"
     return Checkpoint(made.folder, made.model.language_model) if is_llama4 else made
 
@@ -87,7 +87,7 @@ def test_the_text_part_computes_what_transformers_does(name: str, tmp_path: Path
 
 
 def test_files_from_before_transformers_5_are_flat(tmp_path: Path) -> None:
-    """Qwen2-VL's own has its text model's fields beside the others."""
+    """The config file of Qwen2-VL has the text model's fields at the top level."""
     flat = {
         "architectures": ["Qwen2VLForConditionalGeneration"],
         **{"vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2},
@@ -103,8 +103,8 @@ def test_files_from_before_transformers_5_are_flat(tmp_path: Path) -> None:
     assert (decoder.hidden_size, decoder.tie_word_embeddings) == (64, True)
 
 
-def test_what_published_files_leave_out_is_what_their_authors_mean(tmp_path: Path) -> None:
-    """Gemma 3's says little of its text model."""
+def test_defaults_of_published_configs(tmp_path: Path) -> None:
+    """The config file of Gemma 3 omits most fields of its text model."""
     text = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024}
     outer = {"architectures": ["Gemma3ForConditionalGeneration"], "eos_token_id": [1, 106], "text_config": text}
     (tmp_path / "config.json").write_text(json.dumps(outer))

@@ -1,4 +1,4 @@
-"""Models without code of our own run with that of transformers; what would not be right is refused by name."""
+"""Models without native code run with that of transformers; unsupported ones are rejected by name."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ VALUES = {"architectures": ["GPTNeoXForCausalLM"], "model_type": "gpt_neox", **S
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral-window", "qwen3-moe-tied", "granite", "cohere"])
-def test_models_with_code_of_our_own_give_the_same_with_that_of_transformers(checkpoint: Make, family: str) -> None:
-    """Also where logits are scaled behind the head."""
+def test_supported_models_match_their_transformers_code(checkpoint: Make, family: str) -> None:
+    """Includes models that scale logits behind the head."""
     made = checkpoint(family)
     rig = Rig(made.folder, model_impl="transformers")
     rig.step([New(0, prompt(30)), New(3, prompt(9, 2))], {0: 21, 3: 9})
@@ -46,7 +46,7 @@ def saved(folder: Path, config: transformers.PreTrainedConfig) -> Path:
 def test_attention_that_cannot_be_replaced_is_refused_before_a_token_is_computed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Layers of this kind compute it in their own code, as those of some models in some versions of transformers do."""
+    """Such layers compute attention in their own code, as some models do in some versions of transformers."""
     attention = transformers.models.gpt_neox.modeling_gpt_neox.GPTNeoXAttention
     monkeypatch.setattr(attention, "forward", lambda self, hidden_states, *args, **kwargs: (hidden_states, None))
     with pytest.raises(InvalidArgument, match="0 of 3 layers use an attention that can be replaced"):
@@ -54,7 +54,7 @@ def test_attention_that_cannot_be_replaced_is_refused_before_a_token_is_computed
 
 
 def test_a_model_that_does_not_fit_is_refused_at_the_start(tmp_path: Path) -> None:
-    """GLM-4.7-Flash's shape: config.json says nothing of the heads' size that its latent attention makes."""
+    """As with GLM-4.7-Flash, config.json omits the head size that latent attention has."""
     sizes = {"vocab_size": 90, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 6, "num_key_value_heads": 6, "q_lora_rank": 16, "kv_lora_rank": 16}
     dims = {"qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 16, "mlp_layer_types": ["dense", "sparse"]}
@@ -76,7 +76,7 @@ def test_code_that_fails_at_a_first_step_is_refused_at_the_start(
 
 
 def test_layers_that_keep_a_state_beside_attention_are_refused(tmp_path: Path) -> None:
-    """All layers attend, so that counting those that do finds nothing wrong."""
+    """All layers have attention, so that counting attention layers does not detect the states."""
     sizes = {"vocab_size": 90, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "mamba_d_ssm": 32, "mamba_n_heads": 4}
     config = transformers.FalconH1Config(
@@ -108,7 +108,7 @@ def test_tensors_that_do_not_fit_are_named(checkpoint: Make, tmp_path: Path, los
         Rig(folder)
 
 
-def test_dummy_weights_are_made_for_them_too(checkpoint: Make, tmp_path: Path) -> None:
+def test_dummy_weights_of_transformers_models(checkpoint: Make, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text((checkpoint("stablelm").folder / "config.json").read_text())
     rig = Rig(tmp_path, load_format="dummy")
     rig.step([New(0, prompt(7))], {0: 7})
@@ -128,12 +128,12 @@ def test_dummy_weights_are_made_for_them_too(checkpoint: Make, tmp_path: Path) -
         ({"num_attention_heads": None}, "num_attention_heads is None"),
     ],
 )
-def test_what_is_known_not_to_run_is_refused_from_its_config(changes: dict[str, Any], text: str) -> None:
+def test_known_unsupported_models_are_rejected_by_config(changes: dict[str, Any], text: str) -> None:
     with pytest.raises(InvalidArgument, match=text):
         read_model_config({**VALUES, **changes})
 
 
-def test_our_own_code_comes_first_and_can_be_asked_for_alone() -> None:
+def test_native_code_is_preferred_and_can_be_required() -> None:
     assert (
         read_model_config({**VALUES, "architectures": ["LlamaForCausalLM"], "model_type": "llama"}).rope.kind != "none"
     )

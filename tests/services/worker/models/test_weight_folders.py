@@ -1,4 +1,4 @@
-"""Weights are read from folders that an operator has named, and nothing else is looked at."""
+"""Weights are read only from folders that the operator named."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from quire.services.worker.models.loading.weight_folders import WeightFolders
 from quire.shared.errors import FailedPrecondition, InvalidArgument
 
 
-def test_what_leads_out_is_refused_in_the_same_words_whether_it_is_there_or_not(tmp_path: Path) -> None:
+def test_paths_outside_have_the_same_error_whether_they_exist(tmp_path: Path) -> None:
     inside, outside = tmp_path / "in", tmp_path / "out"
     for folder in (inside / "a", outside):
         folder.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Weights are told apart by samples of their files."""
+"""Weights are distinguished by samples of their files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SMALL = "model.layers.0.input_layernorm.weight"
 
 
 def tensors() -> dict[str, torch.Tensor]:
-    """The last is large enough that most of it lies between the samples of its file."""
+    """Creates tensors, the last so large that most of it lies between its file's samples."""
     numbers = torch.Generator().manual_seed(5)
     return {SMALL: torch.ones(64), "lm_head.weight": torch.randn(2048, 1024, generator=numbers)}
 
@@ -38,7 +38,7 @@ def as_gguf(path: Path, held: dict[str, torch.Tensor]) -> None:
 
 
 @pytest.mark.parametrize("written", [as_safetensors, as_pickle, as_gguf])
-def test_whatever_tensor_changes_the_weights_are_others(
+def test_any_changed_tensor_changes_the_fingerprint(
     tmp_path: Path, written: Callable[[Path, dict[str, torch.Tensor]], None]
 ) -> None:
     found = []
@@ -53,7 +53,7 @@ def test_whatever_tensor_changes_the_weights_are_others(
 
 
 def test_a_tensor_between_the_samples_of_its_file_is_seen(tmp_path: Path) -> None:
-    """The small one lies between large ones."""
+    """A small tensor is stored between large ones."""
     held = {"a": torch.randn(1 << 20), "b": torch.ones(16), "c": torch.randn(1 << 20)}
     found = set()
     for value in (1.0, 2.0):
@@ -73,14 +73,14 @@ def test_a_layer_behind_the_model_counts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff" * 100, b"\x08" + bytes(7) + b"[1, 2]  "])
-def test_of_what_cannot_be_read_nothing_is_said(tmp_path: Path, content: bytes) -> None:
+def test_unreadable_files_have_no_fingerprint(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "model.safetensors").write_bytes(content)
     assert weight_samples.weights_digest_of(WorkerSettings(model=str(tmp_path))) == b""
     assert weight_samples.weights_digest_of(WorkerSettings(model=str(tmp_path / "nowhere"))) == b""
 
 
-def test_what_is_made_of_a_folder_counts_as_well() -> None:
-    """Random weights by their seed, and what is quantized while it is loaded."""
+def test_load_options_are_part_of_the_fingerprint() -> None:
+    """Random weights count by their seed, and quantization at load time counts too."""
     folder = str(bundled.FOLDER)
     dummy = [WorkerSettings(model=folder, load_format="dummy", seed=seed) for seed in (0, 0, 1)]
     others = [WorkerSettings(model=folder), WorkerSettings(model=folder, quantization="fp8")]
@@ -90,7 +90,7 @@ def test_what_is_made_of_a_folder_counts_as_well() -> None:
     assert {len(one) for one in found} == {32}
 
 
-def test_what_the_folder_and_its_files_are_called_does_not_count(tmp_path: Path) -> None:
+def test_names_are_not_part_of_the_fingerprint(tmp_path: Path) -> None:
     for name in ("one", "two"):
         shutil.copytree(bundled.FOLDER, tmp_path / name)
     for file in (tmp_path / "two").glob("*.safetensors*"):

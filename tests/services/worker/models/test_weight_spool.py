@@ -1,4 +1,4 @@
-"""Weights that come as a stream are a checkpoint when all of it has come, and nothing before."""
+"""Streamed weights become a checkpoint once they are complete, and not before."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def spool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WeightSpool:
     return WeightSpool(8 * MIB, lambda: "")
 
 
-def test_every_kind_of_tensor_comes_as_it_was(spool: WeightSpool) -> None:
+def test_every_kind_of_tensor_is_received_unchanged(spool: WeightSpool) -> None:
     tensors = {
         "large": torch.randn(700, 1000),
         "turned": torch.randn(5, 7).t(),
@@ -59,7 +59,7 @@ def test_every_kind_of_tensor_comes_as_it_was(spool: WeightSpool) -> None:
         assert torch.equal(sent, came), name
 
 
-def test_those_that_nobody_computes_with_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unused_spools_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     in_use: list[str] = [""]
     spool = WeightSpool(MIB, lambda: in_use[0])
@@ -94,7 +94,7 @@ def test_those_that_nobody_computes_with_are_gone(tmp_path: Path, monkeypatch: p
         ([WeightsPiece()], "heads, content, where it lies, or the end"),
     ],
 )
-def test_what_is_wrong_is_refused_and_leaves_nothing(
+def test_invalid_updates_are_rejected_without_residue(
     spool: WeightSpool, tmp_path: Path, wrong: list[WeightsPiece], text: str
 ) -> None:
     *before, last = wrong
@@ -106,7 +106,7 @@ def test_what_is_wrong_is_refused_and_leaves_nothing(
     assert [*tmp_path.rglob(FILE)] == []
 
 
-def test_what_is_no_tensor_is_named() -> None:
+def test_invalid_tensors_are_named() -> None:
     with pytest.raises(InvalidArgument, match="named_tensors: a is no tensor"):
         weights_stream.messages(admin_pb2.UpdateWeightsRequest(), [("a", 3)])
 
@@ -117,9 +117,9 @@ def spool_all(spool: WeightSpool, tensors: dict[str, torch.Tensor]) -> None:
             spooling.append(piece)
 
 
-def test_a_disk_without_room_is_told_and_nothing_stays_on_it(spool: WeightSpool, tmp_path: Path) -> None:
+def test_full_disk_is_reported_and_files_are_removed(spool: WeightSpool, tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))  # for any file
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))  # limits any file
     try:
         with pytest.raises(ResourceExhausted, match=r"cannot be kept: .*; TMPDIR"):
             spool_all(spool, {"large": torch.randn(700, 1000)})
@@ -128,7 +128,7 @@ def test_a_disk_without_room_is_told_and_nothing_stays_on_it(spool: WeightSpool,
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
-def test_a_folder_that_somebody_has_cleaned_away_is_made_again(spool: WeightSpool, tmp_path: Path) -> None:
+def test_deleted_folder_is_recreated(spool: WeightSpool, tmp_path: Path) -> None:
     for _ in range(2):
         with spool.open_stream() as spooling:
             for piece in pieces({"one": torch.tensor(3.5)}):
@@ -141,7 +141,7 @@ def test_a_folder_that_somebody_has_cleaned_away_is_made_again(spool: WeightSpoo
         pass
 
 
-def test_of_what_is_broadcast_the_heads_are_all_there_is(spool: WeightSpool, tmp_path: Path) -> None:
+def test_broadcast_tensors_have_only_headers(spool: WeightSpool, tmp_path: Path) -> None:
     with spool.open_stream() as spooling:
         for piece in (head(), head(name="b", dtype="BF16", shape=[])):
             assert not spooling.append(piece)

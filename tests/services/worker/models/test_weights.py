@@ -1,5 +1,5 @@
-"""After an update every family has, bit for bit, the logits of a fresh start with the new weights: what is packed,
-tied, fused, scaled, widened or noted on a tape has changed with them."""
+"""After an update every family has, bit for bit, the logits of a fresh start with the new weights, including packed,
+tied, fused, scaled, dequantized and taped ones."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MIXTURES = ["mixtral", "deepseek-v3", "gpt-oss", "granite-moe", "qwen2-moe", "ll
 
 
 def shaken(folder: Path, target: Path) -> Path:
-    """The same model with other weights, each of which differs."""
+    """Writes the same model with every weight changed."""
     shutil.copytree(folder, target)
     generator = torch.Generator().manual_seed(5)
     tensors = load_file(target / WEIGHTS)
@@ -49,7 +49,7 @@ def shaken(folder: Path, target: Path) -> Path:
 
 
 def rows(rig: Rig) -> torch.Tensor:
-    """A prompt in two chunks, and steps behind it."""
+    """Returns logits of a prompt in two chunks and of the following steps."""
     rig.end_epoch()
     rig.logits.clear()
     rig.step([New(0, PROMPT)], {0: 8})
@@ -76,12 +76,12 @@ def test_logits_are_those_of_a_fresh_start(checkpoint: Make, tmp_path: Path, fam
 
 
 @pytest.mark.parametrize("layout", ["gptq", "awq", "ct-int8", "ct-w4-32"])
-def test_codes_and_their_scales_change_as_well(tmp_path: Path, layout: str) -> None:
+def test_quantized_weights_are_updated(tmp_path: Path, layout: str) -> None:
     made = quantized.make(quantized.LAYOUTS[layout], tmp_path / "first")
     check(made.folder, shaken(made.folder, tmp_path / "other"), "bfloat16")
 
 
-def test_what_experts_have_had_is_counted_on(checkpoint: Make) -> None:
+def test_expert_counts_continue(checkpoint: Make) -> None:
     folder = checkpoint("mixtral").folder
     rig = Rig(folder)
     rows(rig)
@@ -92,7 +92,7 @@ def test_what_experts_have_had_is_counted_on(checkpoint: Make) -> None:
     assert {layer: list(load) for layer, load in rig.replica.experts.read_load().items()} == before
 
 
-def test_where_others_hold_the_weights_nothing_is_changed(checkpoint: Make) -> None:
+def test_weights_in_use_elsewhere_are_not_changed(checkpoint: Make) -> None:
     folder = checkpoint("stablelm").folder
     rig = Rig(folder)
     with torch.inference_mode(), pytest.raises(FailedPrecondition, match="transformers"):

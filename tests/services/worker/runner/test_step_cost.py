@@ -1,4 +1,4 @@
-"""Estimates of what steps cost, beside what transformers counts of the same models."""
+"""Estimated step costs, compared with counts of transformers on the same models."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PROMPT = list(range(5, 25))
 
 
 def costs(folder: Path) -> list[StepCost]:
-    """Of a prompt of 20 tokens, and of the two steps behind it."""
+    """Returns the costs of a prompt of 20 tokens and of two following steps."""
     rig = Rig(folder)
     found: list[StepCost] = []
     launch = runner_of(rig.replica).launch
@@ -65,13 +65,13 @@ def test_a_window_bounds_what_is_read(tmp_path: Path) -> None:
 
 
 def test_a_chunk_bounds_what_is_read(tmp_path: Path) -> None:
-    """Positions 20 and 21, of which chunks of 9 hold two and three; three layers of four have chunks."""
+    """Of positions 20 and 21, chunks of 9 contain two and three; three of four layers have chunked attention."""
     made = checkpoints.make("llama4", tmp_path)
     first, second, third = costs(made.folder)
     assert first.kv_read_bytes == second.kv_written_bytes * 20
     assert second.kv_read_bytes == second.kv_written_bytes * (21 + 3 * 3) / 4
     assert third.kv_read_bytes == second.kv_written_bytes * (22 + 3 * 4) / 4
-    attention = (third.flops - second.flops) / (1 + 3)  # of a token and one before it, in a layer
+    attention = (third.flops - second.flops) / (1 + 3)  # per pair of tokens and layer
     head = 2 * made.model.get_output_embeddings().weight.numel()
     weights = second.flops - head - attention * (21 + 3 * 3)
     in_chunks = 2 * sum(range(1, 10)) + 1 + 2
@@ -95,12 +95,12 @@ def test_a_token_takes_some_of_the_experts_and_a_prompt_reads_nearly_all(tmp_pat
     made = checkpoints.make("mixtral", tmp_path)
     first, second, _ = costs(made.folder)
     routed = sum(p.numel() for n, p in made.model.named_parameters() if ".experts." in n)
-    others = second.weight_bytes / 4 - routed * 2 / 4  # each token takes two of four
+    others = second.weight_bytes / 4 - routed * 2 / 4  # each token uses two of four
     assert first.weight_bytes / 4 == pytest.approx(others + routed, rel=1e-3)
     assert first.flops < 2 * 20 * (others + routed)
 
 
-def test_utilisation_is_what_was_done_over_what_could_have_been() -> None:
+def test_utilization() -> None:
     metrics = WorkerMetrics(CollectorRegistry())
     metrics.set_peak(Peak(flops=1000.0, bytes=500.0))
     timings = Timings(0, 400_000, 100_000)

@@ -1,4 +1,4 @@
-"""Beams that go on from each other: blocks, tokens and records follow."""
+"""Beams that continue from other beams: blocks, tokens and records follow."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BEAM = sampling_pb2.SamplingParams(temperature=0.0, logprobs=6, beam_search={"wi
 
 
 def candidates(result: pb.StepResult) -> list[tuple[list[int], list[float]]]:
-    """Of each beam, best first."""
+    """Returns the candidates of each beam, best first."""
     ids, values = columns.i32(result.logprobs.token_ids), columns.f32(result.logprobs.logprobs)
     return [
         (row.tolist(), numbers.tolist())
@@ -35,7 +35,7 @@ def candidates(result: pb.StepResult) -> list[tuple[list[int], list[float]]]:
 
 
 class Search:
-    """Three beams whose tokens and blocks are kept here as well."""
+    """Three beams with their own record of tokens and blocks."""
 
     def __init__(self, rig: Rig, tokens: list[int]) -> None:
         self.rig, paper = rig, rig.scheduler
@@ -54,7 +54,7 @@ class Search:
         paper.take(self.result)
 
     def go_on(self, wanted: list[tuple[int, int]]) -> None:
-        """(slot, parent) of each; a beam takes its parent's best token, and the next one for each that comes behind."""
+        """Moves beams by (slot, parent); children of a parent take its best tokens in order."""
         paper, found = self.rig.scheduler, candidates(self.result)
         before = {slot: (list(row.tokens[:-1]), list(row.blocks)) for slot, row in paper.rows.items()}
         taken = dict.fromkeys(range(3), 0)
@@ -81,7 +81,7 @@ class Search:
 
 
 def moves(wanted: list[tuple[int, ...]]) -> pb.BeamMoves:
-    """(slot, parent, token, last block of each KV group)"""
+    """Builds moves from (slot, parent, token, last block of each KV group)."""
     slots, parents, tokens, *_ = (list(column) for column in zip(*wanted, strict=True))
     blocks = [block for move in wanted for block in move[3:]]
     return pb.BeamMoves(
@@ -101,7 +101,7 @@ def check(search: Search, made: Checkpoint, max_error: float = MAX_ERROR) -> Non
 
 @pytest.mark.parametrize("family", ["qwen3-tied", "qwen2-windows", "mistral-window", "qwen3-next-narrow"])
 @pytest.mark.parametrize("length", [7, 8, 10])
-def test_candidates_are_those_of_what_each_beam_says(checkpoint: Make, length: int, family: str) -> None:
+def test_candidates_of_each_beam(checkpoint: Make, length: int, family: str) -> None:
     made = checkpoint(family)
     search = Search(Rig(made.folder), prompt(length))
     most = MAX_ERROR_OF_STATES if family in RECURRENT_FAMILIES else MAX_ERROR
@@ -111,7 +111,7 @@ def test_candidates_are_those_of_what_each_beam_says(checkpoint: Make, length: i
         check(search, made, most)
 
 
-def test_what_beams_hold_is_on_record(checkpoint: Make) -> None:
+def test_tokens_of_beams_are_recorded(checkpoint: Make) -> None:
     rig = Rig(checkpoint("llama").folder)
     search = Search(rig, prompt(6))
     for wanted in (
@@ -127,7 +127,7 @@ def test_what_beams_hold_is_on_record(checkpoint: Make) -> None:
     assert {block: digest for block, digest in held(rig).items() if block in on_record} == on_record
 
 
-def test_whatever_bounds_the_choice_bounds_the_candidates(checkpoint: Make) -> None:
+def test_sampling_limits_apply_to_candidates(checkpoint: Make) -> None:
     rig = Rig(checkpoint("llama").folder, logprobs_mode="raw_logits")
     sampling = sampling_pb2.SamplingParams()
     sampling.CopyFrom(BEAM)
@@ -151,9 +151,7 @@ def test_whatever_bounds_the_choice_bounds_the_candidates(checkpoint: Make) -> N
         ([(0, 0, 5, 128)], "last_block_ids"),
     ],
 )
-def test_moves_that_make_no_sense_end_the_session(
-    checkpoint: Make, wanted: list[tuple[int, int, int, int]], text: str
-) -> None:
+def test_invalid_moves_end_the_session(checkpoint: Make, wanted: list[tuple[int, int, int, int]], text: str) -> None:
     rig = Rig(checkpoint("llama").folder)
     rig.step([New(0, prompt(5), sampling=BEAM), New(1, prompt(3), sampling=BEAM)], {0: 5, 1: 3})
     plan = rig.scheduler.plan(counts={0: 1, 1: 1})

@@ -1,4 +1,4 @@
-"""Sequences that go on from a block that another has filled in part, each in a copy of its own."""
+"""Sequences that continue in a copy of a partly filled block of another sequence."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def drawn(seed: int) -> sampling_pb2.SamplingParams:
 
 
 @pytest.mark.parametrize("later", [0, 1, 3])
-def test_copies_go_on_as_if_they_had_computed_the_prompt(checkpoint: Make, later: int) -> None:
-    """Also when the first one has written on in its block meanwhile."""
+def test_copies_continue_as_if_they_had_computed_the_prompt(checkpoint: Make, later: int) -> None:
+    """Includes copies taken after the first sequence has written further tokens to its block."""
     made, tokens = checkpoint("qwen3-tied"), prompt(10)
     rig = Rig(made.folder)
     rig.step([New(0, tokens, sampling=drawn(0))], {0: 10})
@@ -48,7 +48,7 @@ def test_copies_go_on_as_if_they_had_computed_the_prompt(checkpoint: Make, later
     assert len(set(third)) == 3
 
 
-def test_what_copies_hold_is_on_record(checkpoint: Make) -> None:
+def test_tokens_of_copies_are_recorded(checkpoint: Make) -> None:
     tokens = prompt(10)
     rig = Rig(checkpoint("llama").folder)
     rig.step([New(0, tokens, sampling=drawn(0))], {0: 10})
@@ -75,12 +75,12 @@ def test_a_copy_is_used_as_far_as_the_texts_are_the_same(checkpoint: Make) -> No
     assert held(rig) == both
 
 
-def test_a_sequence_goes_on_in_the_block_that_another_left(checkpoint: Make) -> None:
+def test_sequence_continues_in_the_block_of_a_finished_one(checkpoint: Make) -> None:
     made, tokens = checkpoint("qwen3-tied"), prompt(10)
     rig = Rig(made.folder)
     rig.step([New(0, tokens)], {0: 10})
     blocks, said = rig.blocks(0), rig.tokens(0)
-    rig.step()  # leaves a token behind the ones that are used
+    rig.step()  # leaves one more token than is used
     other = [*said[:10], 5, 6, 7, 8]
     rig.step([New(1, other, cached_blocks=blocks, num_cached=10)], {1: 4}, released=[0])
     for _ in range(6):
@@ -112,7 +112,7 @@ def test_steps_with_copies_may_be_launched_before_earlier_ones_are_recorded(chec
 @pytest.mark.parametrize(
     ("sources", "targets"), [([1], [0]), ([1], [128]), ([1, 2], [3]), ([1, 3], [3, 4]), ([1, 2], [3, 3])]
 )
-def test_copies_that_make_no_sense_end_the_session(checkpoint: Make, sources: list[int], targets: list[int]) -> None:
+def test_invalid_copies_end_the_session(checkpoint: Make, sources: list[int], targets: list[int]) -> None:
     rig = Rig(checkpoint("llama").folder)
     plan = rig.scheduler.plan([New(0, prompt(3))], {0: 3})
     copies = pb.BlockCopies(from_block_ids=columns.u32_bytes(sources), to_block_ids=columns.u32_bytes(targets))

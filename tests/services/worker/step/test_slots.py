@@ -1,4 +1,4 @@
-"""Plans come to what worker.proto says, and plans that cannot be meant are noticed."""
+"""Plans are applied according to worker.proto, and invalid plans are detected."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LIMITS = WorkerLimits(block_size=4, max_num_seqs=6, max_num_batched_tokens=64, m
 
 
 class Both:
-    """The table under test behind the scheduler on paper."""
+    """The table under test with the test scheduler."""
 
     def __init__(self) -> None:
         self.table = SlotTable(LIMITS)
@@ -36,7 +36,7 @@ class Both:
 
 
 def summary(step: Step) -> list[tuple[int, int, int, bool]]:
-    """(slot, first position, tokens, samples)"""
+    """Summarizes rows as (slot, first position, tokens, samples)."""
     columns_ = (step.slots.tolist(), step.starts.tolist(), step.counts.tolist(), step.samples.tolist())
     return list(zip(*columns_, strict=True))
 
@@ -45,7 +45,7 @@ def tokens(count: int) -> list[int]:
     return list(range(100, 100 + count))
 
 
-def test_a_sequence_that_lacks_one_token_decodes_unnamed() -> None:
+def test_sequence_with_one_missing_token_decodes_by_default() -> None:
     both = Both()
     assert summary(both.step([New(2, tokens(5))], {2: 5})) == [(2, 0, 5, True)]
     assert summary(both.step()) == [(2, 5, 1, True)]
@@ -64,7 +64,7 @@ def test_a_one_token_prompt_runs_at_once() -> None:
     assert summary(Both().step([New(4, tokens(1))])) == [(4, 0, 1, True)]
 
 
-def test_a_slot_counted_zero_sits_out_and_goes_on_later() -> None:
+def test_slot_with_zero_tokens_pauses_and_resumes() -> None:
     both = Both()
     both.step([New(0, tokens(3)), New(1, tokens(4))], {0: 3, 1: 4})
     assert summary(both.step(counts={0: 0})) == [(1, 4, 1, True)]
@@ -107,7 +107,7 @@ def test_inputs_of_a_mixed_step() -> None:
 
 
 def test_tokens_that_came_with_an_admission_are_not_fed_from_the_device() -> None:
-    """Preempted with its output so far, all but the last of it cached."""
+    """The sequence was preempted and resumes with its output, all of which but the last token is cached."""
     both = Both()
     both.step([New(0, tokens(8))], {0: 8})
     shared = tuple(both.paper.rows[0].blocks)
@@ -124,7 +124,7 @@ def test_release_and_admission_of_a_slot_in_one_plan() -> None:
     assert both.table.num_blocks[0] == 1
 
 
-def test_random_plans_leave_the_same_table_as_on_paper() -> None:
+def test_random_plans_match_a_simple_model() -> None:
     for seed in range(60):
         _run_randomly(random.Random(seed))
 
@@ -192,7 +192,7 @@ def u32(*values: int) -> bytes:
 )
 def test_a_plan_that_breaks_the_rules_is_refused(plan: pb.StepPlan, text: str) -> None:
     both = Both()
-    both.step([New(0, tokens(4))], {0: 4})  # its block is full: the next token needs another
+    both.step([New(0, tokens(4))], {0: 4})  # its block is full: the next token needs another one
     with pytest.raises(PlanViolation, match=text):
         both.table.apply(decode_plan(plan))
 

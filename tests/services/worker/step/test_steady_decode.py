@@ -1,4 +1,4 @@
-"""Steps that follow from the one before are those that the slot table would have made."""
+"""Steps derived from the previous step equal those made from the slot table."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.services.worker.step.test_slots import LIMITS, tokens
 
 
 class Twice:
-    """One table that follows where it can, one that never does."""
+    """One table with derived steps, one without."""
 
     def __init__(self) -> None:
         self.paper = PaperScheduler(LIMITS.block_size, LIMITS.num_blocks)
@@ -64,7 +64,7 @@ def assert_equal(got: StepInputs | NewBlocks, want: StepInputs | NewBlocks) -> N
 
 
 def test_random_work() -> None:
-    """Admissions, chunks, cached prompts, pauses, releases; between them rows that just decode."""
+    """Covers admissions, chunks, cached prompts, pauses and releases, with pure decode steps in between."""
     choose = random.Random(7)
     both = Twice()
     for _ in range(600):
@@ -91,7 +91,7 @@ def shared_blocks(both: Twice, slot: int) -> set[int]:
 
 
 def test_a_prompt_that_is_cached_whole_is_not_followed_into_its_shared_block() -> None:
-    """Its last token is computed again, but goes to the null block; from the next token on it writes its own."""
+    """Its last token is recomputed into the null block; later tokens are written to its own block."""
     both = Twice()
     both.step([New(0, tokens(8))], {0: 8})
     both.step([New(3, tokens(8), cached_blocks=tuple(both.paper.rows[0].blocks[:2]))])
@@ -113,7 +113,7 @@ def test_blocks_that_do_not_fit_the_rows_break_the_session() -> None:
 
 
 class TwiceDrafting:
-    """The same for a worker that could draft and does not, whose plans name who gets blocks: early, in time or late."""
+    """Both tables for a worker that may draft but does not, whose plans assign blocks early, in time or late."""
 
     def __init__(self, seed: int) -> None:
         self.table, self.plain = DraftingSlotTable(LIMITS, 4), DraftingSlotTable(LIMITS, 4)
@@ -148,7 +148,7 @@ class TwiceDrafting:
             assert np.array_equal(getattr(self.table, name), getattr(self.plain, name)), name
 
     def is_given(self, slot: int) -> bool:
-        """A block, mostly when it needs one."""
+        """Draws whether the slot gets a block, mostly when it needs one."""
         left = int(self.plain.num_blocks[slot]) * LIMITS.block_size - int(self.plain.num_computed_tokens[slot])
         return self.choose.random() < (0.75 if left <= 0 else 0.1 if left < LIMITS.block_size else 0)
 

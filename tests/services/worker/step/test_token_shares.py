@@ -1,4 +1,4 @@
-"""How ranks share out the tokens of a step: every token has one owner, and each rank as much to do."""
+"""Partition of a step's tokens among ranks: every token has one owner, and ranks have equal work."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ WIDTH = 400  # blocks of a row
 
 
 def step(starts: list[int], counts: list[int], num_groups: int = 1) -> StepInputs:
-    """Rows that have computed `starts` positions and compute `counts` more; the last token of each is sampled behind,
-    and rows of one token are fed with their last one."""
+    """Builds rows with `starts` computed positions that compute `counts` more.
+
+    The last token of each is sampled; rows of one token are fed with their last sampled one.
+    """
     slots = np.arange(len(counts)) * 2
     query_start = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
     positions = np.concatenate([np.arange(a, a + n) for a, n in zip(starts, counts, strict=True)]).astype(np.int32)
@@ -60,7 +62,7 @@ def test_every_token_has_one_owner_and_each_rank_has_about_as_many(size: int) ->
         counts = [len(tokens) for tokens in own]
         num_cut = sum(np.diff(inputs.query_start) > inputs.num_tokens // (FEW * size))
         assert min(counts) > 0
-        # Each cut leaves two pieces that may be a token longer; what is not cut is so small a part.
+        # Each cut leaves two pieces that may be one token longer; uncut rows are small.
         assert max(counts) - min(counts) <= 2 * num_cut + inputs.num_tokens // (FEW * size)
 
 
@@ -76,7 +78,7 @@ def test_a_long_row_costs_each_rank_as_much_attention(size: int, start: int) -> 
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_a_part_is_a_step_of_its_own_and_wanted_tokens_come_back_in_their_order(size: int) -> None:
+def test_shares_are_steps_and_outputs_keep_their_order(size: int) -> None:
     draw = np.random.default_rng(9)
     for _ in range(30):
         inputs = random_step(draw, size)
@@ -88,7 +90,7 @@ def test_a_part_is_a_step_of_its_own_and_wanted_tokens_come_back_in_their_order(
         slot_of = np.repeat(inputs.slots, np.diff(inputs.query_start))
         for rank in range(size):
             own, mine = shares.of(rank, wanted), shares.tokens(rank)
-            made[rank] = own.token_ids[own.sampling_tokens]  # a token's id is its place in the step
+            made[rank] = own.token_ids[own.sampling_tokens]  # token ids are indices in the step
             rows = np.repeat(np.arange(own.num_rows), np.diff(own.query_start))
             assert own.slots[rows].tolist() == slot_of[mine].tolist()
             for row in range(own.num_rows):
@@ -104,7 +106,7 @@ def test_a_part_is_a_step_of_its_own_and_wanted_tokens_come_back_in_their_order(
         assert made.ravel()[wanted.order].tolist() == tokens.tolist()
 
 
-def test_ranks_know_where_each_others_keys_go_in_all_groups() -> None:
+def test_ranks_know_the_slots_of_all_keys() -> None:
     inputs = step([8, 3, 0], [70, 1, 40], num_groups=2)
     shares = share_out(inputs, 2)
     assert shares is not None
@@ -118,7 +120,7 @@ def test_ranks_know_where_each_others_keys_go_in_all_groups() -> None:
 
 
 class Recorded(NoGraphs):
-    """Graphs of steps with up to so many tokens."""
+    """Graphs of steps with up to `most_tokens` tokens."""
 
     def __init__(self, most_tokens: int) -> None:
         self.most_tokens = most_tokens
@@ -130,7 +132,7 @@ def recordings(most_tokens: int) -> Recordings:
     return found
 
 
-def test_what_is_launched_as_fast_as_it_is_computed_is_not_shared_out() -> None:
+def test_launch_bound_steps_are_not_divided() -> None:
     context = ContextParallel(Context(1, 2), NO_ADAPTERS)
     assert context.shares(step([0], [800]), recordings(400)) is None
     shares = context.shares(step([0], [801]), recordings(400))
@@ -138,7 +140,7 @@ def test_what_is_launched_as_fast_as_it_is_computed_is_not_shared_out() -> None:
     assert shares.size == 2
 
 
-def test_short_steps_and_decodes_are_everybodys() -> None:
+def test_short_steps_and_decodes_are_not_divided() -> None:
     assert share_out(step([0], [least_tokens(2) - 1]), 2) is None
     assert share_out(step([9] * 100, [1] * 100), 2) is None
     assert share_out(step([0], [least_tokens(2)]), 2) is not None

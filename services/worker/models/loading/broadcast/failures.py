@@ -24,17 +24,17 @@ GONE = Unavailable("a rank of the group is gone")
 class RemoteFailureError(Exception):
     """Raised when another member of the group has published a failure."""
 
-    def __init__(self, said: bytes) -> None:
-        super().__init__(said)
-        self.said = said
+    def __init__(self, message: bytes) -> None:
+        super().__init__(message)
+        self.said = message
 
     def as_quire_error(self, where: str) -> QuireError:
         """Returns the published error as a QuireError of the same kind."""
         try:
-            told = from_proto(finish_pb2.Error.FromString(self.said))
+            error = from_proto(finish_pb2.Error.FromString(self.said))
         except DecodeError:
             return Unavailable(f"{where}: another rank of the group has failed")
-        return type(told)(f"{where}: another rank of the group has failed: {told.message}", field=told.field)
+        return type(error)(f"{where}: another rank of the group has failed: {error.message}", field=error.field)
 
 
 def connect_store(order: pb.JoinWeightsGroup) -> TCPStore:

@@ -92,15 +92,15 @@ class GlooMember:
             pipe.flush()
         except OSError:
             raise self._ended() from None
-        deadline, said = time.monotonic() + patience_s, b""
-        while not said.endswith(b"\n"):
+        deadline, received = time.monotonic() + patience_s, b""
+        while not received.endswith(b"\n"):
             ready, _, _ = select.select([answers], [], [], max(deadline - time.monotonic(), 0))
             if not ready:
                 raise RuntimeError(f"no answer within {patience_s:g} s")
             if not (part := os.read(answers.fileno(), 1 << 16)):
                 raise self._ended()
-            said += part
-        answer = json.loads(said)
+            received += part
+        answer = json.loads(received)
         if "wrong" in answer:
             raise ValueError(answer["wrong"])
         if "failed" in answer:

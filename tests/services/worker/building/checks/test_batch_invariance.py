@@ -1,4 +1,4 @@
-"""The option batch_invariant: bits of logits in every family of models, and what cannot be had beside it."""
+"""Option batch_invariant: bits of logits in every model family, and the settings it excludes."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def way(request: pytest.FixtureRequest) -> dict[str, Any]:
     return {"batch_invariant": True, "attention_backend": "auto", **request.param}
 
 
-GELU = {"gemma-tied", "gemma2", "gemma2-caps-off", "gemma3-tied", "gpt2", "starcoder2"}  # which torch computes
-LATENT = {family for family in FAMILIES if family.startswith("deepseek")}  # on a GPU they are refused
-OTHERS = {"gpt-neox", "phi", "stablelm", "olmo3", "seed-oss"}  # which transformers computes
+GELU = {"gemma-tied", "gemma2", "gemma2-caps-off", "gemma3-tied", "gpt2", "starcoder2"}  # activations computed by torch
+LATENT = {family for family in FAMILIES if family.startswith("deepseek")}  # rejected on a GPU
+OTHERS = {"gpt-neox", "phi", "stablelm", "olmo3", "seed-oss"}  # run by transformers
 
 
 @pytest.mark.skipif(**needs_library)
@@ -51,12 +51,12 @@ def test_code_of_transformers_is_refused(checkpoint: Make, family: str) -> None:
 
 @pytest.mark.skipif(**needs_library)
 @pytest.mark.parametrize("family", sorted(GELU))
-def test_what_torch_activates_on_a_cpu_is_refused(checkpoint: Make, family: str) -> None:
+def test_torch_activations_on_a_cpu_are_rejected(checkpoint: Make, family: str) -> None:
     with pytest.raises(InvalidArgument, match=r"batch_invariant: gelu.* is computed by torch on the CPU"):
         Rig(checkpoint(family).folder, batch_invariant=True, attention_backend="auto")
 
 
-def test_ranks_do_not_add_up_in_two_ways() -> None:
+def test_ranks_use_one_all_reduce_algorithm() -> None:
     assert WorkerSettings(model="tiny", tensor_parallel_size=2).use_custom_all_reduce
     assert not WorkerSettings(model="tiny", tensor_parallel_size=2, batch_invariant=True).use_custom_all_reduce
 
@@ -86,7 +86,7 @@ def test_latent_vectors_on_a_gpu_are_refused(checkpoint: Make) -> None:
 @pytest.mark.skipif(**needs_library)
 @pytest.mark.parametrize("family", ["qwen3-next-narrow", "falcon-h1"])
 def test_states_on_a_cpu_are_the_same_bits_in_any_batch_and_any_chunks(checkpoint: Make, family: str) -> None:
-    """On a GPU they are not, and the option is refused."""
+    """States on a GPU depend on the batch, so that the option is rejected there."""
     folder = checkpoint(family).folder
     same_bits(Rig(folder, batch_invariant=True, attention_backend="auto", num_blocks=1500))
 
@@ -107,7 +107,7 @@ def same_bits(rig: Rig) -> None:
 
 
 def in_company(rig: Rig, tokens: list[int], draw: random.Random, num_sampled: int) -> None:
-    """Slot 3 computes `tokens` in chunks and samples, while others are at their prompts or sample."""
+    """Computes `tokens` in slot 3 in chunks and samples, while other slots run prompts or sample."""
     left, pending = len(tokens), {}
     others = draw.sample([0, 1, 2, 4, 5, 6, 7], draw.randrange(1, 8))
     new = [New(3, tokens), *(New(slot, prompt(draw.randrange(1, 60), 10 + slot)) for slot in others)]
@@ -140,7 +140,7 @@ def test_log_probabilities_of_a_prompt(checkpoint: Make, way: dict[str, Any], ch
 
 @pytest.mark.parametrize("pooler", [pooling_pb2.POOLER_LAST, pooling_pb2.POOLER_MEAN])
 def test_vectors_of_whole_texts(checkpoint: Make, way: dict[str, Any], pooler: pooling_pb2.Pooler) -> None:
-    """Alone, beside others that end in vectors of the same kind, and beside those of another."""
+    """Texts are pooled alone, beside others of the same kind, and beside those of another kind."""
     rig = Rig(checkpoint("qwen3-tied").folder, dtype="bfloat16", max_num_batched_tokens=256, **way)
     tokens, asked = prompt(23), pooling_pb2.PoolingParams(pooler=pooler)
     vectors = []
@@ -154,8 +154,8 @@ def test_vectors_of_whole_texts(checkpoint: Make, way: dict[str, Any], pooler: p
 
 
 @pytest.mark.parametrize("largest", [largest_with_ties, largest_by_packed_keys])
-def test_the_most_likely_do_not_depend_on_how_many_others_ask_for(largest: Callable[..., torch.Tensor]) -> None:
-    """8 bits of mantissa make ties among logits common."""
+def test_top_logprobs_do_not_depend_on_other_requests(largest: Callable[..., torch.Tensor]) -> None:
+    """With a mantissa of 8 bits, ties among logits are common."""
     values = torch.randn(4, 3000, generator=torch.Generator().manual_seed(1)).bfloat16().float()
     values[0, :500] = values[0].max()
     values[1] = 0.0
@@ -174,7 +174,7 @@ def test_the_most_likely_do_not_depend_on_how_many_others_ask_for(largest: Calla
     ],
 )
 @pytest.mark.skipif(**needs_library)
-def test_what_cannot_be_had_beside_it_is_refused(
+def test_incompatible_options_are_rejected(
     checkpoint: Make, settings: dict[str, Any], error: type[QuireError], text: str
 ) -> None:
     with pytest.raises(error, match=text):
@@ -187,7 +187,7 @@ def test_without_compiled_kernels_it_is_refused(checkpoint: Make, monkeypatch: p
         Rig(checkpoint("llama").folder, batch_invariant=True, attention_backend="auto")
 
 
-def test_attention_that_depends_on_the_batch_is_passed_over() -> None:
+def test_batch_dependent_attention_is_skipped() -> None:
     spec = AttentionSpec("cpu", "float32", "float16", 16, 2, 1, 4, has_window=False, batch_invariant=True)
     with pytest.raises(FailedPrecondition, match=r"attention_backend: none can serve .*: cpu has no cache .* CUDA"):
         backends.choose_attention("auto", spec)

@@ -1,4 +1,4 @@
-"""Mixtures of experts: what config.json may say of them, and what they count."""
+"""Mixtures of experts: config.json fields and token counts."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_layers_that_have_experts() -> None:
         ({**QWEN3, "norm_topk_prob": 1}, "norm_topk_prob is 1: true or false is needed"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(values: dict[str, Any], text: str) -> None:
+def test_invalid_configs_are_rejected(values: dict[str, Any], text: str) -> None:
     with pytest.raises(InvalidArgument) as refused:
         read_model_config(values)
     assert text in str(refused.value)
@@ -86,7 +86,7 @@ def test_quantization_is_for_dense_layers() -> None:
 
 
 def test_the_tokens_of_every_expert_are_counted(checkpoint: Callable[[str], Checkpoint]) -> None:
-    """By layer: each token counts once for each of its experts."""
+    """Counts are per layer; each token counts once for each of its experts."""
     rig = Rig(checkpoint("qwen2-moe").folder, attention_backend="auto")
     rig.step([New(0, list(range(11)))], {0: 11})
     rig.step()
@@ -95,11 +95,11 @@ def test_the_tokens_of_every_expert_are_counted(checkpoint: Callable[[str], Chec
     assert all(len(counts) == 8 for counts in load.values())
 
 
-def test_a_dense_model_has_no_such_counts(checkpoint: Callable[[str], Checkpoint]) -> None:
+def test_dense_models_have_no_expert_counts(checkpoint: Callable[[str], Checkpoint]) -> None:
     assert Rig(checkpoint("llama").folder).replica.experts.read_load() == {}
 
 
-def test_metrics_say_how_evenly_experts_are_used() -> None:
+def test_metrics_of_expert_load_balance() -> None:
     registry = CollectorRegistry()
     registry.register(ExpertLoadCollector(lambda: {0: (5, 1, 0, 2), 3: (0, 0, 0, 0)}))
 
@@ -173,7 +173,7 @@ def test_deepseek_that_would_be_computed_wrongly_is_refused(changes: dict[str, A
 
 
 def test_an_eagle_head_of_such_a_model_is_dense() -> None:
-    """Its layer is Llama's, whatever the model's are."""
+    """The head's layer is Llama's, regardless of the model's layers."""
     sizes = {**BASE, "num_key_value_heads": 2, "head_dim": 16}
     sizes |= {"num_hidden_layers": 1, "architectures": ["LlamaForCausalLM"]}
     for values in ({**MIXTRAL, "architectures": ["GptOssForCausalLM"]}, DEEPSEEK):

@@ -1,4 +1,4 @@
-"""A norm behind what ranks have parts of adds them up first, if nobody does both at once."""
+"""RMS norm of ranks' partial sums, reduced first if there is no fused kernel."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.services.worker.sampling.rank_threads import RankThreads
 NUM_RANKS = 3
 
 
-def test_parts_are_added_up_before_they_are_normalised() -> None:
+def test_partial_sums_are_reduced_before_normalization() -> None:
     parts = torch.randn(NUM_RANKS, 5, 16)
     residual, weight = torch.randn(5, 16), torch.randn(16)
     ops = kernels.load("cpu")

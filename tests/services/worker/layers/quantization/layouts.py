@@ -1,4 +1,4 @@
-"""Small checkpoints in the layouts in which quantized ones are published, written here from float weights."""
+"""Small checkpoints in the published quantization layouts, written from float weights."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SIZES = {
 Tensors = dict[str, torch.Tensor]
 Quantize = Callable[[torch.Tensor], tuple[Tensors, torch.Tensor]]
 
-# Published by bitsandbytes beside every weight of 4 bits (arXiv 2305.14314, appendix E).
+# Table stored by bitsandbytes with every 4-bit weight (arXiv 2305.14314, appendix E).
 NF4 = torch.tensor(
     [
         *(-1.0, -0.6961928, -0.5250731, -0.3949175, -0.2844414, -0.1847734, -0.0910500, 0.0),
@@ -35,14 +35,15 @@ AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 @dataclass(frozen=True)
 class Layout:
-    """`quantization_config`, and what becomes of a projection [out, in]: its tensors, and the floats they stand for."""
+    """A `quantization_config` and the conversion of a projection [out, in]: its tensors, and their dequantized
+    floats."""
 
     config: dict[str, Any]
     quantize: Quantize
 
 
 def make(layout: Layout, folder: Path, family: str = "qwen3-tied", **overrides: Any) -> Checkpoint:
-    """The folder holds the quantized weights, the model of transformers the floats that they stand for."""
+    """Writes a checkpoint with the quantized weights; the model of transformers has the dequantized floats."""
     made = checkpoints.make(family, folder, **{**SIZES, **overrides})
     ignored = layout.config.get("ignore", [])
     tensors: Tensors = {}
@@ -66,7 +67,7 @@ def make(layout: Layout, folder: Path, family: str = "qwen3-tied", **overrides: 
 
 
 def by_expert(tensors: Tensors) -> Tensors:
-    """Llama 4's experts are one tensor, of which quantized checkpoints make one for each projection."""
+    """Splits Llama 4's stacked experts into one tensor per projection, as quantized checkpoints do."""
     found: Tensors = {}
     for name, tensor in tensors.items():
         module, _, kind = name.rpartition(".")
@@ -81,7 +82,7 @@ def by_expert(tensors: Tensors) -> Tensors:
 
 
 def stacked(tensors: Tensors) -> Tensors:
-    """And back."""
+    """Reverses by_expert(): stacks the tensors of all experts."""
     found: Tensors = {}
     experts: dict[str, dict[str, list[torch.Tensor]]] = {}
     for name, tensor in tensors.items():
@@ -97,7 +98,7 @@ def stacked(tensors: Tensors) -> Tensors:
 
 
 def words(codes: torch.Tensor, bits: int, dim: int) -> torch.Tensor:
-    """Codes in words of 32 bits along `dim`, the first in the lowest bits."""
+    """Packs codes into 32-bit words along `dim`, the first in the lowest bits."""
     fields = codes.long().movedim(dim, -1)
     fields = torch.nn.functional.pad(fields, (0, -fields.size(-1) % (32 // bits))).unflatten(-1, (-1, 32 // bits))
     shifts = torch.arange(0, 32, bits)
@@ -108,7 +109,7 @@ def words(codes: torch.Tensor, bits: int, dim: int) -> torch.Tensor:
 def integers(
     weight: torch.Tensor, bits: int, group: int, *, symmetric: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """codes [out, in] from 0 to 2**bits - 1, scales and zeros [out, groups]"""
+    """Quantizes to codes [out, in] from 0 to 2**bits - 1 with scales and zeros [out, groups]."""
     groups = weight.unflatten(1, (-1, group))
     top = 2**bits - 1
     if symmetric:

@@ -1,6 +1,6 @@
-"""Quantized checkpoints give the logits of the floats that they stand for, or are refused by field and tensor.
+"""Quantized checkpoints give the logits of their dequantized floats, or are rejected naming field or tensor.
 
-float32 on the CPU, where activations stay as they are: as exact as unquantized checkpoints (test_logits.py).
+float32 on the CPU, where activations are not quantized: as exact as unquantized checkpoints (test_logits.py).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def largest_error(folder: Path, made: quantized.Checkpoint) -> float:
 
 
 @layouts
-def test_logits_are_those_of_the_floats_that_codes_stand_for(layout: str, tmp_path: Path) -> None:
+def test_logits_are_those_of_dequantized_weights(layout: str, tmp_path: Path) -> None:
     made = quantized.make(LAYOUTS[layout], tmp_path)
     assert largest_error(tmp_path, made) < MAX_ERROR
 
@@ -63,7 +63,7 @@ def test_logits_are_those_of_the_floats_that_codes_stand_for(layout: str, tmp_pa
     ],
 )
 def test_any_dense_family_takes_them(family: str, layout: str, tmp_path: Path) -> None:
-    """Fused in the checkpoint, with biases, with outputs that are scaled or put in another order."""
+    """Covers fused weights, biases, and outputs that are scaled or permuted."""
     sizes = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
     more = {"mamba_d_ssm": 128, "mamba_n_heads": 4, "num_key_value_heads": 4} if family == "falcon-h1" else {}
     made = quantized.make(LAYOUTS[layout], tmp_path, family, **{**sizes, **more}, head_dim=32)
@@ -100,8 +100,8 @@ def test_projections_that_are_left_out_stay_floats(tmp_path: Path) -> None:
     assert largest_error(tmp_path, quantized.make(some, tmp_path)) < MAX_ERROR
 
 
-def test_a_single_row_can_meet_weights_of_4_bits_and_of_8_by_row(tmp_path: Path) -> None:
-    """The chain of fused kernels reads those, whatever the layout (models/single_row.py)."""
+def test_single_row_chain_supports_4_bits_and_8_bits_per_row(tmp_path: Path) -> None:
+    """The chain of fused kernels reads these in any layout (models/single_row.py)."""
     config = json.loads((quantized.make(LAYOUTS["gptq"], tmp_path).folder / "config.json").read_text())
     read = {name: read_model_config({**config, SECTION: layout.config}) for name, layout in LAYOUTS.items()}
     meeting = {
@@ -163,7 +163,7 @@ def test_parts_whose_columns_are_ordered_otherwise_are_still_right(tmp_path: Pat
         (compressed(W4, "w4"), r"config_groups.group_0.weights is 'w4': an object is needed"),
     ],
 )
-def test_what_is_not_known_is_refused_by_field_and_value(config: dict[str, Any], named: str, tmp_path: Path) -> None:
+def test_unknown_values_are_rejected_by_field_and_value(config: dict[str, Any], named: str, tmp_path: Path) -> None:
     values = json.loads(quantized_config(tmp_path))
     with pytest.raises(InvalidArgument, match=named):
         read_model_config(values | {"quantization_config": config})
@@ -174,7 +174,7 @@ def quantized_config(folder: Path) -> str:
     return (folder / "config.json").read_text()
 
 
-def test_a_config_is_judged_before_torch_is_there(tmp_path: Path) -> None:
+def test_configs_are_checked_without_torch(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(quantized_config(tmp_path))
     code = (
         "import json, sys; from quire.services.worker.models.registry import read_model_config as read\n"

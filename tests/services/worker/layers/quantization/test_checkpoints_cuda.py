@@ -1,7 +1,7 @@
-"""Quantized checkpoints on CUDA, in bfloat16, beside transformers with the floats that they stand for.
+"""Quantized checkpoints on CUDA, in bfloat16, against transformers with the dequantized floats.
 
-Run on a GPU machine: pytest -m gpu. Bounds of the error's norm over that of the logits: 0.04 for bfloat16 alone, 0.12
-where activations have 8 bits, too (each product is then wrong by 1 % in int8, 2.6 % in FP8).
+Run on a GPU machine: pytest -m gpu. Bounds of the error's norm relative to the logits': 0.04 for bfloat16 alone, 0.12
+with 8-bit activations (each product is then off by 1 % in int8, 2.6 % in FP8).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.gpu
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
 IN_16_BITS, IN_8_BITS = 0.04, 0.12
 ACTIVATIONS = ("fp8-blocks", "fp8-tensor", "ct-fp8-channel", "ct-int8")
-# Scales of the checkpoint would have to be right for the activations, which here are random.
+# Static scales do not suit these random activations.
 ROUGH = ("fp8-static", "ct-fp8-static")
 
 

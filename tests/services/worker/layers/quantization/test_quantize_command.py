@@ -1,4 +1,4 @@
-"""`quire quantize` writes checkpoints that are loaded, and whose answers are those of the floats, nearly."""
+"""Checkpoints written by `quire quantize` load and give nearly the answers of the floats."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig
 from tests.services.worker.structured.grammar_rig import TINY
 
-# Bounds of the weights' error, and of the logits': norms of the differences over those of what is exact.
+# Bounds of the errors of weights and of logits: norms of differences relative to exact values.
 BOUNDS = {"fp8": (0.03, 0.05), "int8": (0.01, 0.02), "w4a16": (0.12, 0.20)}
 PROMPT = list(range(300, 340))
 
@@ -27,7 +27,7 @@ def logits(folder: Path, dtype: str = "float32") -> torch.Tensor:
 
 
 @pytest.mark.parametrize("to", BOUNDS)
-def test_a_written_checkpoint_is_loaded_and_near(to: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_written_checkpoint_is_loaded_and_close(to: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     assert main(["quantize", str(TINY), "--to", to, "--out", str(out)]) == 0
     said = capsys.readouterr().out
@@ -41,7 +41,7 @@ def test_a_written_checkpoint_is_loaded_and_near(to: str, tmp_path: Path, capsys
 
 @pytest.mark.parametrize("to", BOUNDS)
 def test_the_output_head_too(to: str, tmp_path: Path) -> None:
-    """quire-tiny's is its table of embeddings, which stays as it is beside it."""
+    """The head of quire-tiny is tied to its embeddings, which are kept unquantized beside it."""
     out = tmp_path / "out"
     assert main(["quantize", str(TINY), "--to", to, "--lm-head", "--out", str(out)]) == 0
     tensors = load_file(out / "model.safetensors")
@@ -52,7 +52,7 @@ def test_the_output_head_too(to: str, tmp_path: Path) -> None:
         assert float((logits(out, dtype) - want).norm() / want.norm()) < BOUNDS[to][1] + 0.03
 
 
-def test_shards_stay_shards(tmp_path: Path) -> None:
+def test_shards_are_preserved(tmp_path: Path) -> None:
     tensors = load_file(TINY / "model.safetensors")
     split = tmp_path / "split"
     shutil.copytree(TINY, split)
@@ -68,7 +68,7 @@ def test_shards_stay_shards(tmp_path: Path) -> None:
     assert torch.equal(logits(tmp_path / "out"), logits(tmp_path / "whole"))
 
 
-def test_what_cannot_be_quantized_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unquantizable_models_are_rejected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     assert main(["quantize", str(TINY), "--to", "int8", "--out", str(out)]) == 0
     assert main(["quantize", str(out), "--to", "int8"]) == 1

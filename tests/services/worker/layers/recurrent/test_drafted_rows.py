@@ -1,5 +1,5 @@
-"""Drafts in front of states, by Triton's kernels and the reference's: what rows give is what token by token gives, and
-full blocks hold the states that the known tokens have left."""
+"""Drafts on recurrent states, by Triton's kernels and the reference: outputs equal token-by-token ones, and full blocks
+hold the states after the known tokens."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from quire.shared.columns import I32
 from tests.kernels.states import BLOCK_SIZE, Layer, Sequence
 from tests.kernels.triton.recurrent.test_recurrent import GRANITE, QWEN3_NEXT, SMALL
 
-NUM_SLOTS, MOST = 9, 5  # drafts of a slot
+NUM_SLOTS, MOST = 9, 5  # maximum drafts of a slot
 
 
 @dataclass
 class Row:
-    """What a sequence has in a step."""
+    """Tokens of a sequence in one step."""
 
     slot: int
-    count: int  # tokens that are sure
-    right: int = 0  # drafts, and wrong ones behind
+    count: int  # certain tokens
+    right: int = 0  # accepted drafts, followed by rejected ones
     wrong: int = 0
 
     @property
@@ -46,7 +46,7 @@ class Row:
 
 
 class Drafting:
-    """A layer whose sequences are in slots."""
+    """Layer with sequences in slots."""
 
     def __init__(self, layer: Layer, sequences: dict[int, Sequence]) -> None:
         self.layer, self.sequences, self.recurrence = layer, sequences, Recurrence()
@@ -54,13 +54,14 @@ class Drafting:
         self.worst, self.num_kept, self.num_plain = 0.0, 0, 0
 
     def max_drafts(self, slot: int) -> int:
-        """Behind one sure token: never the last position of a block, never behind the sequence's end."""
+        """Returns the drafts allowed after one certain token: none at a block's last position or past the sequence's
+        end."""
         row = self.sequences[slot]
         left = len(row.x) - row.num_computed - 1
         return max(0, min(MOST, BLOCK_SIZE - 2 - row.num_computed % BLOCK_SIZE, left))
 
     def step(self, rows: list[Row]) -> None:
-        """Checks what they give, but that behind wrong drafts."""
+        """Runs a step and checks the outputs, except after rejected drafts."""
         inputs = self._inputs(rows)
         given = tuple(torch.cat(parts) for parts in zip(*map(self._given, rows), strict=True))
         (found,) = self.recurrence.run(given, self._batch(rows, inputs), self._change)
@@ -118,7 +119,7 @@ class Drafting:
         return ForwardBatch(starts, starts, starts, attention, None, drafted_states=drafted)
 
     def _upload(self, arrays: list[Array]) -> list[Tensor]:
-        """As it arrives on a GPU: int32, whatever it was."""
+        """Converts to int32, as data arrives on a GPU."""
         return [torch.from_numpy(array.astype(np.int32)).to(self.layer.device) for array in arrays]
 
     def _change(self, given: Tensors, rows: Rows) -> Tensors:
@@ -135,7 +136,7 @@ def _numbers(values: list[int]) -> I32:
 
 
 def in_slots(layer: Layer) -> dict[int, Sequence]:
-    """The last one goes on behind two blocks of the first."""
+    """Assigns sequences to slots; the last one continues after two blocks of the first."""
     first, *others, last = (layer.sequence(length) for length in (54, 1, 37, 50))
     for name in ("x", "strength", "step"):
         getattr(last, name)[:32] = getattr(first, name)[:32]
@@ -144,7 +145,7 @@ def in_slots(layer: Layer) -> dict[int, Sequence]:
 
 
 def chosen(run: Drafting, slot: int, prompts: dict[int, int], choose: random.Random) -> Row:
-    """A part of the prompt, or a decode with drafts or without."""
+    """Draws a part of the prompt, or a decode with or without drafts."""
     left = prompts[slot] - run.sequences[slot].num_computed
     if left > 0:
         return Row(slot, min(left, choose.randrange(1, 20)))
@@ -154,12 +155,12 @@ def chosen(run: Drafting, slot: int, prompts: dict[int, int], choose: random.Ran
 
 
 def worst_of_random_steps(layer: Layer, seed: int) -> float:
-    """Prompts in chunks, decodes with drafts and without, some of them right, all in the same steps."""
+    """Runs random steps that mix prompt chunks and decodes with and without drafts; returns the largest error."""
     choose, run = random.Random(seed), Drafting(layer, in_slots(layer))
     first, last = run.sequences[1], run.sequences[7]
     while unfinished := [slot for slot, row in run.sequences.items() if row.num_computed < len(row.x)]:
         if first.num_computed - run.lags[1] < 32 and 7 in unfinished:
-            unfinished.remove(7)  # what it goes on from is not there yet
+            unfinished.remove(7)  # the blocks it continues from are not computed yet
         elif not last.num_computed:
             last.num_computed = 32
         prompts = {1: 18, 2: 1, 5: 3, 7: 34}
@@ -172,7 +173,7 @@ def worst_of_random_steps(layer: Layer, seed: int) -> float:
 
 
 def check_full_blocks(run: Drafting) -> None:
-    """Against prompts that are computed whole."""
+    """Compares full blocks with prompts computed whole."""
     layer = run.layer
     plain = Layer(reference, layer.shape, layer.dtype, delta=layer.delta)
     for slot, row in in_slots(plain).items():
@@ -195,14 +196,14 @@ def _parts(layer: Layer) -> tuple[Tensor, ...]:
     [(triton, 0), pytest.param(triton, 1, marks=pytest.mark.slow), *((reference, seed) for seed in range(6))],
 )
 @pytest.mark.parametrize("delta", [True, False], ids=["delta", "space"])
-def test_random_steps_with_drafts_give_what_token_by_token_gives(ops: ModuleType, delta: bool, seed: int) -> None:
+def test_random_steps_with_drafts_equal_token_by_token(ops: ModuleType, delta: bool, seed: int) -> None:
     assert worst_of_random_steps(Layer(ops, SMALL, delta=delta), seed) < 5e-5
 
 
 @pytest.mark.parametrize("delta", [True, False], ids=["delta", "space"])
 @pytest.mark.parametrize("count", range(1, MOST + 1))
-def test_as_many_drafts_as_were_right_go_through_the_state(count: int, delta: bool) -> None:
-    """In each slot another number of them, behind prompts from one token on, beside another prompt and a decode."""
+def test_accepted_drafts_update_the_state(count: int, delta: bool) -> None:
+    """Each slot accepts another number of drafts; prompts of one token and more, and a decode, share the step."""
     layer, slots = Layer(triton, SMALL, delta=delta), range(count + 1)
     run = Drafting(layer, {slot: layer.sequence(20) for slot in slots} | {7: layer.sequence(45), 8: layer.sequence(12)})
     run.step([*(Row(slot, 1 + slot) for slot in slots), Row(8, 3)])

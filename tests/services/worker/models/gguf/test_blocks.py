@@ -1,4 +1,4 @@
-"""Blocks are decoded as llama.cpp's layout says, here once more element by element."""
+"""GGUF blocks are decoded according to llama.cpp's layout, compared element by element."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def signed(byte: int) -> int:
 
 
 def nibble(block: Block, at: int, element: int) -> int:
-    """Of 32 elements in 16 bytes."""
+    """Reads one of 32 elements in 16 bytes."""
     byte = block[at + element % 16]
     return byte >> 4 if element >= 16 else byte & 15
 
@@ -35,7 +35,7 @@ def fifth(block: Block, at: int, element: int) -> int:
 
 
 def six_bits(block: Block, group: int) -> tuple[int, int]:
-    """The scale and the minimum of a group, of 12 bytes from the fifth on."""
+    """Reads scale and minimum of a group from the 12 bytes after the fourth."""
     packed = block[4:16]
     if group < 4:
         return packed[group] & 63, packed[group + 4] & 63

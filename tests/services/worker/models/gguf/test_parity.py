@@ -1,4 +1,4 @@
-"""A checkpoint that was written as GGUF is the same model."""
+"""A checkpoint converted to GGUF is the same model."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def answer(folder: Path, num_tokens: int = 6, **settings: Any) -> tuple[list[int], torch.Tensor]:
-    """Greedy tokens behind the prompt, and the logits they were chosen from."""
+    """Returns greedy tokens after the prompt, and the logits they were chosen from."""
     rig = Rig(folder, **settings)
     rig.step([New(0, PROMPT)], {0: len(PROMPT)})
     for _ in range(num_tokens - 1):
@@ -61,8 +61,8 @@ def test_floats_are_the_same_model(checkpoint: Make, tmp_path: Path, family: str
     assert torch.equal(logits, those)
 
 
-def test_frequencies_that_were_computed_before_are_taken(checkpoint: Make, tmp_path: Path) -> None:
-    """As llama.cpp writes Llama 3.1: a tensor of factors in place of what they follow from."""
+def test_precomputed_rope_frequencies(checkpoint: Make, tmp_path: Path) -> None:
+    """For Llama 3.1, llama.cpp stores a tensor of factors in place of the parameters they are computed from."""
     made = checkpoint("llama-llama3-rope")
     plain = 500.0 ** -(torch.arange(0, 16, 2) / 16)
     tensors = gguf_files.of_checkpoint(made, "llama")
@@ -92,7 +92,7 @@ def test_a_file_in_parts_is_one_model(checkpoint: Make, tmp_path: Path) -> None:
 
 
 def wide(folder: Path) -> Checkpoint:
-    """Rows of whole blocks, also of those of the K kinds."""
+    """Writes a checkpoint whose rows consist of whole blocks, also of the K kinds."""
     heads = {"num_attention_heads": 8, "head_dim": 32}
     return checkpoints.make("llama", folder, hidden_size=256, intermediate_size=512, num_hidden_layers=2, **heads)
 
@@ -101,8 +101,8 @@ KINDS_AND_ERRORS = {"Q8_0": (gguf_files.q8_0, 0.05), "Q4_0": (gguf_files.q4_0, 0
 
 
 @pytest.mark.parametrize("kind", KINDS_AND_ERRORS)
-def test_blocks_are_as_near_as_their_bits_allow(tmp_path: Path, kind: str) -> None:
-    """Of logits, by the root of their mean square: 2 % with 8 bits, 36 % with 4 bits of random weights."""
+def test_error_of_quantized_blocks(tmp_path: Path, kind: str) -> None:
+    """The relative RMS error of logits is at most 2 % with 8 bits and 36 % with 4 bits, of random weights."""
     matrices, most = KINDS_AND_ERRORS[kind]
     made = wide(tmp_path / "hf")
     _, logits = answer(as_folder(as_gguf(made, tmp_path, "llama", matrices)), 1)
@@ -112,8 +112,8 @@ def test_blocks_are_as_near_as_their_bits_allow(tmp_path: Path, kind: str) -> No
 
 
 @pytest.mark.parametrize("kind", [kind.name for kind in KINDS.values() if kind.is_quantized])
-def test_blocks_are_the_floats_they_stand_for(tmp_path: Path, kind: str) -> None:
-    """Equal to a checkpoint of the decoded values: each kind, with rows of queries and keys in another order."""
+def test_blocks_equal_their_decoded_values(tmp_path: Path, kind: str) -> None:
+    """Each block type equals a checkpoint of its decoded values; rows of queries and keys are permuted."""
     made = wide(tmp_path / "hf")
     stored: dict[str, torch.Tensor] = {}
 
