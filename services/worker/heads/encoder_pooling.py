@@ -73,7 +73,7 @@ class EncoderPoolingHead:
         if params is None:
             raise InvalidArgument("model: it reads texts and generates none: it is an encoder", field="model")
         if params.pooler not in pooling_pb2.Pooler.values():
-            raise InvalidArgument(f"pooling.pooler: {params.pooler} is none", field="pooling.pooler")
+            raise InvalidArgument(f"pooling.pooler: {params.pooler} is not a pooler", field="pooling.pooler")
         if params.classify and self._classifier is None:
             raise InvalidArgument("pooling.classify: this model has no classifier", field="pooling.classify")
         if not (params.pooler or params.classify) and self._default.modes == ("all",):

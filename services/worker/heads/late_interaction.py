@@ -66,7 +66,7 @@ class LateInteractionScorer:
     def admit(self, slot: int, admission: SlotAdmission) -> LateRole:
         """Stores the role of a sequence with a vector per token. Raises QuireError."""
         if len(admission.query_id) != NAME_BYTES:
-            text = f"query_id: {len(admission.query_id)} bytes, a name has {NAME_BYTES}"
+            text = f"query_id: {len(admission.query_id)} bytes, expected {NAME_BYTES}"
             raise InvalidArgument(text, field="query_id")
         late = LateRole(admission.query_id, admission.is_query)
         if late.is_query:
@@ -78,7 +78,7 @@ class LateInteractionScorer:
         others = sum(count for other, count in self._num_tokens.items() if other != name)
         if others + num_tokens > self.max_query_vectors:
             text = (
-                f"query_id: a query of {num_tokens} tokens beside {others} of others, the room is "
+                f"query_id: a query of {num_tokens} tokens besides {others} of other queries, the capacity is "
                 f"{self.max_query_vectors}"
             )
             raise FailedPrecondition(text, field="query_id")
@@ -131,7 +131,7 @@ class LateInteractionScorer:
     def _score_error(self, name: bytes, vectors: Tensor) -> QuireError | None:
         query = self._vectors.get(name)
         if query is None:
-            return FailedPrecondition(f"query_id: no vectors of query {name.hex()} are here", field="query_id")
+            return FailedPrecondition(f"query_id: the vectors of query {name.hex()} are not cached", field="query_id")
         if query.size(1) != vectors.size(1):
             text = f"pooling.dimensions: {vectors.size(1)} elements cannot be compared with the query's {query.size(1)}"
             return InvalidArgument(text, field="pooling.dimensions")
@@ -146,8 +146,8 @@ def admit(late: LateInteractionScorer | None, slot: int, admission: SlotAdmissio
     if not admission.query_id:
         return None
     if late is None:
-        raise InvalidArgument("query_id: this model compares no texts token by token", field="query_id")
+        raise InvalidArgument("query_id: this model does not support late interaction", field="query_id")
     if not by_token:
-        text = "query_id: what is compared token by token needs a vector for each: see POOLER_ALL"
+        text = "query_id: late interaction needs a vector per token: use POOLER_ALL"
         raise InvalidArgument(text, field="query_id")
     return late.admit(slot, admission)

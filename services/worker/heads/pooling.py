@@ -98,7 +98,7 @@ class PoolingHead:
         if params is None:
             return
         if params.pooler not in pooling_pb2.Pooler.values():
-            raise InvalidArgument(f"pooling.pooler: {params.pooler} is none", field="pooling.pooler")
+            raise InvalidArgument(f"pooling.pooler: {params.pooler} is not a pooler", field="pooling.pooler")
         if params.classify and self._classifier is None:
             raise InvalidArgument("pooling.classify: this model has no classifier", field="pooling.classify")
         pooler = params.pooler or self._default
@@ -111,7 +111,7 @@ class PoolingHead:
         if pooler != LAST and admission.num_cached_tokens:
             name = pooling_pb2.Pooler.Name(pooler)
             cached = admission.num_cached_tokens
-            text = f"pooling.pooler: {name} reads all of a sequence, and {cached} of its tokens are cached"
+            text = f"pooling.pooler: {name} reads the whole sequence, but {cached} of its tokens are cached"
             raise InvalidArgument(text, field="pooling.pooler")
         num_tokens = len(admission.token_ids) // columns.NUMBER_BYTES
         normalize = params.normalize if params.HasField("normalize") else self._normalizes
@@ -244,10 +244,10 @@ def token_places(pooler: pooling_pb2.Pooler, params: pooling_pb2.PoolingParams, 
     if pooler != STEP:
         return None
     if not params.HasField("step_tag_id"):
-        raise InvalidArgument("pooling.step_tag_id: it is needed for POOLER_STEP", field="pooling.step_tag_id")
+        raise InvalidArgument("pooling.step_tag_id: required by POOLER_STEP", field="pooling.step_tag_id")
     places: I32 = np.flatnonzero(token_ids == params.step_tag_id).astype(np.int32)
     if not len(places):
-        text = f"pooling.step_tag_id: {params.step_tag_id} is none of the sequence's tokens"
+        text = f"pooling.step_tag_id: {params.step_tag_id} does not occur in the sequence"
         raise InvalidArgument(text, field="pooling.step_tag_id")
     return places
 
@@ -255,7 +255,7 @@ def token_places(pooler: pooling_pb2.Pooler, params: pooling_pb2.PoolingParams, 
 def requested_places(column: bytes, num_tokens: int) -> I32:
     """Decodes `column`, the requested positions as u32. Raises InvalidArgument."""
     if len(column) % columns.NUMBER_BYTES:
-        raise InvalidArgument("params: pooled_tokens is no column", field="params")
+        raise InvalidArgument("params: pooled_tokens is not a column of u32", field="params")
     places = columns.u32(column).astype(np.int64)
     if places[-1] >= num_tokens or (np.diff(places) <= 0).any():
         text = f"params: pooled_tokens must ascend below {num_tokens}, the prompt's tokens"

@@ -116,7 +116,7 @@ class PromptLogprobsHead:
             check_token_ids(ids, self._vocab_size, "prompt_logprob_token_ids")
         first = max(1, sampling.prompt_logprob_start)
         if min(admission.num_cached_tokens, len(admission.token_ids) // 4 - 1) >= first:
-            text = f"prompt_logprob_start: {first} lies in the {admission.num_cached_tokens} tokens that are cached"
+            text = f"prompt_logprob_start: {first} lies within the {admission.num_cached_tokens} cached tokens"
             raise InvalidArgument(text, field="prompt_logprob_start")
         count = 0 if named else self._settings.count(sampling.prompt_logprobs, "prompt_logprobs")
         prompt = columns.i32(admission.token_ids)[: admission.num_prompt_tokens]

@@ -64,7 +64,7 @@ class ExpertShapes:
                 raise refusal(adapter.name, f"{duplicates[0]} has an adapter of its own and one of all experts")
             scaled = [name for name in (gate, up, down) if _has_magnitude(adapter, name)]
             if scaled:
-                raise refusal(adapter.name, f"use_dora is True, which experts cannot have: {scaled[0]}")
+                raise refusal(adapter.name, f"use_dora is True, which experts do not support: {scaled[0]}")
             for shape in self.shapes_of(expert):
                 shape.check(adapter)
 

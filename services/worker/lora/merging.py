@@ -100,7 +100,7 @@ class AdapterMerge:
         if copy is not None:
             products = probes(weight.size(1)) @ weight.float().t()
             if copy.shape != tuple(weight.shape) or not copy.equals(products, range(weight.size(0))):
-                text = f"{change.module}: the adapter has a copy of another weight than the model's"
+                text = f"{change.module}: the adapter's copy of this weight differs from the model's"
                 raise refusal(self._adapter.name, text)
         return change.apply(weight).to(weight.dtype).contiguous()
 
@@ -130,13 +130,14 @@ class AdapterMerge:
         _, _, inside = module.partition(".")
         found = [name for name in (module, inside, f"model.{module}") if name + WEIGHT in self._shapes]
         if not found:
-            raise refusal(self._adapter.name, f"{module} is no layer of this checkpoint, which has no {module}{WEIGHT}")
+            text = f"{module} is not a layer of this checkpoint, which has no {module}{WEIGHT}"
+            raise refusal(self._adapter.name, text)
         return found[0] + WEIGHT
 
     def _table(self) -> str:
         found = [name for name in self._shapes if _ends(name.removesuffix(WEIGHT), TABLES)]
         if len(found) != 1:
-            text = f"the output head is a table of embeddings, of which the checkpoint has {len(found)}"
+            text = f"the output head is tied to the embeddings, of which the checkpoint has {len(found)}"
             raise refusal(self._adapter.name, text)
         return found[0]
 

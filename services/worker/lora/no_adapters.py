@@ -50,7 +50,7 @@ class NoAdapters:
 
     def add(self, folder: PeftFolder, digest: bytes) -> None:
         """Raises FailedPrecondition."""
-        raise FailedPrecondition("lora_folders: this worker was started with none: it loads no adapters")
+        raise FailedPrecondition("lora_folders: empty, so that this worker loads no adapters")
 
     def remove(self, adapter: AdapterId) -> None:
         """Does nothing: no adapter is loaded."""

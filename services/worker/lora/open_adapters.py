@@ -37,17 +37,17 @@ def open_adapters(
     reason = (
         f"{served!r} is the model's own name"
         if served in settings.lora
-        else f"lora_folders has no place beside tensor_parallel_size {settings.tensor_parallel_size}: adapters are "
-        "there from the start (lora), or not at all"
+        else f"lora_folders is not supported with tensor_parallel_size {settings.tensor_parallel_size}: adapters can "
+        "only be loaded at start (lora)"
         if settings.tensor_parallel_size > 1 and settings.lora_folders
-        else f"lora_folders has no place beside context_parallel_size {settings.context_parallel_size}: adapters are "
-        "there from the start (lora), or not at all"
+        else f"lora_folders is not supported with context_parallel_size {settings.context_parallel_size}: adapters can "
+        "only be loaded at start (lora)"
         if settings.context_parallel_size > 1 and settings.lora_folders
-        else f"adapters have no place beside pipeline_parallel_size {settings.pipeline_parallel_size}"
+        else f"adapters are not supported with pipeline_parallel_size {settings.pipeline_parallel_size}"
         if settings.pipeline_parallel_size > 1
-        else "adapters have no place beside batch_invariant"
+        else "adapters are not supported with batch_invariant"
         if settings.batch_invariant
-        else "lora_modules_to_save keeps room for adapters that are loaded from lora_folders, of which there are none"
+        else "lora_modules_to_save reserves memory for adapters of lora_folders, which is empty"
         if settings.lora_modules_to_save and not settings.lora_folders
         else ""
     )
@@ -59,9 +59,7 @@ def open_adapters(
         return None
     for folder in folders if settings.tensor_parallel_size > 1 else ():
         if any(pair.magnitude is not None for pair in folder.modules.values()):
-            text = (
-                f"use_dora is True: beside tensor_parallel_size {settings.tensor_parallel_size} no rank has whole rows"
-            )
+            text = f"use_dora is True: with tensor_parallel_size {settings.tensor_parallel_size} no rank has whole rows"
             raise refusal(folder.name, text)
     capacity = AdapterCapacity(settings.max_loras if settings.lora_folders else 0, settings.max_lora_rank)
     whole = settings.lora_modules_to_save

@@ -55,7 +55,7 @@ class SlotLogprobs:
         wanted = self._vocab_size if asked == WHOLE_VOCABULARY else asked
         if wanted > self._max_logprobs:
             raise InvalidArgument(
-                f"{field}: {wanted} is more than this worker returns, {self._max_logprobs}", field=field
+                f"{field}: {wanted} exceeds the worker's max_logprobs, {self._max_logprobs}", field=field
             )
         return min(wanted, self._vocab_size)
 

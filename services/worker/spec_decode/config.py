@@ -76,7 +76,7 @@ class SpeculativeConfig(BaseModel):
         if self.method in WITH_WEIGHTS and not self.model:
             raise ValueError(f"model: the method {self.method} needs a folder")
         if self.method == "mtp" and self.model:
-            raise ValueError(f"model: {self.model!r}: the method mtp drafts with a layer of the model that is served")
+            raise ValueError(f"model: {self.model!r}: the method mtp drafts with layers of the served model")
         if self.prompt_lookup_min > self.prompt_lookup_max:
             raise ValueError(
                 f"prompt_lookup_min: {self.prompt_lookup_min} is more than prompt_lookup_max, {self.prompt_lookup_max}"
@@ -87,7 +87,8 @@ class SpeculativeConfig(BaseModel):
 
     def _check_tree(self) -> None:
         if self.method not in WITH_TREES:
-            raise ValueError(f"speculative_token_tree: {self.method} drafts no trees; {', '.join(WITH_TREES)} do")
+            methods = ", ".join(WITH_TREES)
+            raise ValueError(f"speculative_token_tree: {self.method} does not support trees; use {methods}")
         try:
             tree = TokenTree.parse(self.speculative_token_tree)
         except ValueError as error:
@@ -105,7 +106,7 @@ class SpeculativeConfig(BaseModel):
             )
         if self.rejection_sample_method == "standard":
             raise ValueError(
-                "rejection_sample_method: standard is a rule for chains; speculative_token_tree takes coupled"
+                "rejection_sample_method: standard supports chains only; use coupled with speculative_token_tree"
             )
 
     @cached_property
@@ -123,7 +124,7 @@ def parse_for(model: DecoderConfig, text: str) -> SpeculativeConfig | None:
     with."""
     config = parse(text)
     if config is not None and config.method == "mtp" and not model.num_next_layers:
-        text = f"{SETTING}.method: mtp: config.json says num_nextn_predict_layers is 0: there is no layer to draft with"
+        text = f"{SETTING}.method: mtp: config.json says num_nextn_predict_layers is 0: no layer to draft with"
         raise InvalidArgument(text, field=SETTING)
     return config
 

@@ -32,9 +32,7 @@ def read_speculative_config(settings: WorkerSettings, config: DecoderConfig) -> 
     drafting = speculative_config.parse_for(config, settings.speculative_config)
     names = backend_selection.library_names(settings.structured_output_backend)
     if drafting is not None and drafting.method == "grammar" and backend_selection.FORCE_TOKENS.isdisjoint(names):
-        text = (
-            f"structured_output_backend: {names[0]} finds no tokens that a form forces, and speculative_config's method"
-        )
+        text = f"structured_output_backend: {names[0]} finds no forced tokens, and speculative_config's method"
         raise InvalidArgument(f"{text} grammar drafts only those", field=backend_selection.FIELD)
     tree = speculative_config.tree_of(drafting)
     if tree is not None:
@@ -47,13 +45,13 @@ def _check_trees(tree: TokenTree, settings: WorkerSettings, config: DecoderConfi
     backend."""
     most = max(max(path) for path in tree.paths)
     if settings.num_ranks > 1:
-        raise _tree_error(f"num_ranks is {settings.num_ranks}, and drafts of several ranks are chains")
+        raise _tree_error(f"num_ranks is {settings.num_ranks}: several ranks support chains only")
     if settings.batch_invariant:
         raise _tree_error(
-            "with batch_invariant drafts are chains: sums are cut by place, and a branch moves to another one"
+            "batch_invariant supports chains only: tokens of a branch move, which changes how sums are split"
         )
     if config.latent is not None or config.recurrent is not None:
-        raise _tree_error("where layers keep latent vectors or states drafts are chains")
+        raise _tree_error("latent attention and recurrent states support chains only")
     if most >= config.vocab_size:
         raise _tree_error(f"rank {most} of a vocabulary of {config.vocab_size} tokens")
 
@@ -74,7 +72,7 @@ def create_drafter(drafting: SpeculativeConfig | None, target: DraftTarget, want
             field="speculative_config",
         )
     if speculative_config.tree_of(drafting) is not None and wanted.layout.windows:
-        raise _tree_error("where layers keep a window drafts are chains")
+        raise _tree_error("sliding windows support chains only")
     return drafter
 
 

@@ -63,7 +63,7 @@ class ConstrainedSequence:
     def reject_token(self, token_id: int) -> None:
         """Fails the sequence for a token that its matcher did not accept: a library at its limits accepts none."""
         if not self._fail_by_fault():
-            self.fail(f"the grammar does not allow token {token_id}, which the output holds")
+            self.fail(f"the grammar does not allow token {token_id}, which the output contains")
 
     def _fail_by_fault(self) -> bool:
         fault = self.matcher.fault

@@ -134,7 +134,7 @@ def test_adapters_come_and_go_while_the_cluster_runs(cluster: Cluster) -> None:
         assert ask(cluster, "late").startswith("The model `late` does not exist; available: quire-tiny, ")
         with pytest.raises(NotFound, match="there is no adapter 'late'"):
             client.unload_adapter("late")
-        with pytest.raises(InvalidArgument, match="is not in a folder that this worker takes adapters from"):
+        with pytest.raises(InvalidArgument, match="is not in a folder of lora_folders"):
             client.load_adapter("late", "/etc")
     assert ask(cluster, "quire-tiny") == plain
 
@@ -166,7 +166,7 @@ def test_a_request_from_python_brings_its_adapter(cluster: Cluster) -> None:
         assert llm.unload_lora_adapter("talk") == 0
         with pytest.raises(InvalidArgument, match="lora_request: 2 for 1 prompts"):
             llm.generate("x", lora_request=[talk, talk])
-        with pytest.raises(InvalidArgument, match="is not in a folder that this worker takes adapters from"):
+        with pytest.raises(InvalidArgument, match="is not in a folder of lora_folders"):
             llm.generate("x", lora_request=LoRARequest("talk", 1, "/etc"))
         with pytest.raises(InvalidArgument, match="is the model's own name"):
             llm.generate("x", lora_request=LoRARequest("quire-tiny", 1, "pirate"))

@@ -24,7 +24,7 @@ class AdapterFolders:
         """
         place = self._allowed.find(path)
         if place is None:
-            text = f"lora_path: {path!r} is not in a folder that this worker takes adapters from (lora_folders)"
+            text = f"lora_path: {path!r} is not in a folder of lora_folders"
             raise InvalidArgument(text, field="lora_path")
         for file in (peft_folder.CONFIG, peft_folder.WEIGHTS):
             if not self._allowed.has(place / file):

@@ -157,7 +157,7 @@ def _check_file(name: str, path: Path, max_bytes: int) -> None:
     except OSError as error:
         raise refusal(name, f"cannot read {path}: {error.strerror}") from None
     if not stat.S_ISREG(status.st_mode):
-        raise refusal(name, f"{path} is no regular file")
+        raise refusal(name, f"{path} is not a regular file")
     if status.st_size > max_bytes:
         raise refusal(name, f"{path} has {status.st_size} bytes, at most {max_bytes} can be served")
 
@@ -172,14 +172,14 @@ def _config(name: str, folder: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise refusal(name, f"{path} is not JSON: {error}") from None
     if not isinstance(config, dict):
-        raise refusal(name, f"{path} is no JSON object")
+        raise refusal(name, f"{path} is not a JSON object")
     if config.get("peft_type") != "LORA":
         raise refusal(name, f"peft_type is {config.get('peft_type')!r}, only 'LORA' can be served")
     for key, allowed in NEUTRAL.items():
         if config.get(key) not in allowed:
             raise refusal(name, f"{key} is {config[key]!r}, only {allowed[0]!r} can be served")
     if config.get(INIT) not in KEEP_BASE:
-        text = "it was trained beside changed weights of the model; save_pretrained of PEFT with"
+        text = "it was trained on changed weights of the model; save_pretrained of PEFT with"
         end = "path_initial_model_for_weight_conversion makes an adapter for the unchanged ones"
         raise refusal(name, f"{INIT} is {repr(config[INIT])[:80]}: {text} {end}")
     return config
@@ -219,7 +219,7 @@ class _Tensors:
     def take_embeddings(self, *, dora: bool) -> dict[str, LowRank]:
         pairs = {stem: self._pair(stem, a, b) for stem, a, b in self._pairs(EMBEDDING_A, EMBEDDING_B)}
         if dora and pairs:
-            text = f"use_dora is True, which embeddings cannot have: {min(pairs).removeprefix(PREFIX)}"
+            text = f"use_dora is True, which embeddings do not support: {min(pairs).removeprefix(PREFIX)}"
             raise refusal(self._name, text)
         return {stem.removeprefix(PREFIX): pair for stem, pair in pairs.items()}
 

@@ -51,7 +51,7 @@ class AdapterReader:
             log.exception("reading an adapter failed", adapter=name)
             return Internal(f"lora: {name}: {type(error).__name__} while reading {path!r}")
         if digest and actual != digest:
-            return FailedPrecondition(f"lora: {name}: {path!r} has another content now", field="lora_path")
+            return FailedPrecondition(f"lora: {name}: {path!r} has changed", field="lora_path")
         self._kept[AdapterId(name, actual)] = folder
         while len(self._kept) > self._most_kept:
             self._kept.popitem(last=False)

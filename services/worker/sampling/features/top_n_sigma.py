@@ -1,7 +1,7 @@
-"""top_n_sigma: only tokens whose logit is at most so many standard deviations below the largest.
+"""top_n_sigma: keeps only tokens whose logit is at most n standard deviations below the largest one.
 
-As in Tang et al., "Top-nσ: Not All Logits Are You Need" (2024), and llama.cpp: the deviation of those logits that are
-not banned. The same tokens at any temperature.
+As in Tang et al., "Top-nσ: Not All Logits Are You Need" (2024), and llama.cpp, the deviation is that of the logits that
+are not banned. The kept tokens are the same at any temperature.
 """
 
 from __future__ import annotations

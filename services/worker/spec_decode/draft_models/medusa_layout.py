@@ -90,7 +90,7 @@ def _vllms(config: ConfigFile, names: Collection[str], vocab_size: int) -> Medus
 def _count(config: ConfigFile, name: str, default: int | None = None) -> int:
     value = config.integer(name, default)
     if not 1 <= value <= MAX_DRAFT_TOKENS:
-        raise head_error(f"{name} is {value}; there are 1 to {MAX_DRAFT_TOKENS}")
+        raise head_error(f"{name} is {value}; it must be 1 to {MAX_DRAFT_TOKENS}")
     return value
 
 

@@ -30,7 +30,7 @@ def library_names(setting: str) -> tuple[str, ...]:
         return (LLGUIDANCE, *filter(libraries.is_installed, libraries.MODULES))
     name = ALIASES.get(setting, setting)
     if name != LLGUIDANCE and not libraries.is_installed(name):
-        text = f"{FIELD}: {name} is not installed here; pip install 'quire[grammars]' brings it"
+        text = f"{FIELD}: {name} is not installed; install it with pip install 'quire[grammars]'"
         raise InvalidArgument(text, field=FIELD)
     return (name,)
 

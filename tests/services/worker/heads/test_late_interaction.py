@@ -188,7 +188,7 @@ def test_a_missing_query_fails_its_documents_alone(checkpoint: Make, tmp_path: P
     rig, asked, tokens = both.rig, prompt(5), prompt(7, seed=2)
     rig.step([query(0, asked), document(1, tokens), document(2, tokens, 1)], {0: 5, 1: 7, 2: 7})
     assert close(scores(rig), {1: both.score(asked, tokens)})
-    assert refusals(rig) == {2: f"query_id: no vectors of query {name(1).hex()} are here"}
+    assert refusals(rig) == {2: f"query_id: the vectors of query {name(1).hex()} are not cached"}
     plan = rig.scheduler.plan([document(3, tokens)], {3: 7})
     plan.dropped_queries = name(0)
     rig.last_result = rig.execute(plan)
@@ -212,7 +212,7 @@ def test_queries_beyond_the_cache_capacity_are_refused(checkpoint: Make, tmp_pat
     late.max_query_vectors = 12
     rig.step([query(0, prompt(5)), query(1, prompt(6), 1)], {0: 5, 1: 2})
     rig.step([query(2, prompt(4), 2)], {2: 4})
-    assert refusals(rig)[2] == "query_id: a query of 4 tokens beside 11 of others, the room is 12"
+    assert refusals(rig)[2] == "query_id: a query of 4 tokens besides 11 of other queries, the capacity is 12"
     rig.step([query(2, prompt(7), 2)], {2: 7}, released=[1, 2])  # the second one was not computed: its capacity is free
     assert not refusals(rig)
 
@@ -220,7 +220,7 @@ def test_queries_beyond_the_cache_capacity_are_refused(checkpoint: Make, tmp_pat
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({"query_id": b"short"}, "query_id: 5 bytes, a name has 32"),
+        ({"query_id": b"short"}, "query_id: 5 bytes, expected 32"),
         ({"pooling": PoolingParams(pooler=POOLER_LAST)}, "needs a vector for each"),
         (
             {"pooling": PoolingParams(pooler=POOLER_ALL, dimensions=3)},
@@ -244,7 +244,7 @@ def test_models_without_late_interaction_report_it(checkpoint: Make, tmp_path: P
     rig = Rig(made.folder)
     assert rig.replica.num_query_vectors == 0
     rig.step([query(0, prompt(5))], {0: 5})
-    assert refusals(rig) == {0: "query_id: this model compares no texts token by token"}
+    assert refusals(rig) == {0: "query_id: this model does not support late interaction"}
     comparing(made, tmp_path, do_query_expansion=True)
     with pytest.raises(InvalidArgument, match="that is for encoders"):
         Rig(tmp_path)

@@ -275,8 +275,8 @@ def test_single_tokens_have_a_vector_each(checkpoint: Make, chunks: list[int], b
 @pytest.mark.parametrize(
     ("params", "named"),
     [
-        (PoolingParams(pooler=POOLER_STEP), "step_tag_id: it is needed"),
-        (PoolingParams(pooler=POOLER_STEP, step_tag_id=VOCAB_SIZE - 1), "none of the sequence's tokens"),
+        (PoolingParams(pooler=POOLER_STEP), "step_tag_id: required"),
+        (PoolingParams(pooler=POOLER_STEP, step_tag_id=VOCAB_SIZE - 1), "does not occur in the sequence"),
     ],
 )
 def test_a_missing_step_tag_is_refused(checkpoint: Make, params: PoolingParams, named: str) -> None:

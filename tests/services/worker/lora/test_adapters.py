@@ -199,7 +199,7 @@ def test_an_unknown_adapter_fails_its_sequence_alone(checkpoint: Make, tmp_path:
         # PEFT's guide on checkpoint conversion: these change the model's own weights (peft#1961, vllm#9118).
         (
             {"init_lora_weights": "pissa"},
-            "lora: a: init_lora_weights is 'pissa': it was trained beside changed weights",
+            "lora: a: init_lora_weights is 'pissa': it was trained on changed weights",
         ),
         ({"init_lora_weights": "pissa_niter_16"}, "path_initial_model_for_weight_conversion makes an adapter"),
         ({"init_lora_weights": "olora"}, "init_lora_weights is 'olora'"),

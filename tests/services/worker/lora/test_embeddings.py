@@ -169,5 +169,5 @@ def test_loading_an_adapter_of_another_base_leaves_no_trace(checkpoint: Make, tm
 def test_dora_embeddings_are_refused(checkpoint: Make, tmp_path: Path) -> None:
     made = checkpoint("llama")
     folder = peft_folders.save(made, tmp_path / "a", seed=1, wanted=none, more=[embedding], use_dora=True).folder
-    with pytest.raises(InvalidArgument, match=r"use_dora is True, which embeddings cannot have: model.embed_tokens"):
+    with pytest.raises(InvalidArgument, match=r"use_dora is True, which embeddings do not support: model.embed_tokens"):
         build_replica(Rig.settings(made.folder, lora={"a": str(folder)}))

@@ -161,7 +161,7 @@ def test_experts_in_dora_are_refused(checkpoint: Make, tmp_path: Path) -> None:
         size = len(tensors[name])
         tensors[name.replace("lora_B.weight", "lora_magnitude_vector")] = torch.ones(size)
     save_file(tensors, folder / WEIGHTS)
-    with pytest.raises(InvalidArgument, match=r"use_dora is True, which experts cannot have: .*experts.0.w1"):
+    with pytest.raises(InvalidArgument, match=r"use_dora is True, which experts do not support: .*experts.0.w1"):
         build_replica(Rig.settings(made.folder, lora={"a": str(folder)}))
 
 

@@ -62,10 +62,10 @@ def one_at_a_time(bench: Bench, slot: int, tokens: list[int]) -> list[torch.Tens
 def with_drafts(bench: Bench, accepted: dict[int, int]) -> dict[int, list[torch.Tensor]]:
     """Returns the same logits computed in one step; then accepts the given number of drafts of each slot."""
     slots = np.array([slot for slot, drafts in DRAFTS.items() for _ in range(len(drafts) + 1)])
-    behind = [drafts[:count] for drafts in DRAFTS.values() for count in range(len(drafts) + 1)]
-    ahead = torch.tensor([tokens + [-1] * (3 - len(tokens)) for tokens in behind], dtype=torch.int32)
+    preceding = [drafts[:count] for drafts in DRAFTS.values() for count in range(len(drafts) + 1)]
+    ahead = torch.tensor([tokens + [-1] * (3 - len(tokens)) for tokens in preceding], dtype=torch.int32)
     starts = np.array([bench.lengths[slot] for slot in slots.tolist()], dtype=np.int32)
-    positions = starts + np.array([len(tokens) for tokens in behind], dtype=np.int32)
+    positions = starts + np.array([len(tokens) for tokens in preceding], dtype=np.int32)
     rows = LOGITS.expand(len(slots), VOCAB_SIZE).clone()
     ready = bench.sampler.process(rows, slots, Positions(starts, torch.from_numpy(positions), ahead))
     seen: dict[int, list[torch.Tensor]] = {slot: [] for slot in DRAFTS}

@@ -212,9 +212,9 @@ def test_a_right_head_is_accepted_and_a_wrong_one_changes_no_text(settings: dict
         pair.run()
         for answer in pair.answers:
             token = torch.tensor(answer.prompt[-1])
-            for told in answer.tokens:
+            for actual in answer.tokens:
                 token = successor(token)
-                assert told == token
+                assert actual == token
             assert len(answer.tokens) == 40
         counts = pair.core.speculation.counts
         rates.append(counts.accepted_tokens / max(1, counts.draft_tokens))
@@ -241,9 +241,9 @@ def test_trees_of_a_head_with_a_small_vocabulary(settings: dict[str, Any], tmp_p
         pair.run()
         for answer in pair.answers:
             token = torch.tensor(answer.prompt[-1])
-            for told in answer.tokens:
+            for actual in answer.tokens:
                 token = successor(token)
-                assert told == token
+                assert actual == token
         counts = pair.core.speculation.counts
         means.append((counts.draft_tokens / counts.drafts, counts.accepted_tokens / counts.drafts))
     assert means[0][0] < means[1][0] <= 50

@@ -78,9 +78,9 @@ def test_heads_compute_the_same_as_in_vllm(
 @pytest.mark.parametrize(
     ("config", "changes", "text"),
     [
-        ({"num_heads": 0}, {}, "num_heads is 0; there are 1 to 128"),
+        ({"num_heads": 0}, {}, "num_heads is 0; it must be 1 to 128"),
         ({"num_heads": None}, {}, "num_heads is None: a whole number is needed"),
-        ({"num_hidden_layers": 129}, {}, "num_hidden_layers is 129; there are 1 to 128"),
+        ({"num_hidden_layers": 129}, {}, "num_hidden_layers is 129; it must be 1 to 128"),
         ({"hidden_size": 32}, {}, "the heads' hidden_size is 32, the model's 64"),
         ({"vocab_size": 60}, {}, "the heads' vocab_size is 60, the model's 64"),
         ({"truncated_vocab_size": 65}, {}, "truncated_vocab_size is 65, the model has 64 tokens"),

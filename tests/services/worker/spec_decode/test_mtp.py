@@ -61,7 +61,7 @@ def make(folder: Path, *inputs: Tensor, contribution: float = 1.0, **config: Any
     (path,) = folder.glob("*.safetensors")
     tensors = load_file(path)
     layers = made.model.model.layers
-    behind, made.model.model.layers = layers[NUM_LAYERS:], layers[:NUM_LAYERS]
+    prediction_layers, made.model.model.layers = layers[NUM_LAYERS:], layers[:NUM_LAYERS]
     for depth, weight in enumerate(inputs):
         ends = _ends(tensors, seed=len(NORMS) * depth, plain=contribution < 1) | {"eh_proj": weight.clone()}
         tensors |= {f"model.layers.{NUM_LAYERS + depth}.{name}.weight": tensor for name, tensor in ends.items()}
@@ -69,7 +69,7 @@ def make(folder: Path, *inputs: Tensor, contribution: float = 1.0, **config: Any
     written = json.loads((folder / "config.json").read_text())
     written |= {"num_hidden_layers": NUM_LAYERS, "num_nextn_predict_layers": len(inputs)}
     (folder / "config.json").write_text(json.dumps(written))
-    return made, (behind, tensors)
+    return made, (prediction_layers, tensors)
 
 
 def _ends(tensors: dict[str, Tensor], seed: int, *, plain: bool) -> dict[str, Tensor]:
@@ -96,7 +96,7 @@ def prompts() -> list[list[int]]:
 
 @torch.inference_mode()
 def test_the_layer_computes_the_published_definition(tmp_path: Path) -> None:
-    made, ((behind,), tensors) = make(tmp_path, drawn(SIZE, 2 * SIZE, seed=9))
+    made, ((prediction_layers,), tensors) = make(tmp_path, drawn(SIZE, 2 * SIZE, seed=9))
     config = read_model_config(json.loads((tmp_path / "config.json").read_text()))
     place = LayerPlacement(kernels.load("cpu"), torch.float32, torch.device("cpu"))
     backend = choose_attention("reference", attention_spec(config, 4, place))
@@ -125,7 +125,7 @@ def test_the_layer_computes_the_published_definition(tmp_path: Path) -> None:
     x = (torch.cat((embedded, rms(features, "hnorm")), dim=1) @ tensors[f"{PREFIX}.eh_proj.weight"].T)[None]
     mask = torch.full((count, count), -torch.inf).triu(1)[None, None]
     angles = reference.rotary_emb(x, positions[None])
-    x = behind(x, attention_mask=mask, position_ids=positions[None], position_embeddings=angles)
+    x = prediction_layers(x, attention_mask=mask, position_ids=positions[None], position_embeddings=angles)
     x = x[0] if isinstance(x, tuple) else x
     want = made.model.lm_head(rms(x[0], "shared_head.norm"))
     assert (got - want).abs().max() < 5e-5
@@ -192,7 +192,7 @@ Make = Callable[[str], Checkpoint]
             "deepseek-v3",
             {"num_nextn_predict_layers": 0},
             {},
-            "num_nextn_predict_layers is 0: there is no layer to draft",
+            "num_nextn_predict_layers is 0: no layer to draft",
         ),
         (
             "deepseek-v3",
@@ -201,7 +201,7 @@ Make = Callable[[str], Checkpoint]
             "num_nextn_predict_layers is -1: must be 0 to 128",
         ),
         ("llama", {}, {}, r"speculative_config\.method: mtp: config\.json says num_nextn_predict_layers is 0"),
-        ("llama", {}, {"model": "/somewhere"}, "model: '/somewhere': the method mtp drafts with a layer of the model"),
+        ("llama", {}, {"model": "/somewhere"}, "model: '/somewhere': the method mtp drafts with layers of the served"),
     ],
 )
 def test_models_without_prediction_layers_are_refused(

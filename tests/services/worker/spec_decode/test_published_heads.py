@@ -249,8 +249,8 @@ def test_an_eagle_head_that_does_not_fit_is_refused_by_name(
 @pytest.mark.parametrize(
     ("changes", "lacking", "text"),
     [
-        ({"medusa_num_heads": 0}, "", "medusa_num_heads is 0; there are 1 to 128"),
-        ({"medusa_num_heads": 10**9}, "", "medusa_num_heads is 1000000000; there are 1 to 128"),
+        ({"medusa_num_heads": 0}, "", "medusa_num_heads is 0; it must be 1 to 128"),
+        ({"medusa_num_heads": 10**9}, "", "medusa_num_heads is 1000000000; it must be 1 to 128"),
         ({"medusa_num_layers": 2}, "", "lacks tensors that the model needs: 0.1.linear.weight"),
         ({"hidden_size": 32}, "", "the heads' hidden_size is 32, the model's 64"),
         ({"medusa_num_heads": 3}, "", "lacks tensors that the model needs: 2.0.linear.weight"),
@@ -356,9 +356,9 @@ def test_right_heads_are_accepted_and_wrong_ones_change_no_text(
         pair.run()
         for answer in pair.answers:
             token = torch.tensor(answer.prompt[-1])
-            for told in answer.tokens:
+            for actual in answer.tokens:
                 token = successor(token)
-                assert told == token
+                assert actual == token
             assert len(answer.tokens) == 40
         counts = pair.core.speculation.counts
         rates.append(counts.accepted_tokens / max(1, counts.draft_tokens))

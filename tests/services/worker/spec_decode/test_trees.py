@@ -55,10 +55,10 @@ def test_a_tree_is_parsed_in_order_of_depth() -> None:
         ),
         ({"speculative_token_tree": str([(i,) for i in range(80)]), "num_speculative_tokens": 63}, "at most 62"),
         ({"speculative_token_tree": "[(0,), (0, 0), (0, 0, 0), (0, 0, 0, 0)]"}, "3 paths have children"),
-        ({"speculative_token_tree": "[(0,), (1,)]", "rejection_sample_method": "standard"}, "a rule for chains"),
+        ({"speculative_token_tree": "[(0,), (1,)]", "rejection_sample_method": "standard"}, "supports chains only"),
         (
             {"speculative_token_tree": "[(0,), (1,)]", "method": "ngram"},
-            "ngram drafts no trees; eagle, eagle3, medusa do",
+            "ngram does not support trees; use eagle, eagle3, medusa",
         ),
     ],
 )
@@ -72,7 +72,7 @@ def test_invalid_trees_are_refused(changes: dict[str, Any], text: str) -> None:
 @pytest.mark.parametrize(
     ("config", "settings", "text"),
     [
-        ("eagle_tree", {"batch_invariant": True}, "with batch_invariant drafts are chains"),
+        ("eagle_tree", {"batch_invariant": True}, "batch_invariant supports chains only"),
         ("eagle_tree", {"tensor_parallel_size": 2}, "num_ranks is 2"),
         ("medusa_tree", {}, "a path of 5 tokens, and 4 heads guess one each"),
     ],
@@ -110,10 +110,10 @@ def said_of(tokens: list[int], parents: list[int], chosen: list[int]) -> list[in
     """Returns the rows of the accepted path in order, by the rule of sequential sampling."""
     path, row = [0], 0
     while True:
-        behind = [n + 1 for n, parent in enumerate(parents) if parent + 1 == row and tokens[n] == chosen[row]]
-        if not behind:
+        children = [n + 1 for n, parent in enumerate(parents) if parent + 1 == row and tokens[n] == chosen[row]]
+        if not children:
             return path
-        row = behind[0]
+        row = children[0]
         path.append(row)
 
 

@@ -234,13 +234,13 @@ def test_auto_uses_llguidance_and_falls_back_to_the_first_that_supports_a_constr
 def test_a_library_that_is_not_installed_is_refused_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend_selection.libraries, "is_installed", lambda name: name == XGRAMMAR)
     assert backend_selection.library_names("auto") == (LLGUIDANCE, XGRAMMAR)
-    with pytest.raises(InvalidArgument, match="structured_output_backend: lm-format-enforcer is not installed here"):
+    with pytest.raises(InvalidArgument, match="structured_output_backend: lm-format-enforcer is not installed"):
         Rig(TINY, structured_output_backend=LM_FORMAT_ENFORCER)
 
 
 def test_grammar_drafts_need_a_library_that_finds_forced_tokens(tokenizer: Tokenizer) -> None:
     drafting = '{"method": "grammar", "num_speculative_tokens": 16}'
-    with pytest.raises(InvalidArgument, match="structured_output_backend: outlines-core finds no tokens that a form"):
+    with pytest.raises(InvalidArgument, match="structured_output_backend: outlines-core finds no forced tokens"):
         Rig(TINY, structured_output_backend="outlines-core", speculative_config=drafting)
     matcher = backend(XGRAMMAR).compile(pb.StructuredOutput(regex="one of a long text [ab]")).start()
     forced = matcher.forced_tokens()

@@ -67,8 +67,8 @@ def test_sequences_without_a_grammar_are_unaffected(tiny: Rig, tokenizer: Tokeni
     alone = [step(tiny, [free(2)] if i == 0 else None)[2] for i in range(20)]
     tiny.step(released=[2])
     pattern = prepare(tiny, regex=r"\d+,")
-    beside = [step(tiny, [free(2), admit(tokenizer, 4, pattern)] if i == 0 else None)[2] for i in range(20)]
-    assert alone == beside
+    with_neighbour = [step(tiny, [free(2), admit(tokenizer, 4, pattern)] if i == 0 else None)[2] for i in range(20)]
+    assert alone == with_neighbour
 
 
 def test_a_sequence_resumes_in_the_middle_of_its_grammar(tiny: Rig, tokenizer: Tokenizer) -> None:
@@ -108,7 +108,7 @@ def test_an_output_that_breaks_its_grammar_ends_with_an_error(tiny: Rig, tokeniz
     (failure,) = tiny.last_result.failures
     assert failure.slot == 0
     assert failure.error.message == (
-        f"structured_output: the grammar does not allow token {wrong[0]}, which the output holds"
+        f"structured_output: the grammar does not allow token {wrong[0]}, which the output contains"
     )
 
 
@@ -241,11 +241,11 @@ def test_a_thinking_budget_ends_reasoning_that_the_grammar_allows(tiny: Rig, tok
     think, end = (tokenizer.token_to_id(text) for text in ("<think>", "</think>"))
     thought = [{"type": "any_text"}, {"type": "const_string", "value": "</think>"}]
     form = {"type": "sequence", "elements": [*thought, {"type": "json_schema", "json_schema": PERSON}]}
-    behind = prepare(tiny, structural_tag=json.dumps({"format": form}))
+    open_section = prepare(tiny, structural_tag=json.dumps({"format": form}))
     plain = prepare(tiny, json_schema=json.dumps(PERSON))
     for temperature in (0.0, 2.0):
         sampling = hot(3, temperature=temperature, thinking_token_budget=5)
-        new = [admit(tokenizer, slot, form, sampling=sampling) for slot, form in enumerate((behind, plain))]
+        new = [admit(tokenizer, slot, form, sampling=sampling) for slot, form in enumerate((open_section, plain))]
         new = [
             replace(one, tokens=[*one.tokens, think], num_prompt=one.num_prompt + 1, thinking_marks=(think, end))
             for one in new
