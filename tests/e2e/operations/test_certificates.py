@@ -1,4 +1,4 @@
-"""SECURITY.md's recipe for certificates, typed as it stands."""
+"""The certificate recipe of SECURITY.md, executed as it stands."""
 
 from __future__ import annotations
 
