@@ -1,4 +1,4 @@
-"""Runs the certificate recipe of docs/operations/security.md as it stands."""
+"""The certificate recipe of SECURITY.md, executed as it stands."""
 
 from __future__ import annotations
 
