@@ -484,13 +484,13 @@ ONES, TWOS = (
     worker_pb2.WorkerHello(weights_state=worker_pb2.WeightsState(weights_digest=bytes([digit]) * 32))
     for digit in (0x11, 0x22)
 )
-OTHER_WEIGHTS = "weights: worker w1 has 222222222222, worker w0 has 111111111111, under the same config.json"
+WEIGHTS_CHANGED = "weights: worker w1 has 222222222222, worker w0 has 111111111111, under the same config.json"
 
 
 async def test_other_weights_of_the_same_configuration_wait_until_nobody_has_the_first(start: Start) -> None:
     bench = await start()
     first = await bench.worker(id="w0", hello=ONES)
-    with pytest.raises(grpc.aio.AioRpcError, match=OTHER_WEIGHTS) as refused:
+    with pytest.raises(grpc.aio.AioRpcError, match=WEIGHTS_CHANGED) as refused:
         await bench.worker(id="w1", hello=TWOS)
     assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
     for worker in (await bench.worker(id="w2", hello=ONES), first):

@@ -21,7 +21,7 @@ from quire.services.scheduler.core.core import Core
 from quire.services.scheduler.core.counts import CoreCounts
 from quire.services.scheduler.core.limits import CoreLimits
 from quire.services.scheduler.core.plan import SequenceFinished, StepPlan, StepResult
-from quire.services.scheduler.core.prerequisites.peer_blocks import LEAST_BLOCKS, BorrowedBlocks, FetchOrder
+from quire.services.scheduler.core.prerequisites.peer_blocks import MIN_BLOCKS, BorrowedBlocks, FetchOrder
 from quire.services.scheduler.core.sequences.ending import Failure, Reason
 from quire.services.scheduler.core.sequences.sequence import (
     LateQuery,
@@ -88,7 +88,7 @@ class Neighbour:
         lender = self._cluster.other(self._borrower)
         lent = lender.core.peer_blocks
         count = 0 if lent is None else lent.num_found(hashes, start, most)
-        if lent is None or count < LEAST_BLOCKS:
+        if lent is None or count < MIN_BLOCKS:
             return None
         loan = lent.lend(hashes, start, count)
         return BorrowedBlocks(lender, loan, partial(lent.end_loan, loan))

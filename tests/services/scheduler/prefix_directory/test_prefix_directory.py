@@ -404,5 +404,5 @@ def test_changes_tell_the_net_effect() -> None:
     changes.remove(b"a" * 32)
     changes.remove(b"c" * 32)
     changes.store(b"c" * 32)
-    assert changes.take() == ({b"b" * 8}, set())
+    assert changes.take_changes() == ({b"b" * 8}, set())
     assert len(changes) == 0

@@ -179,7 +179,7 @@ class TokenlessPeer(WorkerPeer):
 async def test_a_worker_that_never_gives_a_token_is_not_asked_for_ever(
     running: SecuredScheduler, monkeypatch: pytest.MonkeyPatch, num_drafts: int, text: str
 ) -> None:
-    monkeypatch.setattr(result_checks, "MOST_STEPS_WITHOUT_TOKEN", 50)
+    monkeypatch.setattr(result_checks, "MAX_STEPS_WITHOUT_TOKEN", 50)
     liar = TokenlessPeer(
         running.address,
         LIMITS,

@@ -111,7 +111,7 @@ def test_vectors_stay_apart() -> None:
 
 def test_a_message_does_not_outgrow_grpc() -> None:
     link, draw = Link(), random.Random(1)
-    most = outbox.TOKEN_BYTES * outbox.MOST_TOKENS
+    most = outbox.TOKEN_BYTES * outbox.MAX_TOKENS
     for _ in range(30):
         Outbox(link).send(tokens_of({i: [draw.randrange(1000)] for i in range(5000)}))
     assert len(link.waiting) == 3

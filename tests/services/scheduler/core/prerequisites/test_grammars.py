@@ -111,7 +111,7 @@ def test_a_lost_worker_takes_its_grammars_along(core: NewCore) -> None:
 def test_an_unneeded_grammar_stays_for_the_next_request_until_there_are_too_many(
     core: NewCore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grammars, "MOST_IDLE", 2)
+    monkeypatch.setattr(grammars, "MAX_IDLE", 2)
     c = core()
     names = [bytes([i]) * 32 for i in range(3)]
     for key, name in enumerate(names):
@@ -128,7 +128,7 @@ def test_an_unneeded_grammar_stays_for_the_next_request_until_there_are_too_many
 
 def test_large_grammars_do_not_stay(core: NewCore) -> None:
     c = core()
-    for key, num_bytes in enumerate((grammars.MOST_IDLE_BYTES, 1)):
+    for key, num_bytes in enumerate((grammars.MAX_IDLE_BYTES, 1)):
         c.add(under(key, bytes([key]) * 32, grammar_bytes=num_bytes))
         c.on_grammar_prepared(bytes([key]) * 32)
         c.cancel(key)
@@ -140,7 +140,7 @@ def test_the_worker_always_has_what_runs_and_gets_rid_of_the_rest(
     core: NewCore, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Random arrivals, failures, cancellations and preemptions, with a worker that follows the orders."""
-    monkeypatch.setattr(grammars, "MOST_IDLE", 1)
+    monkeypatch.setattr(grammars, "MAX_IDLE", 1)
     rng = random.Random(seed)
     c = core(max_num_seqs=4)
     held: dict[bytes, int] = {}

@@ -7,7 +7,7 @@ import pytest
 
 from quire.services.scheduler.core.core import Core
 from quire.services.scheduler.core.plan import StepResult
-from quire.services.scheduler.core.timing.chunk_limit import LEAST, ChunkLimit
+from quire.services.scheduler.core.timing.chunk_limit import MIN_TOKENS, ChunkLimit
 from tests.services.scheduler.conftest import make_sequence
 from tests.services.scheduler.core.steps import NewCore
 
@@ -54,7 +54,7 @@ def test_a_prompt_alone_has_the_whole_step(core: NewCore) -> None:
 
 
 def test_prompts_get_on_where_streams_alone_take_longer(core: NewCore) -> None:
-    assert len(gaps(core(longest_stream_gap_s=0.05, **SIZES), 4000, base_s=0.06)) <= 4000 / LEAST
+    assert len(gaps(core(longest_stream_gap_s=0.05, **SIZES), 4000, base_s=0.06)) <= 4000 / MIN_TOKENS
 
 
 @pytest.mark.parametrize("seconds", [0.0, 1e-9, 5.0])
@@ -64,4 +64,4 @@ def test_times_that_nobody_expects_leave_a_limit_that_is_one(seconds: float) -> 
         limit.observe(100, 0, seconds)
         limit.observe(0, 5, seconds)
         limit.observe(100, 5, seconds)
-        assert LEAST <= limit.num_tokens <= 2048
+        assert MIN_TOKENS <= limit.num_tokens <= 2048

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from quire.services.scheduler.core.sequences.sequence import Sequence
-from quire.services.scheduler.core.timing.deadlines import FEW, Deadlines
+from quire.services.scheduler.core.timing.deadlines import MIN_HEAP_SIZE, Deadlines
 from tests.services.scheduler.conftest import make_sequence
 
 
@@ -36,7 +36,7 @@ def test_sequences_that_end_long_before_their_deadline_are_not_kept_until_then()
         deadlines.add(alive[key])
         if len(alive) > 40:
             del alive[key - 40]
-    assert len(deadlines) <= FEW + 2 * 41 + 1
+    assert len(deadlines) <= MIN_HEAP_SIZE + 2 * 41 + 1
 
 
 def test_who_has_no_deadline_costs_nothing() -> None:
