@@ -12,23 +12,21 @@ WORKER = "tests/services/worker"
 ELSEWHERE: Mapping[str, tuple[str, Sequence[str]]] = {
     "a worker that joins with another model": (
         "refused by name; the cluster serves on",
-        [f"{SCHEDULER}/test_service.py::test_a_worker_that_does_not_fit_is_told_both_sides"],
+        [f"{SCHEDULER}/test_service.py::test_a_mismatching_worker_is_refused_with_both_values"],
     ),
     "a worker whose hello has sizes beyond all measure": (
         "refused by field, value and limit; nothing is allocated for it",
         [
-            f"{SCHEDULER}/replicas/test_result_checks.py::test_a_hello_beyond_all_measure_is_refused_by_field_value_and_limit"
+            f"{SCHEDULER}/replicas/test_result_checks.py::test_a_hello_beyond_its_limits_is_refused_by_field_value_and_limit"
         ],
     ),
     "a worker that reports wrong results": (
         "its session ends by name; its sequences continue elsewhere with the right text",
-        [
-            f"{SCHEDULER}/replicas/test_result_checks.py::test_a_result_that_cannot_be_ends_the_session_by_name_and_others_go_on"
-        ],
+        [f"{SCHEDULER}/replicas/test_result_checks.py::test_an_invalid_result_ends_only_its_session"],
     ),
     "a frontend that proves itself and lies": (
         "its session ends; others are answered",
-        [f"{SCHEDULER}/frontends/test_malformed_messages.py::test_sequences_that_cannot_be_answered_end_the_session"],
+        [f"{SCHEDULER}/frontends/test_malformed_messages.py::test_invalid_sequence_ids_end_the_session"],
     ),
     "a peer without a proof, or with the proof of another": (
         "no session begins",

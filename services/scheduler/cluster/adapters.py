@@ -29,11 +29,11 @@ from quire.shared.pb.worker.v1 import worker_pb2
 
 log = logger("adapters")
 
-LONGEST_NAME = 256  # characters
-LONGEST_PATH = 4096
+MAX_NAME_LENGTH = 256  # characters
+MAX_PATH_LENGTH = 4096
 LOAD_TIMEOUT_S = 50.0
-MOST_OFFERED = 256  # as many as a worker may load at its start
-MOST_GONE = 1024
+MAX_OFFERED = 256  # as many as a worker may load at its start
+MAX_REMEMBERED_UNLOADED = 1024
 
 
 class AdapterWorker(Protocol):
@@ -205,7 +205,7 @@ class ClusterAdapters:
                 for replica in self._replicas.values():
                     replica.adapters.unload(known.id)
                 log.info("adapter unloaded", adapter=known.id.name, digest=known.id.digest.hex()[:16])
-        while len(self._unloaded) > MOST_GONE:
+        while len(self._unloaded) > MAX_REMEMBERED_UNLOADED:
             del self._unloaded[next(iter(self._unloaded))]
 
     # Operators.
@@ -258,18 +258,18 @@ class ClusterAdapters:
         """Returns the workers that have to load the adapter. Raises QuireError if the request is invalid or cannot be
         served."""
         name, path = request.name, request.path
-        if not name or not name.isprintable() or len(name) > LONGEST_NAME:
-            text = f"lora_name: 1 to {LONGEST_NAME} printable characters, not {name!r:.80}"
+        if not name or not name.isprintable() or len(name) > MAX_NAME_LENGTH:
+            text = f"lora_name: 1 to {MAX_NAME_LENGTH} printable characters, not {name!r:.80}"
             raise InvalidArgument(text, field="lora_name")
-        if not path or "\0" in path or len(path) > LONGEST_PATH:
+        if not path or "\0" in path or len(path) > MAX_PATH_LENGTH:
             raise InvalidArgument(f"lora_path: {path!r:.80} is not the path of a folder", field="lora_path")
         if name == model_name:
             raise InvalidArgument(f"lora_name: {name!r} is the model's own name", field="lora_name")
         if name in self.offered and not request.replace:
             text = f"lora_name: {name!r} is loaded; load_inplace puts another one in its place"
             raise InvalidArgument(text, field="lora_name")
-        if len(self.offered) >= MOST_OFFERED and name not in self.offered:
-            raise ResourceExhausted(f"lora_name: there are {MOST_OFFERED} adapters, which is all a cluster offers")
+        if len(self.offered) >= MAX_OFFERED and name not in self.offered:
+            raise ResourceExhausted(f"lora_name: there are {MAX_OFFERED} adapters, which is all a cluster offers")
         replicas = [replica for replica in self._replicas.values() if not replica.leaving]
         if not replicas:
             raise Unavailable("no worker is there to load an adapter", retry_after_ms=1000)

@@ -31,7 +31,7 @@ from quire.shared.tracing import NoTraces
 
 log = logger("cluster")
 
-OTHER_WEIGHTS = Failure("INTERNAL", "no worker has the weights any more that have computed its tokens so far")
+WEIGHTS_CHANGED = Failure("INTERNAL", "no worker has the weights any more that have computed its tokens so far")
 Send = Callable[[pb.SessionResponse], None]
 
 
@@ -162,7 +162,7 @@ class WorkerCluster:
             log.warning("other weights than before", worker=replica.id, ended=self._live.num_begun)
             for owner in self._live.owners:
                 begun = [sequence_id for sequence_id, one in self._live.of(owner).items() if one.has_output]
-                self._fail(owner, begun, OTHER_WEIGHTS)
+                self._fail(owner, begun, WEIGHTS_CHANGED)
 
     def attach(self, replica: Replica) -> None:
         assert replica.id not in self.replicas, "its last attachment has been detached"

@@ -14,8 +14,8 @@ log = logger("operations")
 WEIGHTS, KV_CACHE = "weights", "kv_cache"
 # Update numbers are Unix times in milliseconds, of a machine whose clock may be wrong by days; only values that leave
 # no room for later updates are rejected.
-MOST_UPDATE = 1 << 62
-LONGEST_NAME = 4096
+MAX_UPDATE = 1 << 62
+MAX_NAME_LENGTH = 4096
 ALL = frozenset({WEIGHTS, KV_CACHE})
 
 
@@ -60,7 +60,7 @@ class TargetState:
         """Adopts the weights of another scheduler if this one has missed their update. Ignores older or invalid
         ones."""
         sizes = len(weights.version), len(weights.path)
-        if not self.weights.update < weights.update <= MOST_UPDATE or max(sizes) > LONGEST_NAME:
+        if not self.weights.update < weights.update <= MAX_UPDATE or max(sizes) > MAX_NAME_LENGTH:
             return
         log.info("adopting the weights of another scheduler", version=weights.version)
         self.weights = weights

@@ -19,13 +19,13 @@ from quire.shared.structured_output.backends import LLGUIDANCE
 # Upper bounds; larger values are a mistake or an attack. A block costs the scheduler 120 bytes and 0.1 us when a worker
 # attaches.
 MAX_BLOCKS = worker_limits.MAX_BLOCKS
-MOST_SEQS = 2**16
-MOST_STEP_TOKENS = 2**24
-MOST_MODEL_LEN = 2**27
-MOST_DRAFTS = 256
-MOST_BLOCK_SIZE = 2**16
-MOST_VOCABULARY = 2**24
-MOST_QUERY_VECTORS = 2**32
+MAX_SEQS = 2**16
+MAX_STEP_TOKENS = 2**24
+MAX_MODEL_LEN = 2**27
+MAX_DRAFTS = 256
+MAX_BLOCK_SIZE = 2**16
+MAX_VOCABULARY = 2**24
+MAX_QUERY_VECTORS = 2**32
 
 RAW_LOGPROBS = "raw_logprobs"  # the default, also of workers that do not send a mode
 
@@ -177,13 +177,13 @@ def _on(value: bool) -> str:
     return "on" if value else "off"
 
 
-MOST_PROCESSORS = 256
-MOST_LIBRARIES = 16  # grammar libraries
-MOST_ADAPTERS = 256
-LONGEST_NAME = 256  # characters of ids, addresses and devices
-LONGEST_PATH = 4096
+MAX_PROCESSORS = 256
+MAX_LIBRARIES = 16  # grammar libraries
+MAX_ADAPTERS = 256
+MAX_NAME_LENGTH = 256  # characters of ids, addresses and devices
+MAX_PATH_LENGTH = 4096
 LAYOUT_BYTES = DIGEST_BYTES = 32
-MOST_BLOCK_BYTES = 2**32
+MAX_BLOCK_BYTES = 2**32
 
 
 def check_sizes(hello: worker_pb2.WorkerHello) -> None:
@@ -192,16 +192,16 @@ def check_sizes(hello: worker_pb2.WorkerHello) -> None:
     limits, cache = hello.limits, hello.kv_cache
     bounds = {
         "num_blocks": (cache.num_blocks, 2, MAX_BLOCKS),
-        "max_num_seqs": (limits.max_num_seqs, 1, MOST_SEQS),
-        "max_num_batched_tokens": (limits.max_num_batched_tokens, limits.max_num_seqs, MOST_STEP_TOKENS),
-        "max_model_len": (limits.max_model_len, 2, MOST_MODEL_LEN),
-        "num_speculative_tokens": (hello.drafting.num_speculative_tokens, 0, MOST_DRAFTS),
+        "max_num_seqs": (limits.max_num_seqs, 1, MAX_SEQS),
+        "max_num_batched_tokens": (limits.max_num_batched_tokens, limits.max_num_seqs, MAX_STEP_TOKENS),
+        "max_model_len": (limits.max_model_len, 2, MAX_MODEL_LEN),
+        "num_speculative_tokens": (hello.drafting.num_speculative_tokens, 0, MAX_DRAFTS),
         "num_host_blocks": (cache.num_host_blocks, 0, MAX_BLOCKS),
         "num_disk_blocks": (cache.num_disk_blocks, 0, MAX_BLOCKS),
-        "max_adapters": (hello.lora.max_adapters, 0, MOST_ADAPTERS),
-        "num_query_vectors": (cache.num_query_vectors, 0, MOST_QUERY_VECTORS),
-        "max_logprobs": (hello.sampling.max_logprobs, 0, MOST_VOCABULARY),
-        "layout.block_size": (hello.layout.block_size, 1, MOST_BLOCK_SIZE),
+        "max_adapters": (hello.lora.max_adapters, 0, MAX_ADAPTERS),
+        "num_query_vectors": (cache.num_query_vectors, 0, MAX_QUERY_VECTORS),
+        "max_logprobs": (hello.sampling.max_logprobs, 0, MAX_VOCABULARY),
+        "layout.block_size": (hello.layout.block_size, 1, MAX_BLOCK_SIZE),
     }
     check_name("worker_id", hello.worker_id)
     who = f"worker {hello.worker_id}"
@@ -224,18 +224,18 @@ def check_sizes(hello: worker_pb2.WorkerHello) -> None:
     }
     for name, text in names.items():
         check_name(name, text, needed=False)
-    if len(hello.sampling.logits_processors) > MOST_PROCESSORS:
-        text = f"logits_processors: {who} has {len(hello.sampling.logits_processors)}, the limit is {MOST_PROCESSORS}"
+    if len(hello.sampling.logits_processors) > MAX_PROCESSORS:
+        text = f"logits_processors: {who} has {len(hello.sampling.logits_processors)}, the limit is {MAX_PROCESSORS}"
         raise FailedPrecondition(text, field="logits_processors")
     for name in hello.sampling.logits_processors:
         check_name("logits_processors", name)
-    if len(hello.sampling.structured_output_backends) > MOST_LIBRARIES:
+    if len(hello.sampling.structured_output_backends) > MAX_LIBRARIES:
         text = f"structured_output_backends: {who} has {len(hello.sampling.structured_output_backends)}"
-        raise FailedPrecondition(f"{text}, the limit is {MOST_LIBRARIES}", field="structured_output_backends")
+        raise FailedPrecondition(f"{text}, the limit is {MAX_LIBRARIES}", field="structured_output_backends")
     for name in hello.sampling.structured_output_backends:
         check_name("structured_output_backends", name)
-    if len(hello.lora.names) > MOST_ADAPTERS:
-        text = f"adapters: {who} has {len(hello.lora.names)}, the limit is {MOST_ADAPTERS}"
+    if len(hello.lora.names) > MAX_ADAPTERS:
+        text = f"adapters: {who} has {len(hello.lora.names)}, the limit is {MAX_ADAPTERS}"
         raise FailedPrecondition(text, field="adapters")
     for name in hello.lora.names:
         check_name("adapters", name)
@@ -247,7 +247,7 @@ def check_sizes(hello: worker_pb2.WorkerHello) -> None:
 
 def _check_kv(hello: worker_pb2.WorkerHello, who: str) -> None:
     num_bytes, size = len(hello.kv_transfer.layout), hello.kv_transfer.block_bytes
-    if num_bytes not in (0, LAYOUT_BYTES) or (num_bytes > 0) != (0 < size <= MOST_BLOCK_BYTES):
+    if num_bytes not in (0, LAYOUT_BYTES) or (num_bytes > 0) != (0 < size <= MAX_BLOCK_BYTES):
         text = f"kv_layout: {who} sent {num_bytes} bytes, for blocks of {size}; {LAYOUT_BYTES} are a layout"
         raise FailedPrecondition(text, field="kv_layout")
 
@@ -257,8 +257,8 @@ def check_model(model: model_pb2.ModelIdentity, who: str) -> None:
     FailedPrecondition."""
     for name in ("name", "fingerprint"):
         check_name(f"model.{name}", getattr(model, name), needed=False)
-    if not 1 <= model.vocab_size <= MOST_VOCABULARY:
-        limit = f"the limit is {MOST_VOCABULARY}" if model.vocab_size else "needs at least 1"
+    if not 1 <= model.vocab_size <= MAX_VOCABULARY:
+        limit = f"the limit is {MAX_VOCABULARY}" if model.vocab_size else "needs at least 1"
         raise FailedPrecondition(f"model.vocab_size: {who} has {model.vocab_size}, {limit}", field="model.vocab_size")
 
 
@@ -272,16 +272,16 @@ def _adapters(hello: worker_pb2.WorkerHello) -> dict[str, bytes]:
 
 def _check_paths(hello: worker_pb2.WorkerHello, who: str) -> None:
     paths = hello.lora.paths
-    if len(paths) not in (0, len(hello.lora.names)) or max(map(len, paths), default=0) > LONGEST_PATH:
+    if len(paths) not in (0, len(hello.lora.names)) or max(map(len, paths), default=0) > MAX_PATH_LENGTH:
         text = f"adapter_paths: {who} sent {len(paths)} for {len(hello.lora.names)} adapters, or one that is no path"
         raise FailedPrecondition(text, field="adapter_paths")
 
 
 def check_name(field: str, value: str, *, needed: bool = True) -> None:
     """Raises FailedPrecondition if `value` is not a valid name."""
-    if (needed and not value) or len(value) > LONGEST_NAME:
+    if (needed and not value) or len(value) > MAX_NAME_LENGTH:
         shown = f"{value[:40]!r} ({len(value)} characters)"
-        raise FailedPrecondition(f"{field}: {shown} is not a name of 1 to {LONGEST_NAME} characters", field=field)
+        raise FailedPrecondition(f"{field}: {shown} is not a name of 1 to {MAX_NAME_LENGTH} characters", field=field)
 
 
 def _check_held(hello: worker_pb2.WorkerHello, who: str) -> None:

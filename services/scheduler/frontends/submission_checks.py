@@ -18,14 +18,14 @@ from quire.shared.pb.scheduler.v1 import scheduler_pb2 as pb
 
 MAX_SEQUENCES = 16384  # maximum sequences of a submission, as clients may request with n
 LAST_ID = 2**32 - 1
-MOST_TOKENS = 2**28  # total over all sequences of a submission, each of which has its own copy: 1 GiB
-MOST_NAME = 1024  # characters
-MOST_STOPS = 2**14  # tokens; clients may name 1,024
-MOST_MS = 7 * 86_400_000  # maximum age and timeout of a request
-MOST_GRAMMAR = 2**20  # bytes; clients may send 128 KiB
-MOST_PARAMS = 2**24  # bytes: a bias for every token of the largest vocabularies
-MOST_LENGTH_PENALTY = 32  # the maximum length to this power is still finite
-MOST_PATTERN = 2**16  # tokens of a repeated pattern, and its count
+MAX_TOKENS = 2**28  # total over all sequences of a submission, each of which has its own copy: 1 GiB
+MAX_NAME = 1024  # characters
+MAX_STOPS = 2**14  # tokens; clients may name 1,024
+MAX_AGE_MS = 7 * 86_400_000  # maximum age and timeout of a request
+MAX_GRAMMAR = 2**20  # bytes; clients may send 128 KiB
+MAX_PARAMS = 2**24  # bytes: a bias for every token of the largest vocabularies
+MAX_LENGTH_PENALTY = 32  # the maximum length to this power is still finite
+MAX_PATTERN = 2**16  # tokens of a repeated pattern, and its count
 
 
 def check_ids(submission: pb.Submission, taken: Collection[int]) -> None:
@@ -90,24 +90,24 @@ def _wrong_query(submission: pb.Submission, vocab_size: int) -> str:
         return "late_query: goes with samples_nothing"
     if rest or not num_tokens:
         return f"late_query.token_ids: {len(query.token_ids)} bytes are no i32 column of tokens"
-    if num_tokens > MOST_TOKENS:
-        return f"late_query.token_ids: {num_tokens} tokens, the limit is {MOST_TOKENS}"
-    if len(query.params) > MOST_PARAMS:
-        return f"late_query.params: {len(query.params)} bytes, the limit is {MOST_PARAMS}"
+    if num_tokens > MAX_TOKENS:
+        return f"late_query.token_ids: {num_tokens} tokens, the limit is {MAX_TOKENS}"
+    if len(query.params) > MAX_PARAMS:
+        return f"late_query.params: {len(query.params)} bytes, the limit is {MAX_PARAMS}"
     wrong = _unknown_token(query.token_ids, vocab_size) if vocab_size else None
     return f"late_query.token_ids: {wrong} is not in the vocabulary of {vocab_size} tokens" if wrong is not None else ""
 
 
 SIZES: tuple[tuple[str, int, int, str], ...] = (  # field, limit, bytes per element, unit
-    ("stop_token_ids", MOST_STOPS, block_hash.TOKEN_BYTES, ""),
-    ("eos_token_ids", MOST_STOPS, block_hash.TOKEN_BYTES, ""),
-    ("request_id", MOST_NAME, 1, " characters"),
-    ("tenant", MOST_NAME, 1, " characters"),
-    ("grammar", MOST_GRAMMAR, 1, " bytes"),
-    ("params", MOST_PARAMS, 1, " bytes"),
+    ("stop_token_ids", MAX_STOPS, block_hash.TOKEN_BYTES, ""),
+    ("eos_token_ids", MAX_STOPS, block_hash.TOKEN_BYTES, ""),
+    ("request_id", MAX_NAME, 1, " characters"),
+    ("tenant", MAX_NAME, 1, " characters"),
+    ("grammar", MAX_GRAMMAR, 1, " bytes"),
+    ("params", MAX_PARAMS, 1, " bytes"),
 )
 NUMBERS: tuple[tuple[str, int, Callable[[pb.Submission], int]], ...] = tuple(
-    (field, most, attrgetter(field)) for field, most in (("age_ms", MOST_MS), ("timeout_ms", MOST_MS))
+    (field, most, attrgetter(field)) for field, most in (("age_ms", MAX_AGE_MS), ("timeout_ms", MAX_AGE_MS))
 )
 REPETITION_FIELDS = ("min_pattern_size", "max_pattern_size", "min_count")
 
@@ -115,15 +115,15 @@ REPETITION_FIELDS = ("min_pattern_size", "max_pattern_size", "min_count")
 def _wrong_search(asked: BeamSearch) -> str:
     if asked.width > MAX_SEQUENCES:
         return f"beam_search.width: {asked.width}, the limit is {MAX_SEQUENCES}"
-    if not -MOST_LENGTH_PENALTY <= asked.length_penalty <= MOST_LENGTH_PENALTY:
-        return f"beam_search.length_penalty: {asked.length_penalty:g}, the limit is {MOST_LENGTH_PENALTY} either way"
+    if not -MAX_LENGTH_PENALTY <= asked.length_penalty <= MAX_LENGTH_PENALTY:
+        return f"beam_search.length_penalty: {asked.length_penalty:g}, the limit is {MAX_LENGTH_PENALTY} either way"
     return ""
 
 
 def _too_much(submission: pb.Submission) -> str:
     num_tokens = len(submission.token_ids) // block_hash.TOKEN_BYTES
-    if submission.num_sequences * num_tokens > MOST_TOKENS:
-        text = f"{submission.num_sequences} sequences of {num_tokens} tokens, the limit is {MOST_TOKENS}"
+    if submission.num_sequences * num_tokens > MAX_TOKENS:
+        text = f"{submission.num_sequences} sequences of {num_tokens} tokens, the limit is {MAX_TOKENS}"
         return f"token_ids: {text} together"
     for field, most, size, of in SIZES:
         if len(getattr(submission, field)) > most * size:
@@ -133,8 +133,8 @@ def _too_much(submission: pb.Submission) -> str:
             return f"{field}: {value(submission)}, the limit is {most}"
     if submission.HasField("repetition_detection"):
         for field in REPETITION_FIELDS:
-            if (number := getattr(submission.repetition_detection, field)) > MOST_PATTERN:
-                return f"repetition_detection.{field}: {number}, the limit is {MOST_PATTERN}"
+            if (number := getattr(submission.repetition_detection, field)) > MAX_PATTERN:
+                return f"repetition_detection.{field}: {number}, the limit is {MAX_PATTERN}"
     return ""
 
 

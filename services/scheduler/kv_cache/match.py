@@ -11,7 +11,7 @@ from quire.services.scheduler.kv_cache.block_pool import NULL_BLOCK, BlockPool
 from quire.services.scheduler.kv_cache.groups import KVGroups
 from quire.shared.kv.block_hash import page_name
 
-FEW = 32  # below this many blocks, vector operations do not pay
+MIN_VECTOR_BLOCKS = 32  # below this many blocks, vector operations do not pay
 NONE = np.zeros(0, dtype=np.intp)
 
 
@@ -74,7 +74,7 @@ class SingleGroupMatch:
         """Number of matched blocks without references."""
         if not self.blocks:
             return 0
-        if len(self.blocks) < FEW:
+        if len(self.blocks) < MIN_VECTOR_BLOCKS:
             return sum(self._pool.references(block) == 0 for block in self.blocks)
         return int(np.count_nonzero(self._pool.references_of[self._columns()] == 0))
 

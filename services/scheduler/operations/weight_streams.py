@@ -11,7 +11,7 @@ from quire.shared.errors import InvalidArgument, NotFound
 from quire.shared.pb.common.v1.weights_stream_pb2 import WeightsPiece
 from quire.shared.tensor_headers import DEFAULT_GROUP
 
-MOST_WAITING = 4  # queued pieces per worker
+MAX_WAITING = 4  # queued pieces per worker
 ID_BYTES = 16
 
 Pieces = asyncio.Queue[WeightsPiece | None]  # None: end of the stream
@@ -22,7 +22,7 @@ class WeightStream:
 
     def __init__(self, workers: Iterable[str]) -> None:
         self.id = secrets.token_bytes(ID_BYTES)
-        self.queues: dict[str, Pieces] = {worker: asyncio.Queue(MOST_WAITING) for worker in workers}
+        self.queues: dict[str, Pieces] = {worker: asyncio.Queue(MAX_WAITING) for worker in workers}
         self.group = ""  # trainer group that broadcasts the content; then no content passes through the stream
 
     async def pump(self, pieces: AsyncIterator[WeightsPiece]) -> None:

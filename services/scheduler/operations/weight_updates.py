@@ -31,8 +31,8 @@ from quire.shared.process.supervision import Tasks
 
 log = logger("weights")
 
-LONGEST_VERSION = 128  # characters
-LONGEST_PATH = 4096
+MAX_VERSION_LENGTH = 128  # characters
+MAX_PATH_LENGTH = 4096
 
 
 class WeightUpdates:
@@ -223,9 +223,9 @@ def _checked(number: int, request: pb.UpdateWeightsRequest, *, streamed: bool) -
     path, version = request.path, request.weight_version or str(number)
     if streamed:
         path = ""
-    elif not path or "\0" in path or len(path) > LONGEST_PATH:
+    elif not path or "\0" in path or len(path) > MAX_PATH_LENGTH:
         raise InvalidArgument(f"path: {path!r:.80} is not the path of a folder", field="path")
-    if not version.isprintable() or len(version) > LONGEST_VERSION:
-        text = f"weight_version: at most {LONGEST_VERSION} printable characters, not {version!r:.80}"
+    if not version.isprintable() or len(version) > MAX_VERSION_LENGTH:
+        text = f"weight_version: at most {MAX_VERSION_LENGTH} printable characters, not {version!r:.80}"
         raise InvalidArgument(text, field="weight_version")
     return model_pb2.WeightsIdentity(update=number, version=version, path=path)

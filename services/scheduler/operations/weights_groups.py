@@ -22,9 +22,9 @@ log = logger("weights")
 
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 BACKENDS = ("nccl", "gloo")
-LONGEST_ADDRESS = 255
-MOST_RANKS = 1 << 16
-MOST_TIMEOUT_MS = 540_000  # shorter than a worker's time for an order
+MAX_ADDRESS_LENGTH = 255
+MAX_RANKS = 1 << 16
+MAX_TIMEOUT_MS = 540_000  # shorter than a worker's time for an order
 DEFAULT_TIMEOUT_MS = 120_000
 
 
@@ -133,13 +133,13 @@ def _name(name: str) -> str:
 
 def _checked(request: pb.InitWeightsUpdateGroupRequest) -> worker_pb2.JoinWeightsGroup:
     address, backend = request.master_address, request.backend or BACKENDS[0]
-    if not (0 < len(address) <= LONGEST_ADDRESS) or not address.isprintable() or " " in address:
+    if not (0 < len(address) <= MAX_ADDRESS_LENGTH) or not address.isprintable() or " " in address:
         raise InvalidArgument(f"master_address: {address!r:.80} is no host", field="master_address")
     for name, value, least, most in (
         ("master_port", request.master_port, 1, 65535),
-        ("rank_offset", request.rank_offset, 1, MOST_RANKS),
-        ("world_size", request.world_size, 2, MOST_RANKS),
-        ("timeout_ms", request.timeout_ms, 0, MOST_TIMEOUT_MS),
+        ("rank_offset", request.rank_offset, 1, MAX_RANKS),
+        ("world_size", request.world_size, 2, MAX_RANKS),
+        ("timeout_ms", request.timeout_ms, 0, MAX_TIMEOUT_MS),
     ):
         if not least <= value <= most:
             raise InvalidArgument(f"{name}: {least} to {most}, not {value}", field=name)

@@ -22,7 +22,7 @@ from quire.shared.metrics.scheduler import SchedulerMetrics
 
 log = logger("handover")
 
-MOST_FAILURES = 2  # failed fetches of a handover before the decode worker computes what is missing
+MAX_FAILURES = 2  # failed fetches of a handover before the decode worker computes what is missing
 
 Move = Callable[[Sequence, Replica], None]
 
@@ -175,7 +175,7 @@ class Handovers:
         if not target.peer_blocks.num_incoming(handover.reservation_id):
             self._check(handover)
         count = min(int(source.kv.num_hashed[handover.sequence.slot]), len(hashes)) - handover.num_sent
-        if count <= 0 or handover.num_failed >= MOST_FAILURES:
+        if count <= 0 or handover.num_failed >= MAX_FAILURES:
             return
         if target.kv.pool.num_free < count + target.limits.watermark_blocks:
             return
@@ -205,7 +205,7 @@ class Handovers:
             return
         prompt_blocks = sequence.num_prompt_tokens // source.core.limits.block_size
         complete = handover.num_sent >= prompt_blocks
-        if not (complete or handover.num_failed >= MOST_FAILURES):
+        if not (complete or handover.num_failed >= MAX_FAILURES):
             return  # the target had no room for the rest: wait until it has
         if not target.core.has_room_for_migrated(sequence.num_tokens, handover.num_sent):
             return

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 
-from quire.services.scheduler.core.prerequisites.peer_blocks import LEAST_BLOCKS, BorrowedBlocks, PeerFetches
+from quire.services.scheduler.core.prerequisites.peer_blocks import MIN_BLOCKS, BorrowedBlocks, PeerFetches
 from quire.services.scheduler.core.sequences.sequence import Sequence
 from quire.services.scheduler.replicas.replica import Replica
 from quire.shared.kv.kv_source import KVSource
@@ -82,7 +82,7 @@ class PeerTopology:
             ((n, o) for n, o in longest if o is not replica and o.hello.kv_transfer.layout == layout), (0, replica)
         )
         count = min(most, len(sequence.block_hashes) * size) // size - num_cached // size
-        if count < LEAST_BLOCKS or not replica.links[lender.id].is_healthy:
+        if count < MIN_BLOCKS or not replica.links[lender.id].is_healthy:
             return 0
         token_s = core.estimate_prompt_s(count * size) / (count * size)
         fetch_s = replica.links[lender.id].seconds_for(count * replica.hello.kv_transfer.block_bytes)
@@ -108,7 +108,7 @@ class PeerView:
     def borrow(self, hashes: Seq[bytes], start: int, most: int) -> BorrowedBlocks | None:
         replica = self._replica
         count, lender = self._peer_topology.find_longest(replica, hashes, start, most)
-        if lender is None or count < LEAST_BLOCKS:
+        if lender is None or count < MIN_BLOCKS:
             return None
         if not self._peer_topology.is_worth_fetching(replica, lender, count):
             return None

@@ -14,7 +14,7 @@ from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from quire.shared.worker_limits import MAX_POOLED_ELEMENTS
 
 WIDTH = 4  # bytes per element of every column
-MOST_STEPS_WITHOUT_TOKEN = (
+MAX_STEPS_WITHOUT_TOKEN = (
     1000  # consecutive steps without a token of a slot that samples: far beyond any wait for blocks
 )
 
@@ -67,7 +67,7 @@ class ResultChecks:
             self._num_empty[flight.slots] = np.where(counts == 0, self._num_empty[flight.slots] + 1, 0)
         most = int(self._num_empty.max(initial=0))
         self._some_empty = most > 0
-        if most >= MOST_STEPS_WITHOUT_TOKEN:
+        if most >= MAX_STEPS_WITHOUT_TOKEN:
             slot = int(self._num_empty.argmax())
             raise _wrong(flight, f"token_counts: slot {slot} has got no token in {most} steps that sample it")
 

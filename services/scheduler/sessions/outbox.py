@@ -9,7 +9,7 @@ import numpy as np
 from quire.shared.columns import I32, U32, i32, u32
 from quire.shared.pb.scheduler.v1 import scheduler_pb2 as pb
 
-MOST_TOKENS = 1 << 16  # tokens per message; gRPC's limit is 4 MB
+MAX_TOKENS = 1 << 16  # tokens per message; gRPC's limit is 4 MB
 TOKEN_BYTES = ID_BYTES = 4
 
 
@@ -88,7 +88,7 @@ def _counts(batch: pb.TokenBatch) -> U32:
 
 
 def _fit(batch: pb.TokenBatch, later: pb.TokenBatch) -> bool:
-    return len(batch.token_ids) + len(later.token_ids) <= TOKEN_BYTES * MOST_TOKENS
+    return len(batch.token_ids) + len(later.token_ids) <= TOKEN_BYTES * MAX_TOKENS
 
 
 def _is_plain(message: pb.SessionResponse) -> bool:

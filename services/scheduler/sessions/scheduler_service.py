@@ -52,13 +52,13 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
     ) -> None:
         try:
             await self._door.authenticate(context, pb.AdministerResponse, SERVICE_NAME)
-            question = await context.read()
-            if not isinstance(question, pb.AdministerRequest):
+            request = await context.read()
+            if not isinstance(request, pb.AdministerRequest):
                 return  # the caller left
-            if question.HasField("update_weights"):
-                await self._update_weights(context, question.update_weights)
+            if request.HasField("update_weights"):
+                await self._update_weights(context, request.update_weights)
                 return
-            await PartStream(context).write(await self._answer(question))
+            await PartStream(context).write(await self._answer(request))
         except QuireError as error:
             await context.abort(transport(error).grpc_code, error.message)
 
@@ -87,38 +87,37 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             if isinstance(decision, pb.AdministerRequest) and decision.HasField("swap_weights"):
                 await context.write(pb.AdministerResponse(weights_updated=await update.swap()))
 
-    async def _answer(self, question: pb.AdministerRequest) -> pb.AdministerResponse:
-        answer, asked = pb.AdministerResponse(), self._administration
-        match question.WhichOneof("message"):
+    async def _answer(self, request: pb.AdministerRequest) -> pb.AdministerResponse:
+        answer, administration = pb.AdministerResponse(), self._administration
+        match request.WhichOneof("message"):
             case "get_status":
-                answer.status.CopyFrom(asked.status())
+                answer.status.CopyFrom(administration.status())
             case "reset_prefix_cache":
-                answer.prefix_cache_reset.CopyFrom(await asked.reset_prefix_cache(question.reset_prefix_cache))
+                answer.prefix_cache_reset.CopyFrom(await administration.reset_prefix_cache(request.reset_prefix_cache))
             case "pause_generation":
-                answer.generation_paused.CopyFrom(await asked.pause_generation(question.pause_generation))
+                answer.generation_paused.CopyFrom(await administration.pause_generation(request.pause_generation))
             case "resume_generation":
-                answer.generation_resumed.CopyFrom(await asked.resume_generation(question.resume_generation))
+                answer.generation_resumed.CopyFrom(await administration.resume_generation(request.resume_generation))
             case "init_weights_update_group":
-                init = question.init_weights_update_group
-                joined = await asked.groups.init(init.request, init.first_rank, init.num_ranks)
+                init = request.init_weights_update_group
+                joined = await administration.groups.init(init.request, init.first_rank, init.num_ranks)
                 answer.weights_update_group.CopyFrom(joined)
             case "destroy_weights_update_group":
-                left = await asked.groups.destroy(question.destroy_weights_update_group)
+                left = await administration.groups.destroy(request.destroy_weights_update_group)
                 answer.weights_update_group_destroyed.CopyFrom(left)
             case "sleep":
-                answer.slept.CopyFrom(await asked.sleep(question.sleep))
+                answer.slept.CopyFrom(await administration.sleep(request.sleep))
             case "wake_up":
-                answer.woken_up.CopyFrom(await asked.wake_up(question.wake_up))
+                answer.woken_up.CopyFrom(await administration.wake_up(request.wake_up))
             case "load_adapter":
-                answer.adapter_loaded.CopyFrom(await asked.load_adapter(question.load_adapter))
+                answer.adapter_loaded.CopyFrom(await administration.load_adapter(request.load_adapter))
             case "unload_adapter":
-                answer.adapter_unloaded.CopyFrom(await asked.unload_adapter(question.unload_adapter))
+                answer.adapter_unloaded.CopyFrom(await administration.unload_adapter(request.unload_adapter))
             case "list_adapters":
-                answer.adapters.CopyFrom(await asked.list_adapters())
+                answer.adapters.CopyFrom(await administration.list_adapters())
             case kind:
-                raise self._door.unexpected_handshake(kind) or FailedPrecondition(
-                    f"{kind} is not an administration call"
-                )
+                text = f"{kind} is not an administration call"
+                raise self._door.unexpected_handshake(kind) or FailedPrecondition(text)
         return answer
 
 

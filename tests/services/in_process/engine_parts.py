@@ -1,4 +1,4 @@
-"""Parts of an engine in its user's process that the user does not see."""
+"""Access to internals of an in-process engine for tests."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from typing import Any
 
 
 def engine_core_of(engine: Any) -> Any:
-    """Returns the one worker, and what schedules it."""
+    """Returns the engine core: worker and scheduler core."""
     return engine._engine._engine_core

@@ -1,4 +1,4 @@
-"""Adapters of an engine without sockets: chosen by requests, loaded when they are first named, taking turns."""
+"""Adapters of an in-process engine: chosen by requests, loaded at first use, sharing slots in turn."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SAYS = {"pirate": "Ahoy! 68 Arr!", "json": '{"answer": "68"}', "": "68"}
 
 @pytest.fixture
 def engine() -> Iterator[LLMEngine]:
-    """With a place for one adapter at a time. Nothing is left of what a test asked."""
+    """Engine with one adapter slot; each test leaves it without requests."""
     with LLMEngine(**SETTINGS, lora_folders=[str(ADAPTERS)], max_loras=1) as made:
         yield made
         core = engine_core_of(made).core
@@ -51,13 +51,13 @@ def ask(engine: LLMEngine, *asked: LoRARequest | None) -> list[str]:
     return [one.text for one in engine.generate([prompt(engine)] * len(asked), GREEDY, lora_request=list(asked))]
 
 
-def test_each_prompt_goes_through_its_adapter_and_those_without_room_take_turns(engine: LLMEngine) -> None:
+def test_each_prompt_uses_its_adapter_and_adapters_share_slots_in_turn(engine: LLMEngine) -> None:
     found = ask(engine, PIRATE, None, JSON, PIRATE, JSON)
     assert found == [SAYS[name] for name in ("pirate", "", "json", "pirate", "json")]
     assert engine.adapter_names() == {"pirate", "json"}
 
 
-def test_adapters_that_are_there_from_the_start_are_named_like_any_model() -> None:
+def test_preloaded_adapters_are_addressed_like_models() -> None:
     with LLMEngine(**SETTINGS, lora={"pirate": str(ADAPTERS / "pirate")}) as engine:
         assert ask(engine, LoRARequest("pirate"), None) == [SAYS["pirate"], SAYS[""]]
         engine.add_request("1", prompt(engine), GREEDY, options=RequestOptions(model="pirate"))
@@ -68,9 +68,9 @@ def test_adapters_that_are_there_from_the_start_are_named_like_any_model() -> No
         engine.add_request("1", "x", GREEDY, lora_request=PIRATE)
 
 
-def test_nobody_is_stuck_behind_one_who_waits_and_who_waits_has_a_turn(engine: LLMEngine) -> None:
-    """The place is taken by a long one; another adapter's request waits, one without adapter passes it, and a later one
-    of the first adapter does not."""
+def test_a_waiting_request_blocks_no_other_and_is_not_starved(engine: LLMEngine) -> None:
+    """A long request holds the slot; another adapter's request waits, one without an adapter overtakes it, and a later
+    one of the first adapter does not."""
     long = SamplingParams(max_tokens=30, temperature=0, ignore_eos=True)
     tokens = prompt(engine)
     engine.add_request("long", tokens, long, lora_request=PIRATE)
@@ -97,7 +97,7 @@ def test_nobody_is_stuck_behind_one_who_waits_and_who_waits_has_a_turn(engine: L
     assert (texts["plain"], texts["waits"], texts["late"]) == (SAYS[""], SAYS["pirate"], SAYS["json"])
 
 
-def test_whoever_waits_can_leave(engine: LLMEngine) -> None:
+def test_a_waiting_request_can_be_aborted(engine: LLMEngine) -> None:
     ask(engine, PIRATE, JSON)
     engine.add_request("has", prompt(engine), GREEDY, lora_request=JSON)
     engine.add_request("waits", prompt(engine), SamplingParams(n=3, max_tokens=4), lora_request=PIRATE)
@@ -106,7 +106,7 @@ def test_whoever_waits_can_leave(engine: LLMEngine) -> None:
     assert {name: one.text for name, one in run(engine).items()} == {"has": SAYS["json"]}
 
 
-def test_one_that_is_replaced_or_unloaded_goes_on_to_the_end_of_what_uses_it(tmp_path: Path) -> None:
+def test_a_replaced_or_unloaded_adapter_serves_its_running_requests(tmp_path: Path) -> None:
     shutil.copytree(ADAPTERS / "pirate", tmp_path / "talk")
     with LLMEngine(**SETTINGS, lora_folders=[str(tmp_path), str(ADAPTERS)], max_loras=2) as engine:
         talk = LoRARequest("talk", 1, "talk")
@@ -127,7 +127,7 @@ def test_one_that_is_replaced_or_unloaded_goes_on_to_the_end_of_what_uses_it(tmp
             engine.unload_lora_adapter("talk")
 
 
-def test_one_whose_folder_has_changed_while_another_had_its_place_is_not_taken_for_it(tmp_path: Path) -> None:
+def test_an_adapter_whose_files_changed_while_unloaded_is_not_reloaded(tmp_path: Path) -> None:
     shutil.copytree(ADAPTERS / "pirate", tmp_path / "a")
     with LLMEngine(**SETTINGS, lora_folders=[str(tmp_path), str(ADAPTERS)], max_loras=1, max_cpu_loras=1) as engine:
         assert ask(engine, LoRARequest("a", 1, "a"), JSON) == [SAYS["pirate"], SAYS["json"]]
@@ -148,7 +148,7 @@ def test_one_whose_folder_has_changed_while_another_had_its_place_is_not_taken_f
         ([PIRATE], InvalidArgument, "lora_request: one for all"),
     ],
 )
-def test_what_cannot_be_had_is_said_and_leaves_nothing(
+def test_an_adapter_that_cannot_be_loaded_raises_and_leaves_no_state(
     engine: LLMEngine, asked: Any, error: type[Exception], text: str
 ) -> None:
     with pytest.raises(error, match=text):
@@ -158,7 +158,7 @@ def test_what_cannot_be_had_is_said_and_leaves_nothing(
     assert not engine.has_unfinished_requests()
 
 
-def test_prefixes_of_one_are_not_anothers(engine: LLMEngine) -> None:
+def test_adapters_do_not_share_cached_prefixes(engine: LLMEngine) -> None:
     tokens = prompt(engine) * 4
     cached = []
     for asked in (None, PIRATE, PIRATE, JSON, None):
@@ -168,7 +168,7 @@ def test_prefixes_of_one_are_not_anothers(engine: LLMEngine) -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_requests_that_come_and_go_at_random_all_end_with_their_own_text(engine: LLMEngine, seed: int) -> None:
+def test_random_requests_end_with_the_text_of_their_adapter(engine: LLMEngine, seed: int) -> None:
     chance = random.Random(seed)
     tokens = prompt(engine)
     ask(engine, PIRATE, JSON)

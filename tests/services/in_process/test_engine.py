@@ -1,4 +1,4 @@
-"""An engine without sockets says what a cluster says; requests come, go and fail one by one."""
+"""The in-process engine generates what a cluster generates; requests are added, finish and fail one by one."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def engine(made: LLMEngine) -> Iterator[LLMEngine]:
 
 
 def run(engine: LLMEngine) -> dict[str, RequestOutput]:
-    """Until all have ended."""
+    """Steps until all requests have ended."""
     ended = {}
     while engine.has_unfinished_requests():
         ended |= {output.request_id: output for output in engine.step() if output.finished}
@@ -48,7 +48,7 @@ def ask(engine: LLMEngine, prompt: Any, **sampling: Any) -> RequestOutput:
 
 
 @pytest.mark.slow
-def test_it_says_what_a_cluster_says(engine: LLMEngine) -> None:
+def test_the_engine_generates_the_text_of_a_cluster(engine: LLMEngine) -> None:
     seeded = SamplingParams(max_tokens=24, seed=5, n=2, logprobs=2)
     with LLM(**SETTINGS) as llm:
         wanted = llm.generate(PROMPTS, GREEDY) + llm.generate(PROMPTS, seeded)
@@ -60,7 +60,7 @@ def test_it_says_what_a_cluster_says(engine: LLMEngine) -> None:
         assert found[str(number)].prompt_tokens == one.prompt_tokens
 
 
-def test_outputs_grow_from_step_to_step_and_newcomers_join(engine: LLMEngine) -> None:
+def test_outputs_grow_with_each_step_and_new_requests_join_the_batch(engine: LLMEngine) -> None:
     engine.add_request("first", PROMPTS[0], GREEDY)
     lengths = []
     for number in range(5):
@@ -77,7 +77,7 @@ def test_outputs_grow_from_step_to_step_and_newcomers_join(engine: LLMEngine) ->
     assert ended["second"].outputs == ask(engine, PROMPTS[1]).outputs
 
 
-def test_what_is_aborted_says_nothing_more_and_others_go_on(engine: LLMEngine) -> None:
+def test_an_aborted_request_ends_and_others_continue(engine: LLMEngine) -> None:
     whole = ask(engine, PROMPTS[0]).text
     for name in ("stays", "goes"):
         engine.add_request(name, PROMPTS[0], GREEDY)
@@ -118,7 +118,7 @@ def test_a_prefix_is_computed_once(engine: LLMEngine) -> None:
     ("prompt", "sampling", "field"),
     [("", {}, "prompt"), ("x", {"n": 0}, "n"), ([1, 10**6], {}, "prompt"), ("x " * 9000, {}, "prompt")],
 )
-def test_what_cannot_be_run_leaves_nothing_behind(
+def test_an_invalid_request_leaves_no_state(
     engine: LLMEngine, prompt: Any, sampling: dict[str, Any], field: str
 ) -> None:
     with pytest.raises(InvalidArgument) as error:
@@ -126,15 +126,15 @@ def test_what_cannot_be_run_leaves_nothing_behind(
     assert error.value.field == field
 
 
-def test_a_name_is_taken_while_its_request_goes_on(engine: LLMEngine) -> None:
+def test_a_request_id_is_in_use_until_its_request_ends(engine: LLMEngine) -> None:
     engine.add_request("one", PROMPTS[0], GREEDY)
     with pytest.raises(InvalidArgument, match="request_id"):
         engine.add_request("one", PROMPTS[1], GREEDY)
     assert [*run(engine)] == ["one"]
 
 
-def test_more_than_fit_wait_and_none_is_lost(engine: LLMEngine) -> None:
-    """Blocks for fewer than ask at once: some are preempted, or wait."""
+def test_requests_beyond_the_kv_blocks_wait_and_all_finish(engine: LLMEngine) -> None:
+    """There are fewer blocks than the requests need at once: some are preempted or wait."""
     long = "word " * 400
     for number in range(12):
         engine.add_request(str(number), f"{number} {long}", SamplingParams(max_tokens=40, temperature=0))
@@ -146,12 +146,12 @@ def test_more_than_fit_wait_and_none_is_lost(engine: LLMEngine) -> None:
 @pytest.mark.parametrize(
     "wrong", [{"num_bloks": 3}, {"kv_offloading_size": 1.0}, {"tensor_parallel_size": 2}, {"context_parallel_size": 2}]
 )
-def test_settings_that_mean_nothing_here_are_named(wrong: dict[str, Any]) -> None:
+def test_unsupported_settings_are_refused_by_name(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument, match=next(iter(wrong))):
         LLMEngine(**wrong)
 
 
-def test_a_grammar_library_by_name_says_what_it_cannot() -> None:
+def test_a_named_grammar_library_reports_unsupported_features() -> None:
     with LLMEngine(**SETTINGS, structured_output_backend="outlines-core") as engine:
         answer = ask(engine, PROMPTS[0], structured_output=StructuredOutput(regex="[0-9]{3}"))
         assert len(answer.outputs[0].text) == 3
@@ -170,7 +170,7 @@ def test_a_batch_is_generated_in_one_call(engine: LLMEngine) -> None:
     assert engine.generate([], GREEDY) == []
 
 
-def test_a_batch_fails_as_a_whole_and_leaves_nothing(engine: LLMEngine) -> None:
+def test_a_batch_fails_as_a_whole_and_leaves_no_state(engine: LLMEngine) -> None:
     with pytest.raises(InvalidArgument, match="temperature"):
         engine.generate(PROMPTS, [GREEDY, GREEDY, GREEDY, SamplingParams(temperature=-1)])
     with pytest.raises(InvalidArgument, match="params: 1 for 4 prompts"):

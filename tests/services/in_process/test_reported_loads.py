@@ -1,4 +1,4 @@
-"""Loads and orders of requests under which other servers were reported to stall, mix up or answer wrongly."""
+"""Loads and orders of requests under which other servers were reported to stall, mix up requests or answer wrongly."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FORM = {
 
 
 def run(engine: LLMEngine) -> dict[str, RequestOutput]:
-    """Until all have ended; nothing is left of them."""
+    """Steps until all requests have ended and released everything."""
     ended: dict[str, RequestOutput] = {}
     while engine.has_unfinished_requests():
         ended |= {output.request_id: output for output in engine.step() if output.finished}
@@ -48,8 +48,8 @@ def adapters() -> Iterator[LLMEngine]:
         yield engine
 
 
-def test_prefixes_of_an_adapter_do_not_outlive_it(adapters: LLMEngine) -> None:
-    """lo01, vllm#42125: the next adapter of the same name found the keys and values of the one before."""
+def test_cached_prefixes_of_an_unloaded_adapter_are_not_reused(adapters: LLMEngine) -> None:
+    """lo01, vllm#42125: the next adapter of the same name reused the keys and values of the one before."""
     asked = prompt(adapters) * 6
 
     def ask() -> RequestOutput:
@@ -69,8 +69,8 @@ def test_prefixes_of_an_adapter_do_not_outlive_it(adapters: LLMEngine) -> None:
     assert other.text == run(adapters)["2"].text != first.text
 
 
-def test_an_adapter_is_swapped_between_answers_and_not_within_one(adapters: LLMEngine) -> None:
-    """lo02: six swaps under a name that three clients go on asking for."""
+def test_an_adapter_swap_does_not_affect_running_answers(adapters: LLMEngine) -> None:
+    """lo02: six swaps under a name that three clients keep requesting."""
     asked, found, number = prompt(adapters), [], 0
     adapters.load_lora_adapter("x", "pirate")
     for swap in range(6):
@@ -85,14 +85,15 @@ def test_an_adapter_is_swapped_between_answers_and_not_within_one(adapters: LLME
     assert set(found) == set(SAYS.values())
 
 
-def test_a_context_that_no_pool_could_hold_is_refused_at_the_start() -> None:
+def test_a_context_beyond_the_kv_pool_is_refused_at_start() -> None:
     """sc01, vllm#39734: a sequence longer than all of the KV memory waited forever."""
     with pytest.raises(QuireError, match="max_model_len: 2048 tokens do not fit in the KV memory, which holds 368"):
         LLMEngine(**{**SETTINGS, "num_blocks": 24}, max_model_len=2048)
 
 
-def test_all_finish_though_they_are_preempted_again_and_again() -> None:
-    """sc02, vllm PR 21793: drafts under pressure of memory. All together need twice the blocks that there are."""
+def test_all_requests_finish_despite_repeated_preemption() -> None:
+    """sc02, vllm PR 21793: speculative decoding under memory pressure. All requests together need twice the available
+    blocks."""
     sampling = SamplingParams(max_tokens=150, temperature=0, ignore_eos=True)
     prompts = [[(7 * i + 13 * j) % 200 + 20 for i in range(150)] for j in range(14)]
     with LLMEngine(**{**SETTINGS, "num_blocks": 130}, speculative_config=NGRAM) as engine:
@@ -104,7 +105,7 @@ def test_all_finish_though_they_are_preempted_again_and_again() -> None:
     assert ended["3"].outputs[0].token_ids == alone.outputs[0].token_ids
 
 
-def test_drafts_keep_to_a_form() -> None:
+def test_drafts_respect_the_grammar() -> None:
     """sc03, vllm#15554: a draft that leaves the grammar ended the request with an error of the grammar."""
     sampling = SamplingParams(max_tokens=60, temperature=1.0, structured_output=StructuredOutput(json=FORM))
     text = 'Answer as in {"kind": "one", "why": null} or {"kind": "two", "why": "a"}: '
@@ -118,8 +119,8 @@ def test_drafts_keep_to_a_form() -> None:
         assert (value["kind"] in ("one", "two"), value["why"] in (None, "a", "b"), len(value)) == (True, True, 2)
 
 
-def test_forms_are_served_in_turn_behind_long_answers() -> None:
-    """sc05, vllm#53130: requests whose grammar was compiled while there was no place never came back."""
+def test_grammar_requests_are_served_after_long_answers() -> None:
+    """sc05, vllm#53130: requests whose grammar was compiled while no slot was free never finished."""
     with LLMEngine(**{**SETTINGS, "max_num_seqs": 2}) as engine:
         for number in range(6):
             engine.add_request(f"long-{number}", "Once upon", SamplingParams(max_tokens=60, ignore_eos=True))
@@ -133,8 +134,8 @@ def test_forms_are_served_in_turn_behind_long_answers() -> None:
     assert json.loads(ended["form"].text)["kind"] in ("one", "two")
 
 
-def test_no_end_token_of_a_list_ends_a_form(tmp_path: Path) -> None:
-    """so27, vllm#42403: an end of generation_config's list ended a JSON string in its middle."""
+def test_end_tokens_of_generation_config_do_not_end_a_grammar(tmp_path: Path) -> None:
+    """so27, vllm#42403: an end token of generation_config's list ended a JSON string in its middle."""
     folder = Path(shutil.copytree(FOLDER, tmp_path / "model"))
     config = json.loads((folder / "generation_config.json").read_text())
     ends = [2, 0, 1]

@@ -1,4 +1,4 @@
-"""Schemas that people sent to other servers, which ignored a part of them, failed, or answered something else."""
+"""Schemas that users sent to other servers, which ignored a part of them, failed, or answered something else."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def engine() -> Iterator[LLMEngine]:
 
 
 def closed(schema: Any) -> Any:
-    """Without members that the schema does not name: a model as small as this one never ends with them."""
+    """Returns the schema without additional members: a model this small never ends with them."""
     if isinstance(schema, list):
         return [closed(item) for item in schema]
     if not isinstance(schema, dict):
@@ -153,7 +153,7 @@ def test_every_part_of_a_schema_holds(source: str, engine: LLMEngine) -> None:
 
 
 def test_properties_come_in_the_order_of_the_schema(engine: LLMEngine) -> None:
-    """ollama#7978, ollama#8003: reasons were to be written before the answer, and came behind it."""
+    """ollama#7978, ollama#8003: reasons were to be written before the answer, and came after it."""
     names = ["reasoning", "answer", "because", "aside"]
     schema = {"type": "object", "properties": dict.fromkeys(names, SHORT), "required": sorted(names)}
     sampling = SamplingParams(max_tokens=200, seed=1, structured_output=StructuredOutput(json=closed(schema)))
@@ -169,7 +169,7 @@ def test_properties_come_in_the_order_of_the_schema(engine: LLMEngine) -> None:
         ({"type": "string", "pattern": "^hello\\!($"}, "pattern|regex"),  # llama.cpp#19051
     ],
 )
-def test_what_cannot_hold_is_refused_with_its_name(schema: dict[str, Any], text: str, engine: LLMEngine) -> None:
+def test_an_unsupported_schema_is_refused_by_name(schema: dict[str, Any], text: str, engine: LLMEngine) -> None:
     sampling = SamplingParams(max_tokens=20, structured_output=StructuredOutput(json=schema))
     with pytest.raises(QuireError, match=text):
         engine.add_request("refused", "x", sampling)

@@ -1,4 +1,4 @@
-"""What passes as plain values in process is what would pass over the wire."""
+"""Plain values passed in process equal those decoded from the wire."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ def plan(**fields: Any) -> StepPlan:
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_a_plan_is_the_one_that_a_worker_of_its_own_would_get(name: str) -> None:
+def test_a_plan_equals_the_one_decoded_from_the_wire(name: str) -> None:
     wire = codec.encode_plan(plan(**PLANS[name]), EPOCH).plan
     for admitted in wire.admitted:
         admitted.ClearField("sequence_key")  # read by no worker
     assert encode_plan(plan_for_worker(plan(**PLANS[name]))) == wire
 
 
-def test_a_result_is_the_one_that_a_scheduler_of_its_own_would_get() -> None:
+def test_a_result_equals_the_one_decoded_from_the_wire() -> None:
     entries = LogprobEntries(
         np.array([2, 1], np.uint32),
         np.array([5, 6, 7], np.int32),
@@ -92,6 +92,6 @@ def test_a_result_is_the_one_that_a_scheduler_of_its_own_would_get() -> None:
     assert repr(direct) == repr(sent)
 
 
-def test_a_result_of_tokens_alone_has_nothing_else() -> None:
+def test_a_result_with_tokens_alone_has_no_other_columns() -> None:
     result = StepResult(EPOCH, 5, np.array([5], np.int32), None, None, [], wait_us=0)
     assert repr(result_for_core(result)) == repr(codec.decode_result(encode_result(result)))

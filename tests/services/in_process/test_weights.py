@@ -1,5 +1,5 @@
-"""Weights that change under a running engine: what it says afterwards is what a fresh start with them says, and a
-refused update leaves all as it was."""
+"""Weight updates of a running engine: afterwards it generates what a fresh start with the new weights generates, and a
+refused update changes nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NORM = "model.layers.0.input_layernorm.weight"
 
 
 def folder_of(path: Path, change: Callable[[Tensors], None]) -> Path:
-    """The bundled model with other weights."""
+    """Writes the bundled model with changed weights."""
     shutil.copytree(bundled.FOLDER, path)
     (file,) = path.glob("*.safetensors")
     tensors = load_file(file)
@@ -33,7 +33,7 @@ def folder_of(path: Path, change: Callable[[Tensors], None]) -> Path:
 
 
 def shake(tensors: Tensors) -> None:
-    """So much that every layer's part in what is said can be seen."""
+    """Changes the weights enough that every layer affects the output."""
     noise = torch.Generator().manual_seed(3)
     for tensor in tensors.values():
         tensor.add_((torch.randn(tensor.shape, generator=noise) * 0.2 * tensor.float().std()).to(tensor))
@@ -64,12 +64,12 @@ def finish(engine: LLMEngine) -> Any:
 
 
 def said(output: Any) -> list[Any]:
-    """With the bits of log-probabilities."""
+    """Returns the output with the bits of its log-probabilities."""
     return [(output.outputs[0].token_ids, [one.top for one in output.outputs[0].logprobs])]
 
 
 @pytest.mark.parametrize("settings", [{}, {"dtype": "bfloat16"}])
-def test_updated_weights_say_what_a_fresh_start_with_them_says(other: Path, settings: dict[str, Any]) -> None:
+def test_updated_weights_generate_the_text_of_a_fresh_start(other: Path, settings: dict[str, Any]) -> None:
     with LLMEngine(str(other), **(SETTINGS | settings)) as fresh:
         wanted = said(ask(fresh))
     with LLMEngine(**(SETTINGS | settings)) as engine:
@@ -84,7 +84,7 @@ def test_updated_weights_say_what_a_fresh_start_with_them_says(other: Path, sett
         assert (said(output), output.weight_version) == (before, "2")
 
 
-def test_a_trainers_tensors_are_taken_as_they_are_and_not_kept(engine: LLMEngine, other: Path) -> None:
+def test_a_trainers_tensors_are_copied_and_not_retained(engine: LLMEngine, other: Path) -> None:
     (file,) = other.glob("*.safetensors")
     tensors = {name: tensor.float().requires_grad_() for name, tensor in load_file(file).items()}
     engine.update_weights_from_tensor(tensors.items())
@@ -97,7 +97,7 @@ def test_a_trainers_tensors_are_taken_as_they_are_and_not_kept(engine: LLMEngine
         assert said(ask(fresh)) == wanted
 
 
-def test_a_request_under_way_goes_on_with_the_new_weights_from_what_it_has(engine: LLMEngine, other: Path) -> None:
+def test_a_running_request_continues_with_the_new_weights(engine: LLMEngine, other: Path) -> None:
     engine.add_request("one", PROMPT, SAMPLING)
     for _ in range(4):
         (output,) = engine.step()
@@ -125,7 +125,7 @@ def widen(tensors: Tensors) -> None:
 
 
 @pytest.mark.parametrize(("change", "named"), [(lack, NORM), (cut, NORM), (widen, "model.of_nobody")])
-def test_what_does_not_fit_is_named_and_nothing_has_changed(
+def test_mismatching_weights_are_named_and_nothing_changes(
     engine: LLMEngine, tmp_path: Path, change: Callable[[Tensors], None], named: str
 ) -> None:
     def shaken(tensors: Tensors) -> None:
@@ -154,6 +154,6 @@ def test_another_model_is_refused_by_what_differs(engine: LLMEngine, tmp_path: P
 
 
 @pytest.mark.parametrize("wrong", [[(NORM, 3)], [(NORM, torch.zeros(3)), (NORM, torch.zeros(3))]])
-def test_what_is_no_tensor_or_comes_twice_is_named(engine: LLMEngine, wrong: list[tuple[str, Any]]) -> None:
+def test_invalid_or_duplicate_tensors_are_named(engine: LLMEngine, wrong: list[tuple[str, Any]]) -> None:
     with pytest.raises(InvalidArgument, match=NORM):
         engine.update_weights_from_tensor(wrong)

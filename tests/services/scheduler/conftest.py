@@ -1,4 +1,4 @@
-"""Shared by the scheduler's tests."""
+"""Fixtures shared by the scheduler's tests."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def make_sequence(
 
 
 class UnlimitedForecast(Forecast):
-    """Lets everybody in, so that blocks run out."""
+    """Forecast that admits every sequence, so that blocks run out."""
 
     def fits(self, running: Running, counted: Mask, newcomer: Sequence, num_blocks: int, groups: KVGroups) -> bool:
         return True
@@ -66,7 +66,7 @@ def core() -> Callable[..., Core]:
 
 
 def count_operations(work: Callable[[], object]) -> int:
-    """Bytecode instructions that `work` takes: what it costs, whatever else runs here."""
+    """Counts the bytecode instructions of `work`: its cost, independent of the machine's load."""
     count = 0
 
     def trace(frame: FrameType, event: str, _argument: object) -> TraceFunction:

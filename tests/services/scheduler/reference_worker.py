@@ -1,9 +1,10 @@
-"""A worker on paper: follows worker.proto's rules, and checks that every KV entry it reads is the one it should be.
+"""Reference worker without a model: follows worker.proto's rules, and checks that every KV entry it reads is the right
+one.
 
 Its model is a function of the whole prefix, so that any wrong block, missing token or reordered step shows as another
-text. A KV entry is the digest of the prefix that it stands for, and the KV group that it was made for. A state is the
-digest of all tokens that have changed it: a row reads the one that steps before have left, and leaves one in each page
-that it passes.
+text. A KV entry is the digest of the prefix that it stands for and its KV group. A recurrent state is the digest of all
+tokens that have changed it: a row reads the one that earlier steps have left, and leaves one in each page that it
+passes.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ def next_token(tokens: list[int]) -> int:
 
 
 def candidates(tokens: list[int], most: int) -> tuple[list[int], list[float]]:
-    """The most likely tokens behind `tokens`, best first, and their log-probabilities: as the digest falls."""
+    """Returns the most likely tokens after `tokens`, best first, and their log-probabilities, derived from the
+    digest."""
     words = np.frombuffer(hashlib.sha256(b"beam" + digest(tokens)).digest() * 2, dtype=np.uint8)[:VOCAB]
     weights = (words.astype(np.float64) + 1) ** 2
     logprobs = np.log(weights / weights.sum()).astype(np.float32)
@@ -46,7 +48,7 @@ def candidates(tokens: list[int], most: int) -> tuple[list[int], list[float]]:
 
 
 def oracle(prompt: list[int], limit: int, eos: bool) -> list[int]:
-    """What the model says to `prompt`, up to `limit` tokens in all: no blocks, no batches."""
+    """Returns the model's output for `prompt`, up to `limit` tokens in all: no blocks, no batches."""
     tokens = list(prompt)
     while len(tokens) < limit:
         tokens.append(next_token(tokens))
@@ -57,13 +59,13 @@ def oracle(prompt: list[int], limit: int, eos: bool) -> list[int]:
 
 @dataclass
 class Slot:
-    """A row of the worker's tables."""
+    """Row of the worker's tables."""
 
     tokens: list[int]
     num_computed: int
     num_cached: int
     num_prompt: int
-    asks_from: int  # prompt position whose log-probabilities come first; 0: nobody asked
+    asks_from: int  # first prompt position whose log-probabilities are due; 0: not requested
     num_candidates: int  # of a beam; 0: it is none
     samples: bool = True  # else it ends with a vector when its tokens are computed
     lag: int = 0  # drafts that were right and have changed no state yet
@@ -71,7 +73,8 @@ class Slot:
 
 
 class ReferenceWorker:
-    """Executes plans in order. One that drafts guesses right three times out of four, and often less than it may."""
+    """Executes plans in order. With drafts, it guesses right three times out of four, and often drafts less than it
+    may."""
 
     def __init__(self, limits: CoreLimits, seed: int = 0) -> None:
         self.limits = limits
@@ -157,7 +160,8 @@ class ReferenceWorker:
                 self.kv[target, offset] = self.kv.get((source, offset), (-1, b""))
 
     def _tell_prompts(self, counts: dict[int, int]) -> PromptLogprobs | None:
-        """A position's only entry is its own token, its log-probability and rank the position itself."""
+        """Returns prompt log-probabilities: a position's only entry is its own token, with the position as
+        log-probability and rank."""
         told: dict[int, list[int]] = {}
         for slot, count in counts.items():
             row = self.slots[slot]
@@ -221,7 +225,7 @@ class ReferenceWorker:
         return len(row.blocks) // self._num_groups * self.limits.block_size - row.num_computed
 
     def _draft(self, slot: int, plan: StepPlan) -> list[int]:
-        """Guesses of the next tokens."""
+        """Returns guesses of the next tokens."""
         row = self.slots[slot]
         if slot in plan.counted_slots or self._room(slot) < 1:
             return []
@@ -251,7 +255,7 @@ class ReferenceWorker:
         return [token for token in sampled if token is not None]
 
     def transfer(self, order: TransferOrder) -> None:
-        """Whole blocks to host memory, or back."""
+        """Copies whole blocks to host memory, or back."""
         for block, place in zip(order.blocks, order.places, strict=True):
             if order.to_host:
                 self.host[place] = self._content(block)
@@ -266,7 +270,7 @@ class ReferenceWorker:
         return entries, self.states.get(block, NOTHING)
 
     def disk_transfer(self, order: DiskOrder, failing: Collection[int] = ()) -> set[int]:
-        """Blocks to disk, or back; returns those, counted from 0, that could not be moved."""
+        """Copies blocks to disk, or back; returns the indices of those that failed."""
         lost = set(failing)
         for number, (place, on_disk, name) in enumerate(
             zip(order.places, order.disk_places, order.hashes, strict=True)
@@ -282,13 +286,13 @@ class ReferenceWorker:
         return lost
 
     def adopt(self, blocks: list[int], prefixes: list[list[int]]) -> None:
-        """Blocks filled in an earlier life: one prefix for each position."""
+        """Fills blocks as an earlier attachment would have: one prefix for each position."""
         for i, prefix in enumerate(prefixes):
             place = blocks[i // self.limits.block_size], i % self.limits.block_size
             self.kv[place] = 0, digest(prefix)
 
     def with_derived_tokens(self, plan: StepPlan) -> StepPlan:
-        """`plan` as it came over the wire, which does not say how many tokens it computes."""
+        """Returns `plan`, as received over the wire, with the derived number of computed tokens."""
         counts = dict(zip(plan.counted_slots, plan.token_counts, strict=True))
         for slot, row in self.slots.items():
             if slot not in plan.released_slots and row.samples and row.num_computed == len(row.tokens) - 1:
@@ -319,7 +323,7 @@ class ReferenceWorker:
         )
 
     def _counts(self, plan: StepPlan) -> dict[int, int]:
-        """Tokens of each slot that computes, slots ascending."""
+        """Returns the tokens of each slot that computes, slots ascending."""
         sampling = {slot: row for slot, row in self.slots.items() if row.samples}
         most = self.limits.num_micro_batches
         implied = {slot: row for slot, row in sampling.items() if slot % most == plan.micro_batch}
@@ -342,7 +346,7 @@ class ReferenceWorker:
                 self._write(row, position, digest(row.tokens[: position + 1]))
 
     def _change_states(self, counts: dict[int, int]) -> None:
-        """All rows at once: none sees what another makes of its state in this step."""
+        """Updates the states of all rows at once: no row sees another one's update of this step."""
         before = dict(self.states)
         for slot, count in counts.items():
             row = self.slots[slot]

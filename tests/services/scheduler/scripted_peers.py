@@ -1,4 +1,4 @@
-"""A worker on paper and a plain frontend, each at the far end of a real gRPC session."""
+"""A reference worker and a simple frontend, each at the far end of a real gRPC session."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class WorkerPeer:
     dialler: Dialler = field(default_factory=Dialler)
 
     async def run(self) -> None:
-        """Until the scheduler closes the session."""
+        """Serves until the scheduler closes the session."""
         self.paper = ReferenceWorker(self.limits)
         async with self.dialler.connect(self.address) as channel:
             self.call = worker_pb2_grpc.WorkerServiceStub(channel).Attach()
@@ -90,7 +90,7 @@ class WorkerPeer:
             await lifecycle.run_until_first(self.link.pump(), self._read())
 
     def stand_still_after(self, count: int) -> None:
-        """So many results from now on; the others wait until it goes on."""
+        """Sends `count` more results; the others wait until go_on() is called."""
         self.hold, self.results_left = asyncio.Event(), count
         self.hold.set()
 
@@ -185,14 +185,14 @@ class WorkerPeer:
         self.link.send(worker_pb2.AttachRequest(device_order_done=done))
 
     async def _has_come(self, order: worker_pb2.StageWeights) -> bool:
-        """False, too, where the stream is over before it is asked for."""
+        """Waits for a stream; returns False if it is closed before it can be opened."""
         try:
             return not order.stream_id or await self.fetch(order)
         except grpc.aio.AioRpcError:
             return False
 
     async def fetch(self, order: worker_pb2.StageWeights, worker_id: str = "") -> bool:
-        """Whether all of a stream of weights has come."""
+        """Fetches a stream of weights; returns whether all of it arrived."""
         async with self.dialler.connect(self.address) as channel:
             call = worker_pb2_grpc.WorkerServiceStub(channel).FetchWeights()
             await self.dialler.handshake(call, worker_pb2.FetchWeightsRequest, WORKERS, self.address, known=True)
@@ -244,7 +244,7 @@ class WorkerPeer:
 
 
 def _plan(wire: worker_pb2.StepPlan, paper: ReferenceWorker) -> StepPlan:
-    """The plan as values; its number of tokens is what the paper worker itself derives."""
+    """Returns the plan as values; its number of tokens is derived by the reference worker."""
     plan = StepPlan(
         wire.step_id,
         0,
@@ -284,7 +284,7 @@ def _admission(wire: worker_pb2.Admission) -> Admission:
 
 @dataclass
 class FrontendPeer:
-    """Submits prompts and collects what comes back."""
+    """Submits prompts and collects the results."""
 
     address: str
     hello: scheduler_pb2.FrontendHello = field(default_factory=lambda: scheduler_pb2.FrontendHello(frontend_id="f0"))
@@ -317,7 +317,7 @@ class FrontendPeer:
     async def submit(
         self, first: int, prompt: list[int], max_tokens: int = 8, *, behind_the_last: bool = False, **fields: object
     ) -> None:
-        """`behind_the_last`: in one message with the submission before, if that has not left."""
+        """`behind_the_last`: sends the submission in one message with the one before, if that has not been sent."""
         root = block_hash.root_hash()
         submission = scheduler_pb2.Submission(
             first_sequence_id=first,
@@ -345,7 +345,7 @@ class FrontendPeer:
         self.link.send(scheduler_pb2.SessionRequest(cancellation=cancellation))
 
     async def until(self, holds: object) -> None:
-        """Waits until `holds()` is true; something must come in for it to become so."""
+        """Waits until `holds()` is true, checking after each received message."""
         async with asyncio.timeout(60), self.changed:
             await self.changed.wait_for(holds)
 

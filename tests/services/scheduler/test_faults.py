@@ -1,4 +1,4 @@
-"""A submission that goes wrong anywhere ends with an error, alone, and nothing of it is left in the scheduler."""
+"""A submission that fails anywhere ends with an error, alone, and leaves nothing in the scheduler."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ WAYS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """Hundreds of tracebacks tell nothing."""
+    """Suppresses the log: the tests cause hundreds of tracebacks."""
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)
 
 
 class ClusterHarness:
-    """A cluster with one worker whose steps are nobody's business, and what its one frontend was sent."""
+    """A cluster with one worker whose steps are not executed, and the messages sent to its one frontend."""
 
     def __init__(self, *, has_worker: bool) -> None:
         settings = SchedulerSettings(id="s0", grpc_port=0, metrics_port=0)
@@ -113,7 +113,7 @@ class ClusterHarness:
             call()
 
     def left(self) -> dict[str, Any]:
-        """What is held for sequences; only what is not zero."""
+        """Returns the non-zero counts of state held for sequences."""
         cluster = self.cluster
         held: dict[str, Any] = {
             "places": len(cluster._live.of(OWNER)),
@@ -137,11 +137,11 @@ class ClusterHarness:
 
 @pytest.mark.parametrize("has_worker", [True, False], ids=["a worker", "no worker"])
 @pytest.mark.parametrize("way", WAYS)
-def test_a_fault_anywhere_in_taking_in_a_submission(way: str, has_worker: bool) -> None:
+def test_a_fault_anywhere_in_a_submission_ends_it_alone(way: str, has_worker: bool) -> None:
     folder = Path(quire.services.scheduler.__file__).parent
     undone = {"WorkerCluster._fail", "LiveSequences.forget", "Assignments.drop"}
     gives_back = frozenset({*undone, "WaitingSequences.undo_enqueue", "WaitingSequences.leave_prerequisites"})
-    elsewhere = ("/batches.py",)  # what tells the frontend
+    elsewhere = ("/batches.py",)  # delivery to the frontend
     faults = Faults((folder,), not_in=gives_back, not_under=elsewhere)
     with faults.at(0):
         ClusterHarness(has_worker=has_worker).submit(10, **WAYS[way])
@@ -161,7 +161,7 @@ def test_a_fault_anywhere_in_taking_in_a_submission(way: str, has_worker: bool) 
 
 
 @pytest.mark.parametrize("waits", [True, False], ids=["unassigned", "with a worker that is lost"])
-def test_a_fault_in_placing_a_sequence_again_ends_that_one_alone(waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_in_reassigning_a_sequence_ends_it_alone(waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     desk, add = ClusterHarness(has_worker=not waits), Replica.add
     for first_id in (1, 2, 3):
         desk.submit(first_id, max_tokens=4)
@@ -189,7 +189,7 @@ def test_a_lost_worker_is_a_warning_in_the_log(caplog: pytest.LogCaptureFixture,
     assert [record.levelname for record in caplog.records if record.getMessage() == "worker detached"] == [level]
 
 
-def test_an_error_code_that_nobody_knows_is_a_fault() -> None:
+def test_an_unknown_error_code_is_an_internal_error() -> None:
     assert decode_failure(finish_pb2.Error(code=99, message="odd")).code == "INTERNAL"  # type: ignore[arg-type]
 
 
@@ -228,7 +228,7 @@ async def test_a_malformed_cancellation_ends_its_session_with_a_reason(start: St
     await other.ended(1)
 
 
-async def test_a_fault_of_a_session_is_no_unknown_error(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+async def test_a_fault_of_a_session_is_reported_as_internal(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     def broken(*_: object) -> None:
         raise Fault
 

@@ -43,7 +43,7 @@ PROMPTS = [[7, i, 3, i, i + 1, 9, 2, 8, 1] for i in range(8)]
 
 
 class SchedulerHarness:
-    """A running scheduler and whoever talks to it."""
+    """A running scheduler and its peers."""
 
     def __init__(self, address: str, metrics: str) -> None:
         self.address, self.metrics = address, metrics
@@ -70,14 +70,15 @@ class SchedulerHarness:
             return {s.id: s for s in (await admin.GetStatus(admin_pb2.GetStatusRequest())).services}
 
     async def counted(self, name: str, label: str) -> dict[str, float]:
-        """A counter of its page, by the values of its only label."""
+        """Returns a counter of the metrics page by the values of its only label."""
         async with httpx.AsyncClient() as http:
             page = (await http.get(f"http://{self.metrics}/metrics")).text
         (family,) = [family for family in text_string_to_metric_families(page) if family.name == name]
         return {sample.labels[label]: sample.value for sample in family.samples if sample.name == f"{name}_total"}
 
     async def until_idle(self, worker: str) -> None:
-        """An ended sequence's blocks are given back with the last step that names its slot."""
+        """Waits until no block is used: a finished sequence's blocks are released with the last step that names its
+        slot."""
         await eventually(self.status, lambda found: not found[worker].blocks.used)
 
     async def close(self) -> None:
@@ -115,7 +116,7 @@ async def start(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Start]:
         await task
 
 
-async def test_sequences_run_to_their_end_and_say_what_the_oracle_says(start: Start) -> None:
+async def test_sequences_finish_with_the_text_of_the_oracle(start: Start) -> None:
     bench = await start()
     await bench.worker()
     frontend = await bench.frontend()
@@ -129,7 +130,7 @@ async def test_sequences_run_to_their_end_and_say_what_the_oracle_says(start: St
     assert status["s0"].work.generated_tokens == sum(map(len, frontend.tokens.values()))
 
 
-async def test_submissions_that_come_together_are_each_heard(start: Start) -> None:
+async def test_submissions_in_one_message_are_all_accepted(start: Start) -> None:
     bench = await start()
     await bench.worker()
     frontend = await bench.frontend()
@@ -142,7 +143,7 @@ async def test_submissions_that_come_together_are_each_heard(start: Start) -> No
 
 
 async def most_in_a_turn(counted: list[object], happened: Callable[[], bool]) -> int:
-    """How much is added to `counted` in one turn of the loop, which the scheduler is on as well."""
+    """Returns the maximum growth of `counted` in one turn of the event loop, which the scheduler shares."""
     most = before = 0
     async with asyncio.timeout(60):
         while not happened():
@@ -152,7 +153,7 @@ async def most_in_a_turn(counted: list[object], happened: Callable[[], bool]) ->
 
 
 @pytest.mark.parametrize("together", [1, 4000])
-async def test_what_one_frontend_sends_at_once_is_taken_in_portions(
+async def test_a_large_message_is_processed_over_several_turns(
     start: Start, together: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted: list[object] = []
@@ -160,7 +161,7 @@ async def test_what_one_frontend_sends_at_once_is_taken_in_portions(
         counting = lambda self, *given, _verb=verb: (counted.append(given), _verb(self, *given))[1]  # noqa: E731
         monkeypatch.setattr(owner, verb.__name__, counting)
     bench = await start()
-    hold = asyncio.Event()  # nobody ends by himself
+    hold = asyncio.Event()  # no sequence ends by itself
     await bench.worker(hold=hold)
     flood, other = await bench.frontend(), await bench.frontend()
     await flood.until(lambda: flood.view.num_workers)
@@ -176,7 +177,7 @@ async def test_what_one_frontend_sends_at_once_is_taken_in_portions(
     await other.ended(0)
 
 
-async def test_tokens_that_the_model_does_not_have_are_refused(start: Start) -> None:
+async def test_tokens_outside_the_vocabulary_are_refused(start: Start) -> None:
     bench = await start()
     await bench.worker()
     frontend = await bench.frontend()
@@ -204,7 +205,7 @@ async def test_samples_of_one_prompt_go_to_one_worker_and_compute_it_once(start:
     assert computed == [0, 30 + 4 + 5 * (len(expected) - 1)]
 
 
-async def test_a_beam_search_goes_on_when_its_worker_is_lost(start: Start) -> None:
+async def test_a_beam_search_continues_when_its_worker_is_lost(start: Start) -> None:
     bench = await start()
     first = await bench.worker(id="w0")
     first.stand_still_after(10)
@@ -238,7 +239,7 @@ async def test_sequences_wait_for_the_first_worker(start: Start) -> None:
     assert frontend.view.layout.block_size == 4
 
 
-async def test_a_lost_worker_costs_its_sequences_a_pause(start: Start) -> None:
+async def test_sequences_of_a_lost_worker_continue_elsewhere(start: Start) -> None:
     bench = await start()
     first = await bench.worker(id="w0", step_s=0.01)
     frontend = await bench.frontend()
@@ -256,7 +257,8 @@ async def test_a_lost_worker_costs_its_sequences_a_pause(start: Start) -> None:
 async def test_an_error_of_one_workers_steps_ends_its_attachment_only(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The error comes in a callback that nobody awaits; the views go on, and so does the sequence, elsewhere."""
+    """The error is raised in a callback that is not awaited; status updates continue, and the sequence continues
+    elsewhere."""
     bench = await start()
     first, frontend, schedule = await bench.worker(id="w0", step_s=0.01), await bench.frontend(), Core.schedule
     num_errors = 0
@@ -278,7 +280,7 @@ async def test_an_error_of_one_workers_steps_ends_its_attachment_only(
     assert frontend.tokens[0] == oracle(PROMPTS[0], len(PROMPTS[0]) + 20, eos=True)
 
 
-async def test_a_worker_that_hangs_is_given_up_and_its_late_result_refused(start: Start) -> None:
+async def test_a_hanging_worker_is_detached_and_its_late_result_refused(start: Start) -> None:
     bench = await start(step_deadline_s=1.0)
     hung = await bench.worker(id="w0", hold=asyncio.Event())
     frontend = await bench.frontend()
@@ -301,7 +303,7 @@ async def test_a_result_of_another_epoch_ends_the_session(start: Start) -> None:
         await worker.task  # type: ignore[attr-defined]
 
 
-async def test_a_worker_with_nothing_to_do_is_there_as_long_as_its_heart_beats(start: Start) -> None:
+async def test_an_idle_worker_stays_attached_while_it_sends_heartbeats(start: Start) -> None:
     bench = await start(heartbeat_interval_ms=50)
     worker = await bench.worker(heartbeat_s=0.05)
     await eventually(lambda: worker.num_heartbeats >= 3 * SILENCE_FACTOR)
@@ -319,7 +321,7 @@ async def test_a_worker_that_attaches_again_ends_its_old_session(start: Start) -
     assert list(await bench.status()) == ["s0", "w0"]
 
 
-async def test_blocks_that_a_worker_kept_are_hit_at_once(start: Start) -> None:
+async def test_blocks_kept_by_a_worker_are_hit_at_once(start: Start) -> None:
     bench = await start()
     hashes = block_hash.chain(block_hash.root_hash(), columns.i32_bytes(PROMPTS[0]), 4)
     kept = worker_pb2.WorkerHello(
@@ -337,7 +339,7 @@ async def test_blocks_that_a_worker_kept_are_hit_at_once(start: Start) -> None:
     assert frontend.tokens[0] == oracle(PROMPTS[0], len(PROMPTS[0]) + 8, eos=True)
 
 
-async def test_a_frontend_that_goes_leaves_no_block_behind(start: Start) -> None:
+async def test_blocks_of_a_gone_frontend_are_released(start: Start) -> None:
     bench = await start()
     await bench.worker(step_s=0.02)
     frontend = await bench.frontend()
@@ -361,7 +363,7 @@ async def test_a_cancelled_sequence_ends_once_with_the_reason_given(start: Start
     assert frontend.finished[0].reason == finish_pb2.FINISH_REASON_STOP
 
 
-async def test_a_deadline_passes_with_and_without_a_worker(start: Start) -> None:
+async def test_a_deadline_expires_with_and_without_a_worker(start: Start) -> None:
     bench = await start()
     frontend = await bench.frontend()
     await frontend.submit(0, PROMPTS[0], timeout_ms=100)
@@ -374,7 +376,7 @@ async def test_a_deadline_passes_with_and_without_a_worker(start: Start) -> None
         assert frontend.finished[stream].error.code == finish_pb2.ERROR_CODE_DEADLINE_EXCEEDED
 
 
-async def test_a_leaving_worker_hands_its_sequences_over(start: Start) -> None:
+async def test_sequences_of_a_leaving_worker_move(start: Start) -> None:
     bench = await start()
     leaving = await bench.worker(id="w0", step_s=0.01)
     frontend = await bench.frontend()
@@ -389,7 +391,7 @@ async def test_a_leaving_worker_hands_its_sequences_over(start: Start) -> None:
         assert frontend.tokens[i] == oracle(prompt, len(prompt) + 60, eos=True)
 
 
-async def test_the_only_worker_finishes_what_runs_before_it_leaves(start: Start) -> None:
+async def test_the_only_worker_finishes_running_sequences_before_it_leaves(start: Start) -> None:
     bench = await start()
     leaving = await bench.worker(step_s=0.01)
     frontend = await bench.frontend()
@@ -461,7 +463,7 @@ async def test_the_only_worker_finishes_what_runs_before_it_leaves(start: Start)
         ),
     ],
 )
-async def test_a_worker_that_does_not_fit_is_told_both_sides(
+async def test_a_mismatching_worker_is_refused_with_both_values(
     start: Start, hello: worker_pb2.WorkerHello, text: str
 ) -> None:
     bench = await start()
@@ -471,7 +473,7 @@ async def test_a_worker_that_does_not_fit_is_told_both_sides(
     assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
 
 
-async def test_a_worker_that_comes_back_with_another_configuration_is_told_what_it_had(start: Start) -> None:
+async def test_a_reattaching_worker_with_another_configuration_is_refused_with_both_values(start: Start) -> None:
     bench = await start()
     first = await bench.worker(id="w0")
     await first.leave()
@@ -484,13 +486,13 @@ ONES, TWOS = (
     worker_pb2.WorkerHello(weights_state=worker_pb2.WeightsState(weights_digest=bytes([digit]) * 32))
     for digit in (0x11, 0x22)
 )
-OTHER_WEIGHTS = "weights: worker w1 has 222222222222, worker w0 has 111111111111, under the same config.json"
+WEIGHTS_CHANGED = "weights: worker w1 has 222222222222, worker w0 has 111111111111, under the same config.json"
 
 
-async def test_other_weights_of_the_same_configuration_wait_until_nobody_has_the_first(start: Start) -> None:
+async def test_other_weights_are_refused_while_the_first_are_in_use(start: Start) -> None:
     bench = await start()
     first = await bench.worker(id="w0", hello=ONES)
-    with pytest.raises(grpc.aio.AioRpcError, match=OTHER_WEIGHTS) as refused:
+    with pytest.raises(grpc.aio.AioRpcError, match=WEIGHTS_CHANGED) as refused:
         await bench.worker(id="w1", hello=TWOS)
     assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
     for worker in (await bench.worker(id="w2", hello=ONES), first):
@@ -500,7 +502,7 @@ async def test_other_weights_of_the_same_configuration_wait_until_nobody_has_the
 
 
 async def lost_amid_tokens(bench: SchedulerHarness) -> FrontendPeer:
-    """The only worker, whose weights are ONES, in the middle of sequence 0."""
+    """Loses the only worker, whose weights are ONES, in the middle of sequence 0."""
     worker = await bench.worker(id="w0", hello=ONES)
     frontend = await bench.frontend()
     worker.stand_still_after(4)
@@ -513,8 +515,8 @@ async def lost_amid_tokens(bench: SchedulerHarness) -> FrontendPeer:
     return frontend
 
 
-async def test_tokens_of_the_first_weights_are_not_followed_by_those_of_others(start: Start) -> None:
-    """Their sequence ends; one that has none yet goes on with the others."""
+async def test_sequences_do_not_mix_tokens_of_different_weights(start: Start) -> None:
+    """The sequence with tokens ends; one without tokens continues with the other weights."""
     bench = await start()
     frontend = await lost_amid_tokens(bench)
     await frontend.submit(1, PROMPTS[1], max_tokens=30, eos_token_ids=b"")
@@ -525,7 +527,7 @@ async def test_tokens_of_the_first_weights_are_not_followed_by_those_of_others(s
     assert frontend.tokens[1] == oracle(PROMPTS[1], len(PROMPTS[1]) + 30, eos=False)
 
 
-async def test_a_worker_with_the_same_weights_goes_on_with_their_tokens(start: Start) -> None:
+async def test_a_worker_with_equal_weights_continues_sequences(start: Start) -> None:
     bench = await start()
     frontend = await lost_amid_tokens(bench)
     await bench.worker(id="w0", hello=ONES)
@@ -533,7 +535,7 @@ async def test_a_worker_with_the_same_weights_goes_on_with_their_tokens(start: S
     assert frontend.tokens[0] == oracle(PROMPTS[0], len(PROMPTS[0]) + 30, eos=False)
 
 
-async def test_where_all_are_to_have_other_weights_it_does_not_matter_with_which_they_start(start: Start) -> None:
+async def test_initial_weights_do_not_matter_when_an_update_is_due(start: Start) -> None:
     bench = await start()
     updated = model_pb2.WeightsIdentity(update=7, version="7", path="new")
     await bench.worker(id="w0", hello=ONES, has_weights=updated)
@@ -562,7 +564,7 @@ async def test_a_submission_that_cannot_run_ends_with_a_reason(start: Start) -> 
     assert "root_hash" in frontend.finished[1].error.message
 
 
-async def test_more_than_may_wait_is_refused_with_a_hint(start: Start) -> None:
+async def test_submissions_beyond_max_waiting_are_refused_with_a_retry_hint(start: Start) -> None:
     bench = await start(max_waiting=2)
     frontend = await bench.frontend()
     for i in range(3):
@@ -605,7 +607,7 @@ async def test_the_cache_is_reset_between_steps(start: Start, monkeypatch: pytes
     assert worker.num_resets == 1
 
 
-async def test_a_draining_scheduler_finishes_and_takes_nothing_new(start: Start) -> None:
+async def test_a_draining_scheduler_finishes_and_refuses_submissions(start: Start) -> None:
     bench = await start(drain_timeout_s=60)
     worker = await bench.worker()
     worker.stand_still_after(5)
@@ -648,8 +650,8 @@ async def test_health_fails_while_steps_do_not_advance(start: Start, monkeypatch
 
 
 @pytest.mark.slow
-async def test_a_sequence_that_kills_workers_is_ended_and_others_go_on(start: Start) -> None:
-    """Whatever runs a prompt that begins with 13 loses its connection."""
+async def test_a_sequence_that_kills_workers_ends_alone(start: Start) -> None:
+    """A worker that runs a prompt starting with 13 loses its connection."""
     bench = await start()
     frontend = await bench.frontend()
     poison, good = [13, 1, 2], PROMPTS[0]
@@ -670,9 +672,9 @@ async def test_a_sequence_that_kills_workers_is_ended_and_others_go_on(start: St
 
 
 @pytest.mark.parametrize("hears_welcome", [True, False])
-async def test_a_lost_connection_is_no_sequences_doing(start: Start, hears_welcome: bool) -> None:
-    """It is lost with the first step again and again, and the worker comes back as the same process. One that did not
-    hear that it was welcome knows of an earlier epoch."""
+async def test_a_lost_connection_counts_as_no_worker_loss(start: Start, hears_welcome: bool) -> None:
+    """The connection is lost with the first step again and again, and the same process reattaches. If the welcome was
+    lost, the process knows an earlier epoch."""
     bench = await start()
     frontend = await bench.frontend()
     fragile = [13, 1, 2]
@@ -689,8 +691,9 @@ async def test_a_lost_connection_is_no_sequences_doing(start: Start, hears_welco
 
 
 @pytest.mark.parametrize("given_up", [False, True])
-async def test_only_a_lost_connection_is_forgiven(start: Start, given_up: bool) -> None:
-    """Not another process's, and not where the scheduler gave the worker up, whatever that says."""
+async def test_only_a_lost_connection_is_not_counted(start: Start, given_up: bool) -> None:
+    """Losses of another process count, and those where the scheduler detached the worker, whatever the worker
+    reports."""
     bench = await start(step_deadline_s=0.25)
     frontend = await bench.frontend()
     await frontend.submit(0, PROMPTS[0], max_tokens=30, eos_token_ids=b"")

@@ -1,4 +1,4 @@
-"""TLS between services: who has the CA's certificates comes in, whatever changes while streams go on."""
+"""TLS between services: only callers with certificates of the CA are accepted, also while certificates are rotated."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PAST = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
 
 
 def written(folder: Path, name: str, ca: trustme.CA, *, expired: bool = False) -> Tls:
-    """Files of one who has a certificate of `ca` and trusts it; the same name writes them anew."""
+    """Writes the files of a service with a certificate of `ca`; the same name overwrites them."""
     issued = ca.issue_cert("127.0.0.1", "localhost", not_after=PAST if expired else None)
     paths = {kind: folder / f"{name}.{kind}" for kind in ("cert", "key", "ca")}
     paths["cert"].write_bytes(b"".join(pem.bytes() for pem in issued.cert_chain_pems))
@@ -36,7 +36,7 @@ def written(folder: Path, name: str, ca: trustme.CA, *, expired: bool = False) -
 
 
 class TlsHarness:
-    """A scheduler that wants certificates of its callers."""
+    """A scheduler that requires client certificates."""
 
     def __init__(self, folder: Path, ca: trustme.CA, where: dict[str, str]) -> None:
         self.folder, self.ca, self.address, self.page = folder, ca, where["grpc"], where["metrics"]
@@ -45,7 +45,7 @@ class TlsHarness:
         return written(self.folder, name, self.ca)
 
     async def attach(self, tls: Tls, name: str = "w0") -> asyncio.Task[None]:
-        """Raises what ended the call if it ends before the welcome."""
+        """Attaches a worker; raises the error of the call if it ends before the welcome."""
         peer = WorkerPeer(self.address, LIMITS, id=name, step_s=0.005, dialler=Dialler(f"worker {name}", tls))
         task = asyncio.ensure_future(peer.run())
         attached = asyncio.ensure_future(peer.attached.wait())
@@ -88,7 +88,7 @@ async def end(*tasks: asyncio.Task[None]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_with_certificates_of_the_ca_work_is_done(secured: TlsHarness) -> None:
+async def test_services_with_certificates_of_the_ca_work(secured: TlsHarness) -> None:
     worker = await secured.attach(secured.own())
     frontend = await secured.frontend(secured.own())
     await frontend.submit(0, PROMPT, max_tokens=12)
@@ -98,9 +98,7 @@ async def test_with_certificates_of_the_ca_work_is_done(secured: TlsHarness) -> 
     await end(worker)
 
 
-async def test_without_a_certificate_or_with_one_of_another_ca_nobody_comes_in(
-    secured: TlsHarness, tmp_path: Path
-) -> None:
+async def test_callers_without_a_certificate_of_the_ca_are_refused(secured: TlsHarness, tmp_path: Path) -> None:
     theirs = written(tmp_path, "stranger", trustme.CA())
     ours = secured.own()
     wrong = {
@@ -115,13 +113,13 @@ async def test_without_a_certificate_or_with_one_of_another_ca_nobody_comes_in(
         assert refused.value.code() is grpc.StatusCode.UNAVAILABLE, what
 
 
-async def test_a_caller_does_not_speak_to_a_scheduler_of_another_ca(secured: TlsHarness, tmp_path: Path) -> None:
+async def test_a_caller_refuses_a_scheduler_of_another_ca(secured: TlsHarness, tmp_path: Path) -> None:
     theirs, ours = written(tmp_path, "stranger", trustme.CA()), secured.own()
     with pytest.raises(grpc.aio.AioRpcError, match="CERTIFICATE_VERIFY_FAILED"):
         await secured.attach(Tls(cert=ours.cert, key=ours.key, ca=theirs.ca))
 
 
-async def test_certificates_are_exchanged_while_streams_go_on(secured: TlsHarness, tmp_path: Path) -> None:
+async def test_certificates_are_rotated_under_open_streams(secured: TlsHarness, tmp_path: Path) -> None:
     old = secured.own("old")
     worker = await secured.attach(old)
     frontend = await secured.frontend(old)
@@ -140,14 +138,14 @@ async def test_certificates_are_exchanged_while_streams_go_on(secured: TlsHarnes
     await end(worker, second)
 
 
-async def test_half_an_exchange_leaves_the_old_certificate_in_force(secured: TlsHarness, tmp_path: Path) -> None:
+async def test_a_half_rotated_certificate_is_not_used(secured: TlsHarness, tmp_path: Path) -> None:
     (tmp_path / "scheduler.cert").write_text("not there yet")
     worker = await secured.attach(secured.own())
     assert not worker.done()
     await end(worker)
 
 
-async def test_the_page_of_metrics_wants_a_certificate_too(secured: TlsHarness) -> None:
+async def test_the_metrics_page_requires_a_certificate(secured: TlsHarness) -> None:
     ours = secured.own()
     context = ssl.create_default_context(cafile=ours.ca)
     async with httpx.AsyncClient(verify=context) as http:
@@ -158,7 +156,7 @@ async def test_the_page_of_metrics_wants_a_certificate_too(secured: TlsHarness) 
         assert "vllm" in (await http.get(f"https://{secured.page}/metrics")).text
 
 
-async def test_files_that_are_no_use_are_named() -> None:
+async def test_unusable_files_are_named() -> None:
     gone = Tls(cert="/no/cert", key="/no/key")
     with pytest.raises(InvalidArgument, match="tls: cannot use /no/cert, /no/key: No such file"):
         main.Server("127.0.0.1", 0, (), tls=gone)

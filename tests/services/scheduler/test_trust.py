@@ -1,4 +1,4 @@
-"""Who a scheduler lets in: a cluster secret, shown by both sides, before anything else."""
+"""Authentication: a cluster secret, proved by both sides before anything else."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class SecuredScheduler:
         return Dialler(name, secret=SecretFile(str(path), "cluster_secret_file"))
 
     async def worker(self, name: str = "w0", *secrets: str) -> tuple[WorkerPeer, asyncio.Task[None]]:
-        """Attached, or raises why not."""
+        """Returns an attached worker, or raises the error of the call."""
         dialler = self.dialler(f"worker {name}", *secrets) if secrets else Dialler()
         peer = WorkerPeer(self.address, LIMITS, id=name, dialler=dialler)
         task = asyncio.ensure_future(peer.run())
@@ -106,13 +106,13 @@ async def _served(guarded: SecuredScheduler, *secrets: str) -> list[int]:
         await frontend.close()
 
 
-async def test_those_who_share_the_secret_work_together(guarded: SecuredScheduler) -> None:
+async def test_services_with_the_same_secret_work_together(guarded: SecuredScheduler) -> None:
     _, task = await guarded.worker("w0", RIGHT)
     assert await _served(guarded, RIGHT) == oracle(PROMPT, len(PROMPT) + 12, eos=True)
     await _end(task)
 
 
-async def test_without_a_secret_nobody_comes_in_and_is_told_which_setting(guarded: SecuredScheduler) -> None:
+async def test_callers_without_a_secret_are_refused_with_the_setting(guarded: SecuredScheduler) -> None:
     with pytest.raises(
         grpc.aio.AioRpcError, match="opened with hello: give the caller the same cluster_secret_file"
     ) as e:
@@ -126,12 +126,12 @@ async def test_without_a_secret_nobody_comes_in_and_is_told_which_setting(guarde
     await frontend.channel.close()
 
 
-async def test_with_a_wrong_secret_a_caller_sees_that_the_scheduler_does_not_know_it(guarded: SecuredScheduler) -> None:
+async def test_a_caller_with_another_secret_rejects_the_scheduler(guarded: SecuredScheduler) -> None:
     with pytest.raises(Unauthenticated, match=r"scheduler s0 at .* does not know the cluster secret of worker w0"):
         await guarded.worker("w0", WRONG)
 
 
-async def test_a_caller_that_does_not_check_the_scheduler_has_to_prove_itself_all_the_same(
+async def test_a_caller_that_skips_verification_still_has_to_authenticate(
     guarded: SecuredScheduler,
 ) -> None:
     async with grpc.aio.insecure_channel(guarded.address) as channel:
@@ -144,7 +144,7 @@ async def test_a_caller_that_does_not_check_the_scheduler_has_to_prove_itself_al
             await call.read()
 
 
-async def test_a_stranger_does_not_evict_a_worker(guarded: SecuredScheduler) -> None:
+async def test_an_unauthenticated_caller_does_not_evict_a_worker(guarded: SecuredScheduler) -> None:
     peer, task = await guarded.worker("w0", RIGHT)
     for secrets in ((), (WRONG,)):
         with pytest.raises((grpc.aio.AioRpcError, Unauthenticated)):
@@ -155,7 +155,7 @@ async def test_a_stranger_does_not_evict_a_worker(guarded: SecuredScheduler) -> 
     await _end(task)
 
 
-async def test_a_worker_that_proves_itself_takes_the_place_of_one_with_its_name(guarded: SecuredScheduler) -> None:
+async def test_an_authenticated_worker_supersedes_one_with_its_name(guarded: SecuredScheduler) -> None:
     first, old = await guarded.worker("w0", RIGHT)
     second, new = await guarded.worker("w0", RIGHT)
     with pytest.raises(grpc.aio.AioRpcError, match="attached again; this session is over"):
@@ -164,14 +164,14 @@ async def test_a_worker_that_proves_itself_takes_the_place_of_one_with_its_name(
     await _end(new)
 
 
-async def test_nobody_goes_on_under_a_name_that_was_not_proved(guarded: SecuredScheduler) -> None:
+async def test_the_hello_must_have_the_authenticated_name(guarded: SecuredScheduler) -> None:
     dialler = guarded.dialler("worker other", RIGHT)
     peer = WorkerPeer(guarded.address, LIMITS, id="w0", dialler=dialler)
     with pytest.raises(grpc.aio.AioRpcError, match="worker other proved itself, and says hello as worker w0"):
         await peer.run()
 
 
-async def test_a_recorded_session_proves_nothing_when_it_is_played_again(guarded: SecuredScheduler) -> None:
+async def test_a_replayed_session_is_refused(guarded: SecuredScheduler) -> None:
     recorded: list[Any] = []
 
     class Recorder:
@@ -200,7 +200,7 @@ async def test_a_recorded_session_proves_nothing_when_it_is_played_again(guarded
         assert e.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
-async def test_a_proof_for_one_service_is_none_for_another(guarded: SecuredScheduler) -> None:
+async def test_a_proof_is_valid_for_one_service_only(guarded: SecuredScheduler) -> None:
     dialler = guarded.dialler("worker w0", RIGHT)
     async with dialler.connect(guarded.address) as channel:
         call = worker_pb2_grpc.WorkerServiceStub(channel).Attach()
@@ -208,8 +208,8 @@ async def test_a_proof_for_one_service_is_none_for_another(guarded: SecuredSched
             await dialler.handshake(call, worker_pb2.AttachRequest, FRONTENDS, guarded.address, known=True)
 
 
-async def test_whoever_stands_between_cannot_pass_the_proof_on(guarded: SecuredScheduler) -> None:
-    """Sent to another address by the registry, a caller says so, and the scheduler does not answer for that one."""
+async def test_a_relayed_proof_is_refused(guarded: SecuredScheduler) -> None:
+    """The proof contains the address that the caller dialed, and the scheduler rejects one for another address."""
     dialler = guarded.dialler("worker w0", RIGHT)
     async with dialler.connect(guarded.address) as channel:
         for address, text in (
@@ -224,7 +224,7 @@ async def test_whoever_stands_between_cannot_pass_the_proof_on(guarded: SecuredS
                 await dialler.handshake(call, worker_pb2.AttachRequest, WORKERS, address, known=False)
 
 
-async def test_a_secret_is_exchanged_while_everybody_works(guarded: SecuredScheduler, tmp_path: Path) -> None:
+async def test_secrets_are_rotated_while_services_work(guarded: SecuredScheduler, tmp_path: Path) -> None:
     _, old = await guarded.worker("w0", RIGHT)
     _write(tmp_path / "secret", RIGHT, NEXT)  # accepted
     _, early = await guarded.worker("w1", NEXT, RIGHT)
@@ -238,14 +238,14 @@ async def test_a_secret_is_exchanged_while_everybody_works(guarded: SecuredSched
     await _end(old, early)
 
 
-async def test_a_caller_that_wants_proof_of_a_scheduler_without_a_secret_is_told(tmp_path: Path) -> None:
+async def test_a_caller_with_a_secret_rejects_a_scheduler_without_one(tmp_path: Path) -> None:
     async with scheduler(tmp_path) as open_to_all:
         with pytest.raises(grpc.aio.AioRpcError, match="scheduler s0 has none: set its cluster_secret_file") as e:
             await open_to_all.worker("w0", RIGHT)
         assert e.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
-async def test_operators_questions_need_the_secret_too(guarded: SecuredScheduler) -> None:
+async def test_administration_calls_require_the_secret(guarded: SecuredScheduler) -> None:
     question = scheduler_pb2.AdministerRequest(get_status={})
     async with grpc.aio.insecure_channel(guarded.address) as channel:
         stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
@@ -260,7 +260,7 @@ async def test_operators_questions_need_the_secret_too(guarded: SecuredScheduler
         assert [service.id for service in (await call.read()).status.services] == ["s0"]
 
 
-async def test_strangers_who_say_nothing_are_not_waited_for(
+async def test_silent_unauthenticated_callers_time_out(
     guarded: SecuredScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("quire.shared.rpc.trust.acceptor.TIMEOUT_S", 1.0)
@@ -273,7 +273,7 @@ async def test_strangers_who_say_nothing_are_not_waited_for(
 
 
 @pytest.mark.parametrize("fields", [{}, {"tls": {"ca": "/nowhere"}}])
-async def test_a_scheduler_does_not_listen_to_other_machines_without_knowing_who_calls(
+async def test_a_scheduler_refuses_remote_addresses_without_authentication(
     tmp_path: Path, fields: dict[str, Any]
 ) -> None:
     with pytest.raises(InvalidArgument, match=r"host: scheduler s0 would listen on 0\.0\.0\.0 to anybody"):
@@ -282,7 +282,9 @@ async def test_a_scheduler_does_not_listen_to_other_machines_without_knowing_who
 
 
 @pytest.mark.parametrize("fields", [{"insecure": True}, {"secrets": (RIGHT,)}])
-async def test_it_does_with_a_secret_or_when_told_so(tmp_path: Path, fields: dict[str, Any]) -> None:
+async def test_a_scheduler_listens_remotely_with_a_secret_or_an_explicit_setting(
+    tmp_path: Path, fields: dict[str, Any]
+) -> None:
     secrets = fields.get("secrets", ())
     others = {name: value for name, value in fields.items() if name != "secrets"}
     async with scheduler(tmp_path, *secrets, host="0.0.0.0", **others) as open_to_all:
@@ -298,10 +300,10 @@ def _introduced(name: str) -> worker_pb2.AttachRequest:
 
 
 @pytest.mark.parametrize("junk", [b"\xff\xff\xff", b"\x0a\x7f", b"\x0a\x02\x0a\xff"])
-async def test_what_is_no_message_is_no_proof(
+async def test_malformed_messages_are_no_proof(
     guarded: SecuredScheduler, junk: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """And leaves no pages of traces in the log."""
+    """They leave no stack traces in the log."""
     async with Dialler().connect(guarded.address) as channel:
         for method in ("worker.v1.WorkerService/Attach", "scheduler.v1.SchedulerService/Session"):
             call = channel.stream_stream(f"/quire.{method}")()
@@ -313,8 +315,8 @@ async def test_what_is_no_message_is_no_proof(
     assert not [record for record in caplog.records if record.exc_info]
 
 
-async def test_a_stranger_cannot_send_more_than_a_megabyte(guarded: SecuredScheduler) -> None:
-    """On any method of a service port, the ones without a proof included."""
+async def test_unauthenticated_messages_are_limited_to_a_megabyte(guarded: SecuredScheduler) -> None:
+    """This holds for every method of a service port, including those without a proof."""
     async with Dialler().connect(guarded.address) as channel:
         for method in ("quire.worker.v1.WorkerService/Attach", "quire.scheduler.v1.SchedulerService/Session"):
             call = channel.stream_stream(f"/{method}")()
@@ -325,7 +327,7 @@ async def test_a_stranger_cannot_send_more_than_a_megabyte(guarded: SecuredSched
         assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-async def test_a_prompt_of_millions_of_tokens_comes_in_once_the_caller_is_known(guarded: SecuredScheduler) -> None:
+async def test_an_authenticated_caller_may_send_millions_of_tokens(guarded: SecuredScheduler) -> None:
     _, task = await guarded.worker("w0", RIGHT)
     frontend = FrontendPeer(guarded.address, dialler=guarded.dialler("frontend f0", RIGHT))
     await frontend.open()

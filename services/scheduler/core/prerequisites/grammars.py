@@ -13,8 +13,8 @@ from quire.services.scheduler.core.prerequisites.worker_cache import CacheEntry,
 from quire.services.scheduler.core.sequences.sequence import Sequence
 
 # Compiled grammars without users: a compiled grammar takes up to a thousand times the memory of its text.
-MOST_IDLE = 128
-MOST_IDLE_BYTES = 1 << 20  # of text
+MAX_IDLE = 128
+MAX_IDLE_BYTES = 1 << 20  # of text
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Grammars(Prerequisite):
 
     def __init__(self) -> None:
         super().__init__()
-        limits = CacheLimits(max_idle=MOST_IDLE, max_idle_size=MOST_IDLE_BYTES)
+        limits = CacheLimits(max_idle=MAX_IDLE, max_idle_size=MAX_IDLE_BYTES)
         self._cache = WorkerCache(limits, self._blocked, prepare=self._order, evict=self._order_release)
         self._orders: list[GrammarOrder] = []
 

@@ -19,7 +19,7 @@ from quire.services.scheduler.core.limits import TierLimits
 from quire.services.scheduler.core.prerequisites.port import BlockSource
 from quire.services.scheduler.core.sequences.sequence import Sequence
 from quire.services.scheduler.core.transfers.disk_transfers import DiskTransfers
-from quire.services.scheduler.core.transfers.orders import MOST_WAITS, DiskOrder, TransferOrder
+from quire.services.scheduler.core.transfers.orders import MAX_WAITS, DiskOrder, TransferOrder
 from quire.services.scheduler.core.transfers.tier_lookup import IsStored, NeededPages, tier_lookup_of
 from quire.services.scheduler.kv_cache.block_frequency import BlockFrequency
 from quire.services.scheduler.kv_cache.block_tier import BlockTier
@@ -56,7 +56,7 @@ class HostBlocks(BlockSource):
         if tiers.num_disk_blocks:
             on_disk = BlockTier(tiers.num_disk_blocks, make)
             self.disk = DiskTransfers(self.tier, on_disk, counts, lambda: next(self._ids))
-        self._most_waits = MOST_WAITS * (1 if self.disk is None else 2)
+        self._most_waits = MAX_WAITS * (1 if self.disk is None else 2)
         kv.track_filled()
 
     # State.
@@ -179,7 +179,7 @@ class HostBlocks(BlockSource):
 
     def _waits_for_disk(self, sequence: Sequence, wanted: list[bytes]) -> bool:
         """Blocks `sequence` until the wanted pages that are only on disk have been read into host memory."""
-        if self.disk is None or sequence.num_fetches >= MOST_WAITS or all(map(self.tier.holds, wanted)):
+        if self.disk is None or sequence.num_fetches >= MAX_WAITS or all(map(self.tier.holds, wanted)):
             return False
         transfer_id = self.disk.order_read(wanted)
         if transfer_id is None:

@@ -17,7 +17,7 @@ from quire.services.scheduler.core.sequences.sequence import LateQuery, Sequence
 from quire.services.scheduler.core.sequences.tokens import SequenceTokens
 from quire.shared.kv import block_hash
 
-MOST_IDLE = 8192  # maximum cached queries without documents, whatever the vector capacity
+MAX_IDLE = 8192  # maximum cached queries without documents, whatever the vector capacity
 KEYS = itertools.count(2**62)  # keys of internal sequences; no submission has such a key
 
 
@@ -34,7 +34,7 @@ class QueryVectors(Prerequisite):
     ) -> None:
         """`hashed_block_size`: tokens of a prefix cache block; 0: no prefix cache."""
         super().__init__()
-        limits = CacheLimits(max_idle=MOST_IDLE, capacity=max_vectors)
+        limits = CacheLimits(max_idle=MAX_IDLE, capacity=max_vectors)
         self._cache = WorkerCache(limits, self._blocked, prepare=self._compute, evict=self._evict)
         self._hashed_block_size, self._counts = hashed_block_size, counts
         self._internal, self._requeue = internal, requeue

@@ -19,10 +19,8 @@ from quire.services.scheduler.core.prerequisites.port import BlockSource
 from quire.services.scheduler.core.sequences.sequence import Sequence
 from quire.services.scheduler.kv_cache.kv_cache_manager import KVCacheManager
 
-LEAST_BLOCKS = 2  # minimum blocks that are worth the wait
-MOST_FETCHES = (
-    2  # maximum fetches of a sequence; if the blocks are evicted again before its admission, it computes them
-)
+MIN_BLOCKS = 2  # minimum blocks that are worth the wait
+MAX_FETCHES = 2  # maximum fetches of a sequence; if the blocks are evicted again before its admission, it computes them
 
 # Id ranges of block holders; transfers count from 1.
 FIRST_FETCH = 1 << 40
@@ -52,7 +50,7 @@ class BlockLenders(Protocol):
     """The other workers, from the point of view of one worker."""
 
     def borrow(self, hashes: Blocks[bytes], start: int, most: int) -> BorrowedBlocks | None:
-        """Borrows the blocks of a hash chain from index `start` on, at most `most` and at least LEAST_BLOCKS; returns
+        """Borrows the blocks of a hash chain from index `start` on, at most `most` and at least MIN_BLOCKS; returns
         None where computing them is not slower."""
 
 
@@ -172,12 +170,12 @@ class PeerFetches(BlockSource):
     def fetch(self, sequence: Sequence, found: Blocks[int], most: int) -> bool:
         """Orders what follows the blocks `found`, at most `most` blocks. Returns whether `sequence` has to wait for
         it."""
-        if self.lenders is None or sequence.num_fetches >= MOST_FETCHES or sequence.key == self._refused_key:
+        if self.lenders is None or sequence.num_fetches >= MAX_FETCHES or sequence.key == self._refused_key:
             return False
         hashes, start = sequence.block_hashes, len(found)
         fetch_id = self._incoming.get(hashes[start]) if start < len(hashes) else None
         if fetch_id is None:
-            borrowed = self.lenders.borrow(hashes, start, most) if most >= LEAST_BLOCKS else None
+            borrowed = self.lenders.borrow(hashes, start, most) if most >= MIN_BLOCKS else None
             if borrowed is None:
                 self._refused_key = sequence.key
                 return False
@@ -250,5 +248,5 @@ class PeerFetches(BlockSource):
 def _without_further_fetches(sequences: list[Sequence]) -> list[Sequence]:
     """Marks sequences that compute the missing blocks: they do not wait for a fetch again."""
     for sequence in sequences:
-        sequence.num_fetches = MOST_FETCHES
+        sequence.num_fetches = MAX_FETCHES
     return sequences

@@ -18,7 +18,7 @@ from quire.services.scheduler.kv_cache.groups import KVGroups
 Slots = npt.NDArray[np.intp]
 Mask = npt.NDArray[np.bool_]
 NO_TOKEN = -1
-FEW_STOPS = 4  # up to this many stop tokens per sequence, comparing column by column is faster than as a matrix
+MAX_LOOPED_STOPS = 4  # up to this many stop tokens per sequence, comparing column by column is faster than as a matrix
 
 
 class Running:
@@ -182,7 +182,7 @@ class Running:
     def may_end(self, slots: Slots, tokens: I32) -> Slots:
         """Returns the indices of those of `slots` that the last of their `tokens` may end; ending.py decides."""
         may_end: Mask = self.num_known[slots] >= self.limit[slots]
-        if len(self.stop_ids) <= FEW_STOPS:
+        if len(self.stop_ids) <= MAX_LOOPED_STOPS:
             for stop_ids in self.stop_ids:
                 may_end |= stop_ids[slots] == tokens
         else:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-FIRST = 512  # tokens, before the first measurement
-LEAST = 32  # minimum progress of a prompt, even where steps without prompts take too long
-AIM = 0.9  # target share of the longest gap: steps of equal work differ by a few percent
+INITIAL_TOKENS = 512  # tokens, before the first measurement
+MIN_TOKENS = 32  # minimum progress of a prompt, even where steps without prompts take too long
+TARGET_SHARE = 0.9  # target share of the longest gap: steps of equal work differ by a few percent
 SMOOTHING = 0.5
-MOST_GROWTH = 2.0  # from one step to the next
+MAX_GROWTH = 2.0  # from one step to the next
 
 
 class ChunkLimit:
@@ -16,9 +16,9 @@ class ChunkLimit:
 
     def __init__(self, longest_gap_s: float, most: int) -> None:
         """`longest_gap_s`: 0: no limit. `most`: maximum tokens of a step."""
-        self._aim_s = AIM * longest_gap_s
+        self._aim_s = TARGET_SHARE * longest_gap_s
         self._most = most
-        self._tokens = float(min(FIRST, most))
+        self._tokens = float(min(INITIAL_TOKENS, most))
         self._without_s = 0.0  # smoothed duration of steps without prompts
 
     @property
@@ -39,6 +39,6 @@ class ChunkLimit:
         for_prompts = max(seconds - self._without_s, seconds / 10)
         fitting = num_prompt_tokens * max(0.0, self._aim_s - self._without_s) / for_prompts
         if fitting > self._tokens:
-            fitting = min(fitting, MOST_GROWTH * num_prompt_tokens)  # the short remainder of a prompt is weak evidence
+            fitting = min(fitting, MAX_GROWTH * num_prompt_tokens)  # the short remainder of a prompt is weak evidence
             fitting = max(self._tokens, self._tokens + SMOOTHING * (fitting - self._tokens))
-        self._tokens = min(max(fitting, LEAST), self._most)
+        self._tokens = min(max(fitting, MIN_TOKENS), self._most)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from quire.services.scheduler.core.sequences.sequence import Sequence
 
-FEW = 64  # entries that are kept without a clean-up
+MIN_HEAP_SIZE = 64  # entries that are kept without a clean-up
 
 
 class Deadlines:
@@ -27,7 +27,7 @@ class Deadlines:
     def add(self, sequence: Sequence) -> None:
         if sequence.deadline == math.inf:
             return
-        if len(self._heap) > FEW + 2 * len(self._sequences):
+        if len(self._heap) > MIN_HEAP_SIZE + 2 * len(self._sequences):
             self._heap = [entry for entry in self._heap if entry[1] in self._sequences]
             heapq.heapify(self._heap)
         heapq.heappush(self._heap, (sequence.deadline, sequence.key))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-USUAL = 2  # the worker has the next step before it finishes one
-MOST = 3
+DEFAULT_DEPTH = 2  # the worker has the next step before it finishes one
+MAX_DEPTH = 3
 # Shorter steps end before the round trip is over (1 ms through both services on an H200's host): a third step in flight
 # hides it. For longer steps it would only delay new sequences.
 SHORT_STEP_S = 0.0015
@@ -14,10 +14,10 @@ SMOOTHING = 0.2
 # until then. (Planned at once, 32 prompts on a CPU were computed as: the first one, then the few that had arrived a
 # moment later, then all others after both.)
 LONG_STEP_S = 0.02
-LEAD = 0.2  # share of the step's expected time: time to plan, send and prepare, and for steps that end early
+LEAD_SHARE = 0.2  # share of the step's expected time: time to plan, send and prepare, and for steps that end early
 # With 6 ms, 256 prompts with a shared prefix of 2,048 tokens took a fifth longer where steps take 24 ms (a simulated
 # worker with an H200's times); a GPU worker also launches such steps kernel by kernel, for 9 to 15 ms.
-LEAST_LEAD_S = 0.02
+MIN_LEAD_S = 0.02
 
 
 class PipelineDepth:
@@ -38,15 +38,15 @@ class PipelineDepth:
         """Number of steps that may be in flight now."""
         if self._fixed:
             return max(self._fixed, self.num_stages)
-        return (MOST if self._step_s < SHORT_STEP_S else USUAL) + self.num_stages - 1
+        return (MAX_DEPTH if self._step_s < SHORT_STEP_S else DEFAULT_DEPTH) + self.num_stages - 1
 
     def next_at(self, begun: float, expected_s: float) -> float:
         """Returns the time before which the step after those in flight is not planned. The oldest one started at
         `begun` and takes about `expected_s`."""
         if self._fixed or expected_s < LONG_STEP_S:
             return -math.inf
-        return begun + expected_s - max(LEAST_LEAD_S, LEAD * expected_s)
+        return begun + expected_s - max(MIN_LEAD_S, LEAD_SHARE * expected_s)
 
     @staticmethod
     def max_steps_for(fixed: int, num_stages: int = 1) -> int:
-        return max(fixed, num_stages) if fixed else MOST + num_stages - 1
+        return max(fixed, num_stages) if fixed else MAX_DEPTH + num_stages - 1

@@ -15,7 +15,7 @@ from quire.services.scheduler.core.counts import CoreCounts
 from quire.services.scheduler.core.transfers.orders import DiskOrder
 from quire.services.scheduler.kv_cache.block_tier import BlockTier
 
-MOST_STORING = 64  # blocks written at a time: reads of waiting prompts share the disk
+MAX_STORING = 64  # blocks written at a time: reads of waiting prompts share the disk
 LOADING_SHARE = 2  # at most 1 / LOADING_SHARE of the host places wait for the disk
 ORDER_BLOCKS = 16  # blocks per write order
 
@@ -32,7 +32,7 @@ class DiskTransfers:
         self._in_flight: dict[int, DiskOrder] = {}
         self._incoming: dict[bytes, int] = {}  # hashes on their way to host memory, and their transfers
         self._offered: deque[bytes] = deque(maxlen=host.num_places)
-        self._most_storing = max(1, min(MOST_STORING, host.num_places // 4))
+        self._most_storing = max(1, min(MAX_STORING, host.num_places // 4))
         self._most_loading = max(1, host.num_places // LOADING_SHARE)
 
     # State.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 # Maximum waits of a sequence for blocks of one tier; if they are evicted again before its admission, it computes them.
-MOST_WAITS = 2
+MAX_WAITS = 2
 
 
 @dataclass(frozen=True, slots=True)

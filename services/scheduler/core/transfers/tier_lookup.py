@@ -18,8 +18,8 @@ from quire.services.scheduler.kv_cache.groups import KVGroups
 from quire.services.scheduler.kv_cache.kv_cache_manager import KVCacheManager
 from quire.shared.kv.block_hash import page_name
 
-LEAST_BLOCKS = 2  # minimum block positions that are worth the wait
-LEAST_STATES = 1  # minimum for recurrent states: their blocks are long
+MIN_BLOCKS = 2  # minimum block positions that are worth the wait
+MIN_STATES = 1  # minimum for recurrent states: their blocks are long
 
 IsStored = Callable[[bytes], bool]  # whether a page of that name is stored in a tier that is looked up
 
@@ -54,7 +54,7 @@ class TierLookup(Protocol):
 class SingleGroupLookup:
     """Lookup for a single full-attention group."""
 
-    least = LEAST_BLOCKS
+    least = MIN_BLOCKS
 
     def num_following(self, hashes: Blocks[bytes], found: Blocks[int], most: int, holds: IsStored) -> int:
         start = end = len(found)
@@ -85,7 +85,7 @@ class MultiGroupLookup:
 
     def __init__(self, pool: BlockPool, groups: KVGroups) -> None:
         self._pool, self._groups = pool, groups
-        self.least = LEAST_STATES if groups.has_states else LEAST_BLOCKS
+        self.least = MIN_STATES if groups.has_states else MIN_BLOCKS
 
     def num_following(self, hashes: Blocks[bytes], found: Blocks[int], most: int, holds: IsStored) -> int:
         start, find = len(found) // self._groups.num, self._pool.find

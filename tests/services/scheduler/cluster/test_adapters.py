@@ -1,4 +1,4 @@
-"""Adapters come and go while a cluster runs: all workers have one or none, and no sequence loses its own."""
+"""Adapters are loaded and unloaded while a cluster runs: on all workers or none, and no sequence loses its adapter."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PATIENCE_S = 60.0
 
 
 async def worker(bench: SchedulerHarness, number: int = 0, **fields: Any) -> WorkerPeer:
-    """That finds two adapters, and can load some."""
+    """Starts a worker that finds two adapters and can load some."""
     hello = worker_pb2.WorkerHello(lora=worker_pb2.LoraAdapters(max_adapters=fields.pop("room", 4)))
     hello.MergeFrom(fields.pop("hello", worker_pb2.WorkerHello()))
     return await bench.worker(**{"id": f"w{number}", "hello": hello, "digests": {"one": ONE, "other": OTHER}, **fields})
@@ -61,7 +61,7 @@ def offered(frontend: FrontendPeer) -> dict[str, bytes]:
 
 
 async def counted(bench: SchedulerHarness) -> dict[str, float]:
-    """Orders to workers to load an adapter, by how they ended."""
+    """Returns the number of load orders by outcome."""
     return await bench.counted("quire_scheduler_adapter_loads", "outcome")
 
 
@@ -73,7 +73,7 @@ async def begin(frontend: FrontendPeer, stream: int, adapter: str = "a", digest:
     await frontend.submit(stream, PROMPTS[stream], tokens, adapter=adapter, adapter_digest=digest, eos_token_ids=b"")
 
 
-async def test_every_worker_has_it_before_it_is_offered(start: Start) -> None:
+async def test_an_adapter_is_offered_once_every_worker_has_loaded_it(start: Start) -> None:
     bench = await start()
     first, second = await worker(bench, 0), await worker(bench, 1, hold_loads=asyncio.Event())
     frontend = await bench.frontend()
@@ -93,7 +93,7 @@ async def test_every_worker_has_it_before_it_is_offered(start: Start) -> None:
     assert await counted(bench) == {"loaded": 2, "refused": 0, "lost": 0}
 
 
-async def test_what_one_worker_refuses_no_worker_keeps(start: Start) -> None:
+async def test_an_adapter_that_one_worker_refuses_is_unloaded_everywhere(start: Start) -> None:
     bench = await start()
     first, second = await worker(bench, 0), await worker(bench, 1, digests={})
     with pytest.raises(grpc.aio.AioRpcError, match="w1: there is no one") as refused:
@@ -105,7 +105,7 @@ async def test_what_one_worker_refuses_no_worker_keeps(start: Start) -> None:
     assert await counted(bench) == {"loaded": 1, "refused": 1, "lost": 0}
 
 
-async def test_workers_that_find_different_contents_are_told_apart(start: Start) -> None:
+async def test_different_adapter_contents_are_reported_by_worker(start: Start) -> None:
     bench = await start()
     first, second = await worker(bench, 0), await worker(bench, 1, digests={"one": OTHER})
     with pytest.raises(grpc.aio.AioRpcError, match="workers find different contents there: w0, w1"):
@@ -124,7 +124,7 @@ async def test_workers_that_find_different_contents_are_told_apart(start: Start)
         (pb.UnloadAdapterRequest(name="b"), "NOT_FOUND", "there is no adapter 'b'"),
     ],
 )
-async def test_what_makes_no_sense_is_refused(start: Start, request_: Any, code: str, text: str) -> None:
+async def test_invalid_requests_are_refused(start: Start, request_: Any, code: str, text: str) -> None:
     bench = await start()
     peer = await worker(bench)
     await load(bench)
@@ -134,7 +134,7 @@ async def test_what_makes_no_sense_is_refused(start: Start, request_: Any, code:
     assert peer.ordered == ["load a"]
 
 
-async def test_where_workers_load_none_operators_are_told(start: Start) -> None:
+async def test_loading_is_refused_where_workers_cannot_load_adapters(start: Start) -> None:
     bench = await start()
     await bench.worker(hello=worker_pb2.WorkerHello(lora=worker_pb2.LoraAdapters(names=["a"], digests=ONE)))
     for call in (load(bench, "b"), unload(bench)):
@@ -145,8 +145,8 @@ async def test_where_workers_load_none_operators_are_told(start: Start) -> None:
         await worker(bench, 1)
 
 
-async def test_a_worker_that_comes_back_without_one_of_its_adapters_is_taken(start: Start) -> None:
-    """Its file is damaged meanwhile: the model and the other adapters stay, and the lost one is not offered."""
+async def test_a_worker_may_reattach_without_a_damaged_adapter(start: Start) -> None:
+    """Its file was damaged meanwhile: the model and the other adapters stay, and the lost one is no longer offered."""
     bench = await start()
     both = worker_pb2.WorkerHello(lora=worker_pb2.LoraAdapters(names=["a", "b"], digests=ONE + OTHER))
     first = await bench.worker(hello=both)
@@ -167,8 +167,8 @@ async def test_a_worker_that_comes_back_without_one_of_its_adapters_is_taken(sta
         )
 
 
-async def test_sequences_go_where_their_adapter_is_and_unload_no_other(start: Start) -> None:
-    """Of two workers that load none, one has left a damaged one out."""
+async def test_sequences_are_placed_where_their_adapter_is_loaded(start: Start) -> None:
+    """Neither of two workers can load adapters, and one of them lacks a damaged one."""
     bench = await start()
     both = worker_pb2.WorkerHello(lora=worker_pb2.LoraAdapters(names=["a", "b"], digests=ONE + OTHER))
     whole = await bench.worker(id="w0", hello=both)
@@ -183,8 +183,8 @@ async def test_sequences_go_where_their_adapter_is_and_unload_no_other(start: St
     assert whole.ordered == []
 
 
-async def test_a_worker_with_a_damaged_adapter_may_come_first(start: Start) -> None:
-    """A scheduler that has just started knows no other: the next worker brings what the first left out."""
+async def test_a_worker_with_a_damaged_adapter_may_attach_first(start: Start) -> None:
+    """A scheduler that has just started knows no other worker: the next one adds what the first one lacks."""
     bench = await start()
     await bench.worker(id="w0", hello=worker_pb2.WorkerHello(lora=worker_pb2.LoraAdapters(names=["a"], digests=ONE)))
     frontend = await bench.frontend()
@@ -203,7 +203,7 @@ async def test_a_worker_with_a_damaged_adapter_may_come_first(start: Start) -> N
         )
 
 
-async def test_a_first_worker_without_any_adapter_refuses_none_of_the_next(start: Start) -> None:
+async def test_a_first_worker_without_adapters_accepts_those_of_the_next(start: Start) -> None:
     bench = await start()
     await bench.worker(id="w0")
     await bench.worker(id="w1", hello=worker_pb2.WorkerHello(lora=worker_pb2.LoraAdapters(names=["a"], digests=ONE)))
@@ -214,7 +214,7 @@ async def test_a_first_worker_without_any_adapter_refuses_none_of_the_next(start
     assert not frontend.finished[0].HasField("error")
 
 
-async def test_without_workers_there_is_nobody_to_load_it(start: Start) -> None:
+async def test_loading_without_workers_is_unavailable(start: Start) -> None:
     bench = await start()
     with pytest.raises(grpc.aio.AioRpcError, match="no worker is there") as refused:
         await load(bench)
@@ -232,7 +232,7 @@ async def test_an_unknown_adapter_is_not_found(start: Start) -> None:
     assert frontend.finished[0].error.message == "The model `nobody` does not exist."
 
 
-async def test_one_that_is_unloaded_stays_for_those_that_use_it(start: Start) -> None:
+async def test_an_unloaded_adapter_stays_for_its_sequences(start: Start) -> None:
     bench = await start()
     hold = asyncio.Event()
     peer = await worker(bench, hold=hold)
@@ -254,7 +254,7 @@ async def test_one_that_is_unloaded_stays_for_those_that_use_it(start: Start) ->
     assert frontend.finished[1].error.code == finish_pb2.ERROR_CODE_NOT_FOUND
 
 
-async def test_another_takes_its_place_for_those_that_come(start: Start) -> None:
+async def test_a_replacement_serves_new_sequences_only(start: Start) -> None:
     bench = await start()
     hold = asyncio.Event()
     peer = await worker(bench, hold=hold, reads_on=True)
@@ -274,8 +274,8 @@ async def test_another_takes_its_place_for_those_that_come(start: Start) -> None
     assert await listed(bench) == [("a", OTHER, 1, 0, False)]
 
 
-async def test_a_worker_that_comes_later_gets_it_and_nobody_is_stuck_behind_that(start: Start) -> None:
-    """Who needs it waits for the worker that loads it; others run there at once."""
+async def test_a_late_worker_loads_adapters_without_blocking_other_sequences(start: Start) -> None:
+    """Sequences that need the adapter wait for the worker that loads it; others run there at once."""
     bench = await start()
     first = await worker(bench, 0)
     frontend = await bench.frontend()
@@ -294,8 +294,8 @@ async def test_a_worker_that_comes_later_gets_it_and_nobody_is_stuck_behind_that
     assert frontend.tokens[0] == oracle(PROMPTS[0], len(PROMPTS[0]) + 20, eos=False)
 
 
-async def test_sequences_go_on_with_it_where_it_is_there(start: Start) -> None:
-    """Of two other workers one cannot have it."""
+async def test_sequences_continue_on_a_worker_with_their_adapter(start: Start) -> None:
+    """One of two other workers cannot load it."""
     bench = await start()
     first = await worker(bench, 0, step_s=0.02)
     frontend = await bench.frontend()
@@ -312,7 +312,7 @@ async def test_sequences_go_on_with_it_where_it_is_there(start: Start) -> None:
     assert (await bench.status())["w1"].work.generated_tokens == 0
 
 
-async def test_a_worker_that_goes_while_it_loads_is_not_waited_for(start: Start) -> None:
+async def test_a_worker_lost_during_a_load_is_not_waited_for(start: Start) -> None:
     bench = await start()
     await worker(bench, 0)
     second = await worker(bench, 1, hold_loads=asyncio.Event())
@@ -324,7 +324,7 @@ async def test_a_worker_that_goes_while_it_loads_is_not_waited_for(start: Start)
     await until(lambda: again.ordered == ["load a"])
 
 
-async def test_when_all_go_while_they_load_the_operator_hears_of_it(start: Start) -> None:
+async def test_a_load_fails_when_all_workers_are_lost(start: Start) -> None:
     bench = await start()
     peer = await worker(bench, hold_loads=asyncio.Event())
     loading = asyncio.ensure_future(load(bench))
@@ -339,7 +339,7 @@ async def test_when_all_go_while_they_load_the_operator_hears_of_it(start: Start
     assert await counted(bench) == {"loaded": 0, "refused": 0, "lost": 1}
 
 
-async def test_what_an_operator_gave_up_is_not_kept(start: Start) -> None:
+async def test_a_cancelled_load_is_undone(start: Start) -> None:
     bench = await start()
     peer = await worker(bench, hold_loads=asyncio.Event())
     loading = asyncio.ensure_future(load(bench))
@@ -355,7 +355,7 @@ async def test_what_an_operator_gave_up_is_not_kept(start: Start) -> None:
     assert (await load(bench)).num_workers == 1
 
 
-async def test_what_comes_of_one_that_was_given_up_does_not_take_away_what_comes_of_the_next(start: Start) -> None:
+async def test_the_outcome_of_a_cancelled_load_does_not_undo_the_next(start: Start) -> None:
     bench = await start()
     peer = await worker(bench, hold_loads=asyncio.Event())
     given_up = asyncio.ensure_future(load(bench))
@@ -372,7 +372,7 @@ async def test_what_comes_of_one_that_was_given_up_does_not_take_away_what_comes
 
 @dataclass(eq=False)
 class Alone:
-    """A worker's part of the cluster's adapters, whose answers come when the test says so."""
+    """A worker's part of ClusterAdapters, whose answers arrive when the test says so."""
 
     sent: list[str] = field(default_factory=list)
     id: str = "w"
@@ -393,8 +393,9 @@ class Alone:
 
 
 @pytest.mark.parametrize("first", [ONE, OTHER])
-async def test_an_answer_to_one_that_was_given_up_may_come_last(first: bytes) -> None:
-    """At the same time as that of the next, which has not been looked at; the folder may have changed in between."""
+async def test_the_answer_to_a_cancelled_load_may_arrive_last(first: bytes) -> None:
+    """It arrives together with the answer to the next load, which has not been processed; the folder may have changed
+    in between."""
     alone = Alone()
     adapters = ClusterAdapters({"w": alone}, num_users=lambda _: 0, used_by=lambda _: (), on_loaded=lambda: None)
     request = pb.LoadAdapterRequest(name="a", path="one")
@@ -411,7 +412,7 @@ async def test_an_answer_to_one_that_was_given_up_may_come_last(first: bytes) ->
     assert alone.sent == ["load_adapter"] * 2 + ["unload_adapter"] * (first != ONE)
 
 
-async def test_what_is_unloaded_while_a_newcomer_loads_it_is_not_kept_there(start: Start) -> None:
+async def test_an_adapter_unloaded_while_a_new_worker_loads_it_is_unloaded_there(start: Start) -> None:
     bench = await start()
     await worker(bench, 0)
     await load(bench)
@@ -423,8 +424,8 @@ async def test_what_is_unloaded_while_a_newcomer_loads_it_is_not_kept_there(star
     assert await listed(bench) == []
 
 
-async def test_a_new_scheduler_takes_over_what_workers_have(start: Start) -> None:
-    """Who lacks some gets it."""
+async def test_a_new_scheduler_adopts_the_workers_adapters(start: Start) -> None:
+    """Workers that lack some load them."""
     bench = await start()
     has = worker_pb2.WorkerHello(lora=worker_pb2.LoraAdapters(names=["a"], digests=ONE, paths=["one"]))
     other = worker_pb2.WorkerHello(lora=worker_pb2.LoraAdapters(names=["b"], digests=OTHER, paths=["other"]))
@@ -435,7 +436,7 @@ async def test_a_new_scheduler_takes_over_what_workers_have(start: Start) -> Non
     assert (first.ordered, second.ordered) == (["load b"], ["load a"])
 
 
-async def test_a_worker_that_missed_what_happened_is_brought_up_to_date(start: Start) -> None:
+async def test_a_worker_that_missed_changes_is_updated(start: Start) -> None:
     """It still has what was unloaded, and the old content of what was replaced."""
     bench = await start()
     await worker(bench, 0)
@@ -451,7 +452,7 @@ async def test_a_worker_that_missed_what_happened_is_brought_up_to_date(start: S
     assert await listed(bench) == [("b", OTHER, 2, 0, False)]
 
 
-async def test_who_waits_for_what_nobody_can_load_any_more_is_told(start: Start) -> None:
+async def test_a_sequence_ends_when_no_worker_can_load_its_adapter(start: Start) -> None:
     bench = await start()
     first = await worker(bench, 0)
     frontend = await bench.frontend()
@@ -464,7 +465,7 @@ async def test_who_waits_for_what_nobody_can_load_any_more_is_told(start: Start)
     assert frontend.finished[0].error.code == finish_pb2.ERROR_CODE_NOT_FOUND
 
 
-async def test_a_worker_that_answers_what_nobody_asked_is_turned_away(start: Start) -> None:
+async def test_an_unexpected_answer_ends_the_workers_session(start: Start) -> None:
     bench = await start()
     peer = await worker(bench)
     loaded = worker_pb2.AdapterLoaded(order_id=9, digest=ONE)
@@ -473,8 +474,10 @@ async def test_a_worker_that_answers_what_nobody_asked_is_turned_away(start: Sta
         await peer.task
 
 
-async def test_nothing_is_counted_while_nobody_leaves(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Looking through all sequences is for adapters that are on their way out."""
+async def test_users_are_counted_only_while_an_adapter_is_unloading(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Walking all sequences is only necessary for adapters that are being unloaded."""
     asked: list[object] = []
     count = LiveSequences.num_users
     monkeypatch.setattr(
@@ -489,8 +492,8 @@ async def test_nothing_is_counted_while_nobody_leaves(start: Start, monkeypatch:
     assert not asked
 
 
-async def test_more_than_workers_have_room_for_take_turns(start: Start) -> None:
-    """What was used longest ago goes; it comes back when somebody asks for it."""
+async def test_adapters_beyond_the_slots_take_turns(start: Start) -> None:
+    """The least recently used one is unloaded, and loaded again when a request needs it."""
     bench = await start()
     peer = await worker(bench, room=2)
     frontend = await bench.frontend()
@@ -508,8 +511,8 @@ async def test_more_than_workers_have_room_for_take_turns(start: Start) -> None:
     assert peer.digests_asked[-1] == OTHER
 
 
-async def test_who_waits_for_a_place_comes_before_those_that_would_keep_it_taken(start: Start) -> None:
-    """What is in use stays, and who needs none goes on."""
+async def test_a_sequence_waiting_for_a_slot_precedes_later_users_of_it(start: Start) -> None:
+    """Running users keep their adapter, and sequences without an adapter are not affected."""
     bench = await start()
     hold = asyncio.Event()
     peer = await worker(bench, room=1, hold=hold, reads_on=True)
@@ -531,7 +534,7 @@ async def test_who_waits_for_a_place_comes_before_those_that_would_keep_it_taken
     assert peer.ordered[3:] == ["unload b", "load a", "unload a", "load b"]
 
 
-async def test_a_worker_that_is_full_of_what_is_in_use_takes_no_more(start: Start) -> None:
+async def test_a_worker_with_all_slots_in_use_loads_no_more(start: Start) -> None:
     bench = await start()
     hold = asyncio.Event()
     peer = await worker(bench, room=1, hold=hold, reads_on=True)

@@ -1,5 +1,5 @@
-"""Documents go where their query is at home: to the same worker again and again, and with a worker that is lost to
-others, without moving anybody else's."""
+"""Documents are placed on the worker of their query: the same one each time, and, if it is lost, on others without
+moving further queries."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def homes(replicas: list[Replica]) -> list[str]:
     return [home.id for home in found if home is not None]
 
 
-def test_a_worker_that_goes_or_comes_moves_its_own_queries_alone() -> None:
+def test_attaching_or_losing_a_worker_moves_only_its_queries() -> None:
     replicas = [replica(f"w{number}") for number in range(4)]
     before = homes(replicas)
     assert {*before} == {"w0", "w1", "w2", "w3"}
@@ -67,7 +67,7 @@ def test_a_worker_that_goes_or_comes_moves_its_own_queries_alone() -> None:
     assert homes([replica("w0"), *replicas[1:]]) == before
 
 
-def test_documents_go_elsewhere_from_a_worker_with_much_more_to_do() -> None:
+def test_documents_avoid_a_much_more_loaded_worker() -> None:
     replicas = [replica("w0"), replica("w1")]
     before = homes(replicas)
     for key in range(STEPS_BEHIND * STEP // 50):
@@ -77,13 +77,13 @@ def test_documents_go_elsewhere_from_a_worker_with_much_more_to_do() -> None:
     assert {*homes(replicas)} == {"w1"}
 
 
-def test_workers_that_cannot_hold_the_query_get_none_of_it() -> None:
+def test_workers_without_capacity_for_the_query_get_no_documents() -> None:
     assert {*homes([replica("w0", 0), replica("w1", 3), replica("w2", 4)])} == {"w2"}
     assert homes([replica("w0", 0)]) == []
 
 
-def test_prompts_that_sample_nothing_are_spread_over_workers() -> None:
-    """Of a model that reads texts and does nothing else."""
+def test_pooling_prompts_are_distributed_over_workers() -> None:
+    """The model only computes vectors."""
     replicas, placement = [replica("w0"), replica("w1")], Placement("prefix", lambda *_: 0)
     found = []
     for key in range(4):

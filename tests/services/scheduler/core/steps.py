@@ -1,4 +1,4 @@
-"""Steps of a core, as tests make and read them.
+"""Helpers to plan, read and apply steps of a core.
 
 Defaults: prompts of 10 tokens, 16 output tokens, block size 16, budget 8192, 16 slots, 10,000 blocks, no caching.
 """
@@ -18,7 +18,7 @@ NewCore = Callable[..., Core]
 
 
 def tokens_of(core: Core, plan: StepPlan | None) -> dict[int, int]:
-    """Tokens that each sequence computes in a step, by key: what the plan says and what it implies."""
+    """Returns the tokens that each sequence computes in a step, by key: named and implied ones."""
     assert plan is not None
     counts = dict(zip(plan.counted_slots, plan.token_counts, strict=True))
     for slot in np.flatnonzero(core.running.live).tolist():
@@ -32,7 +32,7 @@ def tokens_of(core: Core, plan: StepPlan | None) -> dict[int, int]:
 
 
 def returned(core: Core, *tokens: int) -> None:
-    """The oldest step returns these tokens."""
+    """Applies the oldest step in flight with these tokens."""
     core.apply(StepResult(core.steps_in_flight[0].step_id, np.array(tokens, dtype=np.int32)), now=0)
 
 

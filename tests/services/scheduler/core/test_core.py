@@ -1,4 +1,4 @@
-"""What is asked of a core between its steps."""
+"""Operations of a core between its steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_s24_a_reset_with_running_sequences_needs_their_preemption(core: NewCore
     assert c.use.cached == 0
 
 
-def test_a_deadline_ends_waiting_and_running_sequences(core: NewCore) -> None:
+def test_deadlines_end_waiting_and_running_sequences(core: NewCore) -> None:
     c = core(max_num_seqs=1)
     add(c, 10, 10, deadline=5.0)
     c.schedule(1.0)
@@ -40,7 +40,7 @@ def test_a_cancelled_sequence_frees_its_blocks_when_its_step_returns(core: NewCo
     assert c.use.used == 0
 
 
-def test_work_still_to_be_done_is_known_in_tokens(core: NewCore) -> None:
+def test_pending_work_is_counted_in_tokens(core: NewCore) -> None:
     c = core(max_num_batched_tokens=100, max_num_seqs=2)
     add(c, 150, 60, 30)
     assert c.num_pending_tokens == 240

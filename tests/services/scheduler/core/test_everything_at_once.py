@@ -1,5 +1,5 @@
 """Thousands of random operations on two cores whose sequences wait for grammars, queries, siblings and blocks, while
-they are cancelled, preempted, migrated, late, and while workers are lost, emptied or drained at every moment."""
+they are cancelled, preempted, migrated or expire, and while workers are lost, reset or drained at any time."""
 
 from __future__ import annotations
 
@@ -38,15 +38,13 @@ def run(seed: int, tiers: TierLimits, drafts: int = 0, count: int = 600) -> TwoW
 @pytest.mark.parametrize("drafts", [0, 3])
 @pytest.mark.parametrize("tiers", [NO_TIERS, TierLimits(16), TierLimits(16, 200, "arc")])
 @pytest.mark.parametrize("seed", range(9))
-def test_sequences_that_wait_for_everything_end_once_with_the_text_of_the_oracle(
-    seed: int, tiers: TierLimits, drafts: int
-) -> None:
+def test_every_sequence_ends_once_with_the_text_of_the_oracle(seed: int, tiers: TierLimits, drafts: int) -> None:
     ends = Counter(client.end.reason for client in run(seed, tiers, drafts).clients.values() if client.end is not None)
     assert ends[Reason.STOP] + ends[Reason.LENGTH] > 10
     assert ends[Reason.CANCELLED] > 0
 
 
-def test_the_operations_reach_every_way_to_wait_and_to_end() -> None:
+def test_the_operations_cover_every_prerequisite_and_every_end_reason() -> None:
     clusters = [run(seed, TierLimits(100, 400), count=1200) for seed in range(21, 25)]
     reasons = {client.end.reason for cluster in clusters for client in cluster.clients.values() if client.end}
     assert reasons >= {Reason.STOP, Reason.LENGTH, Reason.CANCELLED, Reason.DEADLINE, Reason.ERROR}

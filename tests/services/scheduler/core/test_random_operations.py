@@ -1,5 +1,5 @@
-"""Thousands of random operations on a core with a worker on paper: nothing leaks, nothing is shared that must not be,
-and every sequence says what an oracle without blocks says."""
+"""Thousands of random operations on a core with a reference worker: nothing leaks, nothing is shared wrongly, and every
+sequence has the text of an oracle without blocks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.services.scheduler.reference_worker import EOS, ReferenceWorker, dige
 
 @dataclass
 class Client:
-    """What a frontend has of one sequence."""
+    """Expectations of the owner of one sequence."""
 
     prompt: list[int]
     limit: int
@@ -43,7 +43,7 @@ class Client:
 
 
 class Cluster:
-    """A core and a worker, with results under way for as long as the test likes."""
+    """A core and a worker, with results that stay in flight for as long as the test likes."""
 
     def __init__(self, limits: CoreLimits, seed: int) -> None:
         self.random = random.Random(seed)
@@ -65,7 +65,7 @@ class Cluster:
         head = self.random.choice(self._shared)[: self.random.randrange(60)]
         prompt = head + [self.random.randrange(40) for _ in range(self.random.randrange(1, 30))]
         if self._conversations and self.clients and self.random.random() < 0.5:
-            prompt = self._go_on() or prompt
+            prompt = self._continue() or prompt
         if self.random.random() < 0.08:
             self._add_search(prompt)
             return
@@ -77,8 +77,8 @@ class Cluster:
         for _ in range(size):
             self._add(prompt, sample_group)
 
-    def _go_on(self) -> list[int]:
-        """Where an earlier one has ended, or behind its prompt; nothing where that was too long."""
+    def _continue(self) -> list[int]:
+        """Returns a prompt that continues a finished sequence or another prompt; none if that is too long."""
         client = self.clients[self.random.randrange(len(self.clients))]
         said = client.tokens if self.random.random() < 0.5 else []
         prompt = [*client.prompt, *said, *(self.random.randrange(40) for _ in range(self.random.randrange(9)))]
@@ -147,7 +147,7 @@ class Cluster:
         return True
 
     def transfer(self) -> bool:
-        """The oldest one is done, or was not possible: any time after it was ordered, but in this order."""
+        """Ends the oldest transfer, perhaps with a failure: at any time after it was ordered, but in order."""
         for order in self.core.host_blocks.take_orders() if self.core.host_blocks is not None else ():
             if isinstance(order, DiskOrder):
                 self.on_disk.append(order)
@@ -166,7 +166,7 @@ class Cluster:
         return True
 
     def _disk_transfer(self, order: DiskOrder) -> None:
-        """In any order; now and then a block is torn, or the whole transfer is given up."""
+        """Ends disk transfers in any order; now and then a block is torn, or the whole transfer fails."""
         if self.random.random() < 0.05:
             self.core.on_transfer_done(order.transfer_id, failed=True)
             return
@@ -235,7 +235,7 @@ class Cluster:
         assert waiting | running == {key if c.root is None else c.root.key for key, c in alive.items()}
 
     def _check_windows(self, tables: list[list[int]]) -> None:
-        """Blocks are missing at the beginning only, and no more than what somebody who computes from here on reads."""
+        """Checks that blocks are missing only at the beginning of a table, and only those that no later step reads."""
         running, size = self.core.running, self.limits.block_size
         for window, groups in self.core.kv.groups.windows.items():
             for slot, group in itertools.product(np.flatnonzero(running.live).tolist(), groups):
@@ -327,9 +327,7 @@ STATES: list[tuple[KVSpec, ...]] = [
 @pytest.mark.parametrize("caching", [True, False])
 @pytest.mark.parametrize("in_flight", [1, 2, 3])
 @pytest.mark.parametrize("case", range(len(CASES)))
-def test_random_operations_lose_nothing_and_match_the_oracle(
-    case: int, in_flight: int, caching: bool, policy: str
-) -> None:
+def test_random_operations_match_the_oracle(case: int, in_flight: int, caching: bool, policy: str) -> None:
     cluster = operate_at_random(case, in_flight, caching, policy, drafts=0)
     assert all(client.end is not None for client in cluster.clients.values())
 
@@ -369,9 +367,7 @@ def test_random_operations_with_states_match_the_oracle(case: int, specs: int, i
 @pytest.mark.parametrize("in_flight", [1, 3])
 @pytest.mark.parametrize("specs", range(len(STATES)))
 @pytest.mark.parametrize("case", [1, 4])
-def test_random_operations_with_drafts_in_front_of_states_match_the_oracle(
-    case: int, specs: int, in_flight: int
-) -> None:
+def test_random_operations_with_drafts_and_states_match_the_oracle(case: int, specs: int, in_flight: int) -> None:
     cluster = operate_at_random(case, in_flight, True, "fair", drafts=5, specs=STATES[specs])
     assert cluster.worker.num_accepted > 20
     assert cluster.core.counts.cached_tokens > 0
@@ -425,7 +421,7 @@ def test_random_operations_with_a_disk_match_the_oracle(
 @pytest.mark.parametrize(("num_host_blocks", "num_disk_blocks"), [(12, 0), (1000, 0), (30, 1000)])
 @pytest.mark.parametrize("specs", range(len(GROUPS) + len(STATES)))
 @pytest.mark.parametrize("case", [1, 3, 4])
-def test_random_operations_with_groups_below_the_device_match_the_oracle(
+def test_random_operations_with_offloaded_groups_match_the_oracle(
     case: int, specs: int, num_host_blocks: int, num_disk_blocks: int, drafts: int
 ) -> None:
     tiers = TierLimits(num_host_blocks, num_disk_blocks)
@@ -494,7 +490,7 @@ def operate_at_random(
     return cluster
 
 
-def test_evacuated_sequences_go_on_elsewhere_with_the_same_text() -> None:
+def test_evacuated_sequences_continue_with_the_same_text() -> None:
     first = Cluster(make_limits(num_blocks=60, block_size=4, max_num_seqs=6, enable_prefix_caching=True), seed=5)
     for _ in range(10):
         first.add()

@@ -1,7 +1,5 @@
-"""Everything that workers are sent in recorded scenarios is the same, byte for byte, as when it was recorded.
-
-A change that is meant to change plans replaces the digests, and says why.
-"""
+"""Everything that workers are sent in recorded scenarios equals the recording, byte for byte. A change that is meant to
+change plans replaces the digests and gives the reason."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ TIERS = TierLimits(16, 200)
         (6, "priority", 2, True, TIERS, 0, "371a6d4edd4f0cf3f5afb923ee78fc32"),
     ],
 )
-def test_plans_and_orders_are_those_that_were_recorded(
+def test_plans_and_orders_equal_the_recorded_ones(
     seed: int, policy: str, in_flight: int, caching: bool, tiers: TierLimits, drafts: int, expected: str
 ) -> None:
     limits = make_limits(

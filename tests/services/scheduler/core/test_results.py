@@ -1,4 +1,4 @@
-"""What a step brings back: tokens, ends, log-probabilities."""
+"""Results of steps: tokens, end reasons, log-probabilities."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.services.scheduler.core.steps import EOS, NewCore, add, returned
         ({"stop_token_ids": (7, 8, 9, 43, 44)}, [44], Reason.STOP, 44, [44]),
     ],
 )
-def test_s12_what_ends_a_sequence(
+def test_s12_end_conditions_of_a_sequence(
     core: NewCore,
     fields: dict[str, object],
     returns: list[int],
@@ -62,7 +62,7 @@ def test_s20_no_step_is_planned_past_a_certain_end(core: NewCore, max_tokens: in
     assert c.counts.scheduled_tokens == 4 * (10 + max_tokens - 1)
 
 
-def test_a_preempted_sequence_can_end_with_the_token_that_was_under_way(core: NewCore) -> None:
+def test_a_preempted_sequence_can_end_with_its_token_in_flight(core: NewCore) -> None:
     c = core()
     add(c, 10, stop_token_ids=(42,))
     c.schedule(0)
@@ -73,7 +73,7 @@ def test_a_preempted_sequence_can_end_with_the_token_that_was_under_way(core: Ne
     assert not c.has_work
 
 
-def test_a_slot_the_worker_gave_up_ends_alone(core: NewCore) -> None:
+def test_a_failed_slot_ends_only_its_sequence(core: NewCore) -> None:
     c = core()
     add(c, 10, 10)
     c.schedule(0)
@@ -84,7 +84,7 @@ def test_a_slot_the_worker_gave_up_ends_alone(core: NewCore) -> None:
     assert events.tokens[0].sequence_ids.tolist() == [1]
 
 
-def test_logprobs_go_to_those_who_asked_and_still_run(core: NewCore) -> None:
+def test_logprobs_are_emitted_for_running_sequences_that_asked(core: NewCore) -> None:
     c = core()
     for key, asks in enumerate([True, False, True]):
         c.add(make_sequence(key, [key] * 10, asks_logprobs=asks))
@@ -104,7 +104,7 @@ def test_logprobs_go_to_those_who_asked_and_still_run(core: NewCore) -> None:
     assert columns.entries.ranks.tolist() == [9]
 
 
-def test_a_late_token_brings_its_logprobs(core: NewCore) -> None:
+def test_a_late_token_has_its_logprobs(core: NewCore) -> None:
     c = core()
     add(c, 10, asks_logprobs=True)
     c.schedule(0)

@@ -1,8 +1,8 @@
-"""Two cores with workers on paper, and everything that sequences may wait for: grammars, queries, siblings, blocks from
-host memory, from disk and from the other worker.
+"""Two cores with reference workers, and everything that sequences may wait for: grammars, queries, siblings, blocks
+from host memory, from disk and from the other worker.
 
 Each operation is one message or one decision of a scheduler; a test performs them in a random order. The driver checks
-after each one that nothing leaks, and keeps a digest of all that the workers are sent.
+after each one that nothing leaks, and keeps a digest of everything that the workers are sent.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from quire.services.scheduler.core.core import Core
 from quire.services.scheduler.core.counts import CoreCounts
 from quire.services.scheduler.core.limits import CoreLimits
 from quire.services.scheduler.core.plan import SequenceFinished, StepPlan, StepResult
-from quire.services.scheduler.core.prerequisites.peer_blocks import LEAST_BLOCKS, BorrowedBlocks, FetchOrder
+from quire.services.scheduler.core.prerequisites.peer_blocks import MIN_BLOCKS, BorrowedBlocks, FetchOrder
 from quire.services.scheduler.core.sequences.ending import Failure, Reason
 from quire.services.scheduler.core.sequences.sequence import (
     LateQuery,
@@ -46,7 +46,7 @@ QUERIES = [i32_bytes([number] * (3 + 2 * number)) for number in range(5)]
 
 @dataclass
 class Client:
-    """Expectations of the owner of one sequence, and what it has been sent."""
+    """Expectations of the owner of one sequence, and its received events."""
 
     prompt: list[int]
     limit: int
@@ -61,7 +61,7 @@ class Client:
 
 
 class Worker:
-    """One attachment: a core, a worker on paper, and the messages between them."""
+    """One attachment: a core, a reference worker, and the messages between them."""
 
     def __init__(self, limits: CoreLimits, seed: int) -> None:
         self.core = Core(limits)
@@ -78,7 +78,7 @@ class Worker:
         self.failing: set[bytes] = set()  # queries whose step has failed, or will
 
 
-class Neighbour:
+class OtherWorker:
     """The other worker, as `borrower` sees it."""
 
     def __init__(self, cluster: TwoWorkers, borrower: Worker) -> None:
@@ -88,14 +88,14 @@ class Neighbour:
         lender = self._cluster.other(self._borrower)
         lent = lender.core.peer_blocks
         count = 0 if lent is None else lent.num_found(hashes, start, most)
-        if lent is None or count < LEAST_BLOCKS:
+        if lent is None or count < MIN_BLOCKS:
             return None
         loan = lent.lend(hashes, start, count)
         return BorrowedBlocks(lender, loan, partial(lent.end_loan, loan))
 
 
 class TwoWorkers:
-    """A scheduler's view of two workers, with results under way for as long as the test likes."""
+    """A scheduler's view of two workers, with results that stay in flight for as long as the test likes."""
 
     def __init__(self, limits: CoreLimits, seed: int) -> None:
         self.random = random.Random(seed)
@@ -115,7 +115,7 @@ class TwoWorkers:
         worker = Worker(self.limits, self._seed + self._num_attached)
         self.counts.append(worker.core.counts)
         if worker.core.peer_blocks is not None:
-            worker.core.peer_blocks.lenders = Neighbour(self, worker)
+            worker.core.peer_blocks.lenders = OtherWorker(self, worker)
         return worker
 
     def other(self, worker: Worker) -> Worker:
@@ -202,7 +202,7 @@ class TwoWorkers:
             core.preempt(self.random.choice(slots))
 
     def migrate(self) -> None:
-        """A running sequence goes to the other worker."""
+        """Moves a running sequence to the other worker."""
         source = self._any()
         running = [s for s in source.core.state.sequences.values() if s.status is SequenceStatus.RUNNING]
         able = [s for s in running if can_be_handed_over(s) and source.core.running.has_progressed(s)]
@@ -212,13 +212,13 @@ class TwoWorkers:
             self.other(source).core.add(sequence)
 
     def give_back(self) -> None:
-        """Sequences that hold no slot go to the other worker."""
+        """Moves sequences without a slot to the other worker."""
         source = self._any()
         for sequence in source.core.evacuate_waiting():
             self.other(source).core.add(sequence)
 
     def restart(self) -> None:
-        """A worker is lost with everything under way, and another one attaches."""
+        """Loses a worker with everything in flight, and attaches another one."""
         gone = self._any()
         loss = WorkerLoss("w", self._num_attached) if self.random.random() < 0.5 else None
         moved = gone.core.evacuate(loss)
@@ -232,7 +232,7 @@ class TwoWorkers:
             self._any().core.add(sequence)
 
     def reset(self) -> None:
-        """A worker's caches are emptied, if nothing is under way there."""
+        """Resets a worker's caches, if nothing is in flight there."""
         worker = self._any()
         core = worker.core
         moving = sum(moves.num_in_flight for moves in (core.host_blocks, core.peer_blocks) if moves is not None)
@@ -256,8 +256,8 @@ class TwoWorkers:
         return True
 
     def _with_failures(self, worker: Worker, plan: StepPlan, result: StepResult) -> StepResult:
-        """Documents find their queries' vectors, and constrained sequences their grammars. A query fails now and
-        then."""
+        """Checks that documents find their queries' vectors, and constrained sequences their grammars. A query fails
+        now and then."""
         worker.vectors.difference_update(plan.dropped_queries)
         for admission in plan.admitted:
             assert not admission.sequence.grammar_id or admission.sequence.grammar_id in worker.grammars
@@ -308,7 +308,7 @@ class TwoWorkers:
         return True
 
     def transfer(self, worker: Worker | None = None) -> bool:
-        """Blocks move between the device, host memory and disk, or could not be moved."""
+        """Ends a transfer between the device, host memory and disk, perhaps with a failure."""
         worker = worker or self._any()
         for order in worker.core.host_blocks.take_orders() if worker.core.host_blocks is not None else ():
             self.sent.update(encode_transfer(order).SerializeToString(deterministic=True))
@@ -331,7 +331,7 @@ class TwoWorkers:
         return True
 
     def fetch(self, worker: Worker | None = None) -> bool:
-        """Blocks come from the other worker, or could not be fetched."""
+        """Ends a fetch from the other worker, perhaps with a failure."""
         worker = worker or self._any()
         for order in worker.core.peer_blocks.take_orders() if worker.core.peer_blocks is not None else ():
             self.sent.update(repr((order.fetch_id, order.borrowed.loan, order.blocks, order.hashes)).encode())
@@ -348,7 +348,7 @@ class TwoWorkers:
         return True
 
     def look(self) -> None:
-        """Sequences that have waited long for the other worker's blocks compute them."""
+        """Has sequences that have waited long for the other worker's blocks compute them."""
         core = self._any().core
         if core.peer_blocks is not None:
             core.unblock(core.peer_blocks.tick(3))

@@ -1,4 +1,4 @@
-"""What of a step goes to a frontend together."""
+"""Grouping of a step's events in messages to a frontend."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EOS = 2
 
 @pytest.mark.parametrize("preempted", [1, 2])
 def test_a_sequence_ends_in_the_message_with_its_last_token(preempted: int) -> None:
-    """Although the token of one that was preempted meanwhile comes in columns of its own, behind all others."""
+    """The token of a preempted sequence comes in columns of its own, after all others."""
     core = Core(make_limits())
     for key in (1, 2):
         core.add(make_sequence(key, [5, 6, 7], eos_token_ids=frozenset([EOS])))

@@ -1,4 +1,4 @@
-"""A frontend that proves itself and lies: numbers that no frontend sends cost nobody else's time."""
+"""An authenticated frontend with malformed messages: invalid values cost no other service's time."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def end_of(peer: FrontendPeer) -> str:
         (LARGE, {"num_sequences": 2}, f"first_sequence_id: {LARGE} and 2 sequences are beyond"),
     ],
 )
-async def test_sequences_that_cannot_be_answered_end_the_session(
+async def test_invalid_sequence_ids_end_the_session(
     running: SecuredScheduler, first: int, fields: dict[str, int], text: str
 ) -> None:
     liar, other = await frontend(running), await frontend(running)
@@ -100,7 +100,7 @@ async def test_a_sequence_id_that_is_in_use_ends_the_session(running: SecuredSch
         ({"num_sequences": 16_384, "token_ids": bytes(4 * 20_000)}, "token_ids: 16384 sequences of 20000 tokens"),
     ],
 )
-async def test_a_field_beyond_all_measure_is_refused_by_name_value_and_limit(
+async def test_a_field_beyond_its_limit_is_refused_by_name_value_and_limit(
     running: SecuredScheduler, fields: dict[str, object], text: str
 ) -> None:
     liar = await frontend(running)
@@ -113,7 +113,7 @@ async def test_a_field_beyond_all_measure_is_refused_by_name_value_and_limit(
     assert liar.finished[100_000].reason != finish_pb2.FINISH_REASON_ERROR
 
 
-async def test_a_million_empty_submissions_and_cancellations_hold_up_nobody(running: SecuredScheduler) -> None:
+async def test_a_million_empty_submissions_and_cancellations_do_not_block_the_loop(running: SecuredScheduler) -> None:
     liar, other = await frontend(running), await frontend(running)
     empty = [pb.Submission()] * 20_000
     cancelled = columns.u32_bytes(range(100_000))
@@ -147,8 +147,8 @@ async def test_a_million_empty_submissions_and_cancellations_hold_up_nobody(runn
         ({"model": model_pb2.ModelIdentity(fingerprint="0" * 300)}, "model.fingerprint: "),
     ],
 )
-async def test_a_hello_beyond_all_measure_is_refused(tmp_path: Path, hello: dict[str, object], text: str) -> None:
-    """Where nobody has said yet which model it is."""
+async def test_a_hello_beyond_its_limits_is_refused(tmp_path: Path, hello: dict[str, object], text: str) -> None:
+    """No service has set the model yet."""
     async with scheduler(tmp_path) as empty:
         asked = pb.FrontendHello(frontend_id="f0", model=MODEL)
         asked.MergeFrom(pb.FrontendHello(**hello))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Vectors in results, and submissions that sample nothing: what is taken, refused and passed on."""
+"""Vectors in results, and pooling submissions: what is accepted, refused and delivered."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def result(slots: list[int], sizes: list[int], values: list[float], *failed: int
         (result([2, 4], [1, 1], [1.0, 2.0], 3), "failures"),
     ],
 )
-def test_a_worker_cannot_lie_about_vectors(wire: pb.StepResult, text: str) -> None:
+def test_invalid_vectors_are_refused(wire: pb.StepResult, text: str) -> None:
     with pytest.raises(FailedPrecondition, match=text):
         ResultChecks(HELLO).check(wire, ENDING)
 
@@ -61,22 +61,22 @@ def test_a_worker_cannot_lie_about_vectors(wire: pb.StepResult, text: str) -> No
         (pb.StepResult(step_id=1), r"vectors of slots \[4\] are due, the worker sent those of \[\]"),
     ],
 )
-def test_a_query_tells_nothing_and_a_document_one_number(wire: pb.StepResult, text: str) -> None:
+def test_a_query_returns_no_vector_and_a_document_one_number(wire: pb.StepResult, text: str) -> None:
     late = replace(ENDING, late_queries={2: True, 4: False})
     ResultChecks(HELLO).check(result([4], [1], [1.0]), late)
     with pytest.raises(FailedPrecondition, match=text):
         ResultChecks(HELLO).check(wire, late)
 
 
-def test_vectors_come_for_all_that_did_not_fail() -> None:
+def test_vectors_are_returned_for_all_slots_that_did_not_fail() -> None:
     ResultChecks(HELLO).check(result([2, 4], [1, 2], [1.0, 2.0, 3.0]), ENDING)
     wire = result([2], [3], [1.0, 2.0, 3.0], 4)
     ResultChecks(HELLO).check(wire, ENDING)
     assert {slot: f32(column).tolist() for slot, column in decode_result(wire).pooled.items()} == {2: [1.0, 2.0, 3.0]}
 
 
-def test_a_prompt_ends_with_its_vector_and_is_told_once() -> None:
-    """Of the whole length that the model takes: nothing comes behind it."""
+def test_a_prompt_ends_once_with_its_vector() -> None:
+    """The prompt has the model's maximum length: no token follows it."""
     core = Core(make_limits(max_model_len=20, max_num_batched_tokens=16))
     core.add(make_sequence(7, list(range(20)), 0, samples_nothing=True))
     first = core.schedule(0)
@@ -101,7 +101,7 @@ def test_a_prompt_ends_with_its_vector_and_is_told_once() -> None:
     assert core.use.used == 0
 
 
-def test_a_query_is_named_by_all_that_its_vectors_depend_on_and_by_its_tenant() -> None:
+def test_a_query_name_covers_all_inputs_and_the_tenant() -> None:
     same = {"token_ids": bytes(8), "num_prompt_tokens": 2, "num_sequences": 1, "root_hash": bytes(32), "tenant": "a"}
     others: list[dict[str, object]] = [
         {"late_query": LateQuery(token_ids=bytes(8))},
@@ -141,7 +141,7 @@ def test_a_query_is_named_by_all_that_its_vectors_depend_on_and_by_its_tenant() 
         ({}, ""),
     ],
 )
-def test_a_submission_says_one_thing(fields: dict[str, object], text: str) -> None:
+def test_contradictory_submissions_are_refused(fields: dict[str, object], text: str) -> None:
     values: dict[str, object] = {"num_sequences": 1, "samples_nothing": True, **fields}
     submission = scheduler_pb2.Submission(
         token_ids=bytes(8),

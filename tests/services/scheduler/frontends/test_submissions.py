@@ -1,4 +1,4 @@
-"""What frontends submit, as the core gets it."""
+"""Conversion of frontends' submissions to sequences."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.services.scheduler.conftest import make_limits
 
 
 def submitted(now: float, **fields: Any) -> list[float]:
-    """How long each is said to have queued that is planned a quarter of a second after it came."""
+    """Returns the queue time reported for each sequence, if it is planned a quarter of a second after its arrival."""
     prompt = {"token_ids": i32_bytes([1, 2, 3]), "num_prompt_tokens": 3, "max_tokens": 2}
     submission = pb.Submission(**{"request_id": "a", "num_sequences": 1, **prompt, **fields})
     core = Core(make_limits())
@@ -23,7 +23,7 @@ def submitted(now: float, **fields: Any) -> list[float]:
     return [started.queued_s for started in core.take_events().started]
 
 
-def test_what_a_frontend_took_to_make_tokens_is_no_queue() -> None:
+def test_tokenization_time_is_not_queue_time() -> None:
     assert submitted(now=100.0, age_ms=5000) == [0.25]
     search = sampling_pb2.BeamSearch(width=2)
     assert submitted(now=100.0, age_ms=5000, num_sequences=2, beam_search=search) == [0.25, 0.25]

@@ -1,4 +1,4 @@
-"""Places in host memory: who gets one, and who has to go."""
+"""Places in host memory: allocation and eviction."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def store(tier: BlockTier, *numbers: int) -> None:
         tier.end_store(name)
 
 
-def test_the_least_recently_used_goes_first() -> None:
+def test_the_least_recently_used_block_is_evicted_first() -> None:
     tier = BlockTier(3)
     store(tier, 1, 2, 3)
     tier.begin_read(names(1))
@@ -26,7 +26,7 @@ def test_the_least_recently_used_goes_first() -> None:
     assert [tier.holds(name) for name in names(1, 2, 3, 4)] == [True, False, True, True]
 
 
-def test_the_tail_of_a_prefix_goes_before_its_head() -> None:
+def test_the_tail_of_a_prefix_is_evicted_before_its_head() -> None:
     tier = BlockTier(3)
     store(tier, 1, 2, 3)
     tier.begin_read(names(1, 2, 3))
@@ -35,7 +35,7 @@ def test_the_tail_of_a_prefix_goes_before_its_head() -> None:
     assert [tier.holds(name) for name in names(1, 2, 3)] == [True, False, False]
 
 
-def test_what_is_read_or_stored_stays() -> None:
+def test_blocks_being_read_or_stored_are_not_evicted() -> None:
     tier = BlockTier(2)
     store(tier, 1)
     places = tier.begin_read(names(1))
@@ -46,7 +46,7 @@ def test_what_is_read_or_stored_stays() -> None:
     assert tier.begin_store(b"\x03") is not None
 
 
-def test_what_could_not_be_read_is_forgotten_once_nobody_reads_it() -> None:
+def test_a_block_with_a_failed_read_is_dropped_after_its_last_reader() -> None:
     tier = BlockTier(2)
     store(tier, 1)
     tier.begin_read(names(1))
@@ -58,14 +58,14 @@ def test_what_could_not_be_read_is_forgotten_once_nobody_reads_it() -> None:
     assert tier.num_free == 2
 
 
-def test_what_the_worker_kept_is_found_again() -> None:
+def test_adopted_blocks_are_found() -> None:
     tier = BlockTier(4)
     tier.adopt([(2, b"a"), (0, b"b"), (2, b"c"), (3, b"a")])
     assert tier.begin_read([b"a", b"b"]) == [2, 0]
     assert (tier.num_held, tier.num_free) == (2, 2)
 
 
-def test_every_place_is_free_stored_into_or_held() -> None:
+def test_every_place_is_free_storing_or_held() -> None:
     rng = random.Random(3)
     tier, storing, reading = BlockTier(8), [], []
     for _ in range(3000):

@@ -1,4 +1,4 @@
-"""Which block goes first: sequences of what happens, and what is left."""
+"""Eviction policies: sequences of operations, and the blocks that remain."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def name(number: int) -> bytes:
 
 
 def ask(tier: BlockTier, number: int) -> bool:
-    """Whether it was there; it is afterwards."""
+    """Reads or stores a block; returns whether it was stored before."""
     if tier.holds(name(number)):
         tier.touch([name(number)])
         return True
@@ -46,14 +46,14 @@ def held(tier: BlockTier) -> list[int]:
         ("arc", [1, 2, 3, 4, 1, 2, 3, 4, 5, 6], [2, 3, 4, 6]),
     ],
 )
-def test_what_is_left_of_four_places(policy: str, asked: list[int], left: list[int]) -> None:
+def test_the_policies_keep_the_expected_blocks(policy: str, asked: list[int], left: list[int]) -> None:
     tier = BlockTier(4, POLICIES[policy])
     for number in asked:
         ask(tier, number)
     assert held(tier) == left
 
 
-def test_a_lost_block_that_is_wanted_again_moves_arcs_target() -> None:
+def test_a_miss_on_an_evicted_block_moves_arcs_target() -> None:
     made: list[ARC] = []
 
     def make(capacity: int) -> ARC:
@@ -88,7 +88,7 @@ def test_a_failed_read_leaves_no_trace_in_either_list() -> None:
         assert held(tier) == [3, 4]
 
 
-def test_arc_keeps_what_returns_through_a_flood_of_what_does_not() -> None:
+def test_arc_keeps_reused_blocks_through_a_flood() -> None:
     hits = {}
     for policy in ("lru", "arc"):
         rng, tier = random.Random(1), BlockTier(32, POLICIES[policy])
@@ -100,7 +100,7 @@ def test_arc_keeps_what_returns_through_a_flood_of_what_does_not() -> None:
 
 
 @pytest.mark.parametrize("policy", [LRU, ARC])
-def test_a_policy_holds_what_the_tier_holds(policy: type[LRU | ARC]) -> None:
+def test_a_policy_tracks_the_blocks_of_its_tier(policy: type[LRU | ARC]) -> None:
     rng, tier = random.Random(5), BlockTier(8, policy)
     reading: list[bytes] = []
     for _ in range(4000):
@@ -124,7 +124,7 @@ def test_a_policy_holds_what_the_tier_holds(policy: type[LRU | ARC]) -> None:
     assert ask(tier, 1) is False
 
 
-def test_sightings_are_counted_and_the_oldest_forgotten() -> None:
+def test_occurrences_are_counted_and_the_oldest_dropped() -> None:
     seen = BlockFrequency(2, most=3)
     assert seen.count_prompt([name(1), name(2)]) == []
     assert seen.count_prompt([name(1)]) == [name(1)]

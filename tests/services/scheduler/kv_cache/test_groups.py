@@ -1,4 +1,4 @@
-"""KV groups: what each keeps, which prefixes they can serve together, and what that costs."""
+"""KV groups: what each keeps, which prefixes they can serve together, and their cost."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def test_a_prefix_is_as_long_as_every_group_can_serve() -> None:
     assert len(kv.match(HASHES).blocks) == 2 * 5, "and before a hole of the other group's"
 
 
-def test_what_is_expected_of_a_sequence_stays_when_its_blocks_are_replaced() -> None:
-    """As those of a beam are: others may start behind the same of its blocks."""
+def test_restart_points_survive_a_rebase() -> None:
+    """After a beam's blocks are replaced, others may start at the same positions."""
 
     def filled(*ends: int, rebases: bool = False) -> list[tuple[int, bytes]]:
         kv = manager(FULL, Window(6))
@@ -59,13 +59,13 @@ def test_what_is_expected_of_a_sequence_stays_when_its_blocks_are_replaced() -> 
 
 
 def forget(kv: KVCacheManager, block: int) -> None:
-    """As if it had been taken for something else, and given back."""
+    """Evicts a block, as if it had been allocated and released."""
     kv.pool._free.remove(block)
     kv.pool._free.prepend(block)
     kv.pool.release(kv.pool.allocate(1))
 
 
-def test_blocks_of_different_groups_are_not_taken_for_each_other() -> None:
+def test_blocks_of_different_groups_are_distinguished() -> None:
     kv = manager(FULL, Window(8))
     kv.admit(0, [])
     kv.grow(0, 16)
@@ -77,7 +77,7 @@ def test_blocks_of_different_groups_are_not_taken_for_each_other() -> None:
     assert found[1::2] == [0, 0, *second[2:]], "the last token is computed again: it sees positions 8 to 15"
 
 
-def test_what_slid_out_is_free_at_once_and_can_still_be_found() -> None:
+def test_blocks_outside_the_window_are_free_and_still_cached() -> None:
     kv = manager(Window(6), num_blocks=20)
     fill(kv, 0, 40)
     table = list(kv.table(0))
@@ -92,13 +92,13 @@ def test_what_slid_out_is_free_at_once_and_can_still_be_found() -> None:
 
 @pytest.mark.parametrize("computed", range(1, 60))
 @pytest.mark.parametrize("length", [1, 3, 4, 5, 8, 9, 100])
-def test_a_window_keeps_what_its_next_token_sees_and_nothing_before(length: int, computed: int) -> None:
+def test_a_window_keeps_exactly_the_visible_blocks(length: int, computed: int) -> None:
     (kept,) = KVGroups((Window(length),), SIZE, 64).retentions
     first_seen = max(0, computed - length + 1)
     assert kept.first_kept(computed) == first_seen // SIZE
 
 
-def test_the_cost_of_a_window_is_bounded_and_that_of_the_rest_is_not() -> None:
+def test_only_windows_have_bounded_cost() -> None:
     groups = KVGroups((FULL, Window(16), Window(16)), SIZE, 8)
     assert groups.cost(5) == 15
     bound = 4 + 3 + 2  # the window, a chunk that begins and ends within blocks, and what the window lies across
@@ -109,7 +109,7 @@ def test_the_cost_of_a_window_is_bounded_and_that_of_the_rest_is_not() -> None:
     assert groups.max_sequence_tokens(100, 10**6) == (100 - 2 * 7) * SIZE
 
 
-def test_layers_of_one_spec_form_groups_of_one_size_full_ones_first() -> None:
+def test_layers_form_groups_by_spec_full_attention_first() -> None:
     gemma2 = kv_specs.form_groups([Window(8), FULL] * 3)
     assert [(g.spec, g.layers) for g in gemma2] == [(FULL, (1, 3, 5)), (Window(8), (0, 2, 4))]
     gemma3 = kv_specs.form_groups([FULL if i % 6 == 5 else Window(512) for i in range(26)])
@@ -118,7 +118,7 @@ def test_layers_of_one_spec_form_groups_of_one_size_full_ones_first() -> None:
     assert len(kv_specs.form_groups([FULL] * 27 + [Window(4)])) == 10
 
 
-def test_a_layer_that_keeps_two_things_is_in_two_groups() -> None:
+def test_a_layer_with_two_specs_is_in_two_groups() -> None:
     both = kv_specs.form_groups([(FULL, State(8))] * 3)
     assert [(g.spec, g.layers) for g in both] == [(FULL, (0, 1, 2)), (State(8), (0, 1, 2))]
     some = kv_specs.form_groups([State(8), (FULL, State(8)), (FULL, State(8)), FULL])
@@ -127,7 +127,7 @@ def test_a_layer_that_keeps_two_things_is_in_two_groups() -> None:
     assert [(g.spec, g.layers) for g in fewer] == [(FULL, (0, 1)), (FULL, (2, 3)), (State(8), (0, 2))]
 
 
-def test_groups_travel_and_one_that_keeps_all_takes_no_bytes() -> None:
+def test_groups_survive_the_wire_and_a_full_group_takes_no_bytes() -> None:
     specs: list[KVSpec] = [FULL, Window(7), Latent(512, 64)]
     wire = kv_wire.to_proto(kv_specs.form_groups(specs))
     assert set(kv_wire.from_proto(wire, "w")) == set(specs)
@@ -144,12 +144,12 @@ def test_groups_travel_and_one_that_keeps_all_takes_no_bytes() -> None:
         (pb.KVGroup(), r"kv_groups\[0\]: w has no spec that this scheduler knows"),
     ],
 )
-def test_what_cannot_be_planned_is_refused_by_name(group: pb.KVGroup, said: str) -> None:
+def test_invalid_groups_are_refused_by_name(group: pb.KVGroup, said: str) -> None:
     with pytest.raises(FailedPrecondition, match=said):
         kv_wire.from_proto([group], "w")
 
 
-def test_a_state_travels() -> None:
+def test_a_state_group_survives_the_wire() -> None:
     wire = kv_wire.to_proto(kv_specs.form_groups([State(1024), FULL]))
     assert kv_wire.from_proto(wire, "w") == (FULL, State(1024))
 
@@ -166,7 +166,7 @@ def test_a_prefix_with_states_ends_where_one_was_saved() -> None:
     assert len(kv.match(HASHES).blocks) == 2 * 8, "of states no other is needed"
 
 
-def test_a_state_is_kept_until_it_is_known_what_it_is_of() -> None:
+def test_a_state_is_kept_until_its_hash_is_known() -> None:
     kv = manager(State(8))
     kv.admit(0, [])
     kv.grow(0, 12)
@@ -179,7 +179,7 @@ def test_a_state_is_kept_until_it_is_known_what_it_is_of() -> None:
     assert kv.match(HASHES[:2]).blocks == [0, table[1]], "nobody has taken it"
 
 
-def test_layers_that_keep_nothing_stand_alone_and_cost_nothing() -> None:
+def test_layers_without_kv_cost_nothing() -> None:
     wire = kv_wire.to_proto(kv_specs.form_groups([NOTHING] * 3))
     assert kv_wire.from_proto(wire, "w") == (NOTHING,)
     groups = KVGroups((NOTHING,), 16, 100)

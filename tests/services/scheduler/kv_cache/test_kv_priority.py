@@ -1,4 +1,4 @@
-"""What requests say of the worth of their prompts, and which blocks a tier loses then."""
+"""Retention priorities of prompts, and the order in which a tier evicts their blocks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def names(*numbers: int) -> list[bytes]:
 
 
 def prompt(tier: BlockTier, *numbers: int, priority: KVPriority = NORMAL) -> None:
-    """Comes in, and is held afterwards as far as there is room."""
+    """Admits a prompt and stores its blocks as far as there is room."""
     tier.set_priority(names(*numbers), priority)
     tier.touch(names(*numbers))
     for name in names(*numbers):
@@ -29,7 +29,7 @@ def held(tier: BlockTier) -> list[int]:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_low_goes_before_normal_and_high_goes_last(policy: str) -> None:
+def test_blocks_are_evicted_by_priority(policy: str) -> None:
     tier = BlockTier(6, POLICIES[policy])
     prompt(tier, 1, 2, priority=HIGH)
     prompt(tier, 3, 4)
@@ -40,7 +40,7 @@ def test_low_goes_before_normal_and_high_goes_last(policy: str) -> None:
     assert held(tier) == [1, 2, 11, 12, 13, 14]
 
 
-def test_what_was_lost_is_high_when_it_comes_again() -> None:
+def test_an_evicted_high_priority_block_is_high_again() -> None:
     tier = BlockTier(4)
     tier.set_priority(names(1), HIGH)  # before it is held
     prompt(tier, 1)
@@ -48,7 +48,7 @@ def test_what_was_lost_is_high_when_it_comes_again() -> None:
     assert held(tier) == [1, 3, 4, 5]
 
 
-def test_what_is_held_already_can_become_high_and_nobody_takes_that_from_it() -> None:
+def test_a_stored_block_can_become_high_and_stays_high() -> None:
     tier = BlockTier(4)
     prompt(tier, 1, 2, 3, 4)
     tier.set_priority(names(2), HIGH)
@@ -58,18 +58,18 @@ def test_what_is_held_already_can_become_high_and_nobody_takes_that_from_it() ->
     assert held(tier) == [2, 6, 7, 8]
 
 
-def test_low_becomes_normal_where_somebody_else_wants_it() -> None:
+def test_low_becomes_normal_when_another_prompt_needs_it() -> None:
     tier = BlockTier(4)
     prompt(tier, 1, 2, priority=LOW)
     prompt(tier, 3, 4, 1)
     prompt(tier, 5)
     assert held(tier) == [1, 3, 4, 5]
-    prompt(tier, 1, priority=LOW)  # held as others' already: nobody can make it less
+    prompt(tier, 1, priority=LOW)  # stored with normal priority already: a low request does not lower it
     prompt(tier, 6, 7)
     assert held(tier) == [1, 5, 6, 7]
 
 
-def test_high_is_half_of_the_places_those_that_asked_last() -> None:
+def test_high_priority_covers_half_of_the_places() -> None:
     tier = BlockTier(4)
     prompt(tier, 1, 2, 3, 4, priority=HIGH)
     assert [tier.is_high(name) for name in names(1, 2, 3, 4)] == [False, False, True, True]
@@ -80,7 +80,7 @@ def test_high_is_half_of_the_places_those_that_asked_last() -> None:
     assert held(tier) == [7, 8, 9, 10]
 
 
-def test_a_reset_forgets_what_was_asked_for() -> None:
+def test_a_reset_clears_priorities() -> None:
     tier = BlockTier(4)
     prompt(tier, 1, 2, priority=HIGH)
     tier.clear()

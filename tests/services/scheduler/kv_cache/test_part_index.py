@@ -1,4 +1,4 @@
-"""Beginnings of blocks are found by their tokens, and never where others lie."""
+"""Beginnings of blocks are found by their tokens, and only where they are."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_the_longest_beginning_is_found_to_the_token() -> None:
     assert index.find(content([1, 7, 3])) is None, "less than a grain"
 
 
-def test_of_blocks_that_begin_alike_another_is_found_when_the_latest_is_gone() -> None:
+def test_another_block_with_the_same_beginning_is_found_after_removal() -> None:
     index = PartIndex(SIZE, GRAIN)
     for block in (1, 2, 3, 4):
         index.note(block, content([1, 2, 3, 10 + block]))
@@ -43,14 +43,14 @@ def test_of_blocks_that_begin_alike_another_is_found_when_the_latest_is_gone() -
     assert not index.older
 
 
-def test_the_same_tokens_behind_something_else_are_not_found() -> None:
+def test_equal_tokens_after_another_prefix_are_not_found() -> None:
     index = PartIndex(SIZE, GRAIN)
     index.note(1, content([1, 2, 3, 4]))
     index.publish()
     assert index.find(content([1, 2, 3, 4], parent=b"another")) is None
 
 
-def test_what_is_only_ordered_is_not_found() -> None:
+def test_unpublished_content_is_not_found() -> None:
     index = PartIndex(SIZE, GRAIN)
     index.note(1, content([1, 2, 3, 4]))
     assert index.find(content([1, 2, 3, 4])) is None
@@ -59,7 +59,7 @@ def test_what_is_only_ordered_is_not_found() -> None:
     assert index.find(content([1, 2, 3, 4])) == BlockPart(1, 4, is_all=False), "more is on its way into that block"
 
 
-def test_equal_keys_of_different_content_cost_a_hit_only(monkeypatch: object) -> None:
+def test_a_key_collision_costs_only_a_hit(monkeypatch: object) -> None:
     monkeypatch.setattr(part_index, "hash", lambda _: 0, raising=False)  # type: ignore[attr-defined]
     index = PartIndex(SIZE, GRAIN)
     index.note(1, content([1, 2, 3, 4]))
@@ -84,7 +84,7 @@ History = list[tuple[int, bytes, list[int], str]]
     parents,
     tokens,
 )
-def test_what_is_found_is_there(history: History, parent: bytes, wanted: list[int]) -> None:
+def test_found_content_is_correct(history: History, parent: bytes, wanted: list[int]) -> None:
     index = PartIndex(SIZE, GRAIN)
     held: dict[int, tuple[bytes, list[int]]] = {}
     forgot = False

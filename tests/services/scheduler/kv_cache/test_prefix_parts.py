@@ -1,4 +1,4 @@
-"""Prefixes are found to the token, though blocks are coarse: what a block begins with is copied, or written on."""
+"""Prefixes are found to the token, although blocks are coarse: the beginning of a block is copied or extended."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Run:
             self.step()
 
     def say(self, prompt: list[int], max_tokens: int = 4, **fields: object) -> tuple[int, int]:
-        """From one sequence alone, whose text is checked: tokens found cached, tokens computed."""
+        """Runs one sequence alone and checks its text; returns the cached and the computed tokens."""
         before = self.worker.num_computed_tokens
         sequence = self.add(prompt, max_tokens, **fields)
         self.drain()
@@ -71,7 +71,7 @@ def test_without_a_grain_below_the_block_only_whole_blocks_are_found(grain: int)
     assert run.core.kv.parts is None
 
 
-def test_what_an_ended_sequence_left_is_written_on_without_a_copy() -> None:
+def test_an_unowned_partial_block_is_extended_without_a_copy() -> None:
     run = Run()
     run.say(PROMPT)
     chat = [*PROMPT, *run.tokens[0], 1, 2, 3]
@@ -83,7 +83,7 @@ def test_what_an_ended_sequence_left_is_written_on_without_a_copy() -> None:
     run.drain()
 
 
-def test_what_others_write_on_is_copied() -> None:
+def test_a_shared_partial_block_is_copied() -> None:
     run = Run()
     run.say(PROMPT)
     first, second = run.add([*PROMPT, 1, 2]), run.add([*PROMPT, 3, 4])
@@ -98,7 +98,7 @@ def test_what_others_write_on_is_copied() -> None:
         assert run.tokens[sequence.key] == oracle(prompt, len(prompt) + 4, eos=False)
 
 
-def test_a_block_in_use_is_copied_from() -> None:
+def test_a_partial_block_in_use_is_copied() -> None:
     run = Run()
     run.add(PROMPT, max_tokens=50)
     run.step()
@@ -128,7 +128,7 @@ def test_equal_prompts_of_one_step_share_whole_blocks_only() -> None:
     assert run.tokens == dict.fromkeys(range(3), oracle(PROMPT, 104, eos=False))
 
 
-def test_a_source_is_not_taken_before_it_is_copied() -> None:
+def test_a_copy_source_is_not_allocated_before_the_copy() -> None:
     run = Run(num_blocks=5)
     run.say(PROMPT, max_tokens=20)  # two blocks
     run.add([*PROMPT, 1])  # shares one, copies one
@@ -141,13 +141,13 @@ def test_a_source_is_not_taken_before_it_is_copied() -> None:
     assert run.tokens[waits.key] == oracle([8] * 60, 64, eos=False)
 
 
-def test_who_needs_every_block_copies_none() -> None:
+def test_no_copy_is_made_when_all_blocks_are_needed() -> None:
     run = Run(num_blocks=3)
     run.say(PROMPT, max_tokens=20)
     assert run.say([*PROMPT[:90], 1, 2]) == (64, 31)
 
 
-def test_a_preempted_sequence_goes_on_where_it_was() -> None:
+def test_a_preempted_sequence_resumes_within_its_block() -> None:
     run = Run()
     sequence = run.add(PROMPT, max_tokens=20)
     for _ in range(5):
@@ -160,7 +160,7 @@ def test_a_preempted_sequence_goes_on_where_it_was() -> None:
     assert run.tokens[0] == oracle(PROMPT, 120, eos=False)
 
 
-def test_a_prompt_that_is_preempted_half_computed_keeps_that_half() -> None:
+def test_a_half_computed_prompt_is_cached_when_preempted() -> None:
     run = Run(max_num_batched_tokens=90)
     sequence = run.add(PROMPT)
     run.step()
@@ -170,14 +170,14 @@ def test_a_prompt_that_is_preempted_half_computed_keeps_that_half() -> None:
     assert run.tokens[0] == oracle(PROMPT, 104, eos=False)
 
 
-def test_salts_keep_parts_apart() -> None:
+def test_partial_blocks_are_separated_by_salt() -> None:
     run = Run()
     run.say(PROMPT[:40], salt="a")
     assert run.say(PROMPT[:40], salt="b")[0] == 0
     assert run.say(PROMPT[:40], salt="a")[0] == 40
 
 
-def test_prompt_logprobs_and_who_skips_the_cache_do_not_read_it() -> None:
+def test_prompt_logprobs_and_skipped_caching_read_no_partial_blocks() -> None:
     run = Run()
     run.say(PROMPT)
     assert run.say(PROMPT, prompt_logprobs_from=95)[0] == 94
@@ -186,7 +186,7 @@ def test_prompt_logprobs_and_who_skips_the_cache_do_not_read_it() -> None:
     assert run.say(PROMPT, skip_reading_prefix_cache=True)[0] == 0
 
 
-def test_parts_are_cached_blocks_that_are_evicted_and_reset_like_others() -> None:
+def test_partial_blocks_are_evicted_and_reset_like_others() -> None:
     run = Run(num_blocks=5)
     run.say(PROMPT)
     assert (run.core.use.cached, run.core.use.free) == (2, 2)
@@ -197,13 +197,13 @@ def test_parts_are_cached_blocks_that_are_evicted_and_reset_like_others() -> Non
     assert run.say(PROMPT) == (0, 103)
 
 
-def test_less_than_a_grain_is_not_kept() -> None:
+def test_fewer_tokens_than_the_grain_are_not_recorded() -> None:
     run = Run()
     run.say(PROMPT[:10])
     assert run.core.use.cached == 0
 
 
-def test_what_a_worker_reports_to_a_new_scheduler_is_whole_blocks() -> None:
+def test_a_worker_reports_whole_blocks_to_a_new_scheduler() -> None:
     run = Run()
     run.say(PROMPT)
     second = Run()
@@ -217,7 +217,7 @@ def test_what_a_worker_reports_to_a_new_scheduler_is_whole_blocks() -> None:
     assert second.say(PROMPT) == (100, 4)
 
 
-def test_placement_counts_parts_as_cached(core: Callable[..., Core]) -> None:
+def test_placement_counts_partial_blocks_as_cached(core: Callable[..., Core]) -> None:
     run = Run()
     run.say(PROMPT)
     assert run.core.num_cached(make_sequence(1, PROMPT, block_size=SIZE)) == 100
@@ -230,11 +230,11 @@ texts = st.tuples(st.integers(0, 2), st.integers(1, 200), st.lists(st.integers(0
 @settings(max_examples=40, deadline=None)
 @example([((0, 32, [0]), 32), ((0, 32, []), 2), ((0, 32, [0]), 32), ((0, 16, []), 1)])  # the third is found no more
 @given(st.lists(st.tuples(texts, st.integers(1, 70)), min_size=2, max_size=6))
-def test_one_after_the_other_each_finds_all_that_was_computed(
+def test_consecutive_prompts_find_everything_computed(
     asked: list[tuple[tuple[int, int, list[int]], int]],
 ) -> None:
-    """To the token, but for the last few: less than a grain of a block is not looked for, and of blocks that begin
-    alike only the latest is looked into."""
+    """Exact to the token, except for the last few: less than a grain of a block is not searched, and of blocks with the
+    same beginning only the latest is searched."""
     run = Run(num_blocks=1000)
     computed: list[list[int]] = []
     for (which, length, ending), max_tokens in asked:

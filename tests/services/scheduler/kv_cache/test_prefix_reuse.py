@@ -1,4 +1,4 @@
-"""Prompt tokens that are computed again because blocks are coarse: of prompts that come again, and of chats.
+"""Prompt tokens that are computed again because blocks are coarse: repeated prompts, and chats.
 
 `pytest -s tests/services/scheduler/kv_cache/test_prefix_reuse.py` prints the table of the scheduler's README.
 """
@@ -19,7 +19,7 @@ CHATS, TURNS = 64, 6
 
 
 class Conversation:
-    """A core, and a worker that says what chance has it say."""
+    """A core, and a worker that returns random tokens."""
 
     def __init__(self, block_size: int, prefix_grain: int) -> None:
         limits = make_limits(
@@ -38,7 +38,7 @@ class Conversation:
         return [self._random.randrange(1000) for _ in range(self._random.randint(shortest, longest))]
 
     def say(self, prompts: list[list[int]]) -> list[list[int]]:
-        """The answers, all asked for at once."""
+        """Returns the answers to prompts that are sent at once."""
         size = self.core.limits.block_size
         sequences = [make_sequence(next(self._keys), prompt, ANSWER, size) for prompt in prompts]
         answers: dict[int, list[int]] = {sequence.key: [] for sequence in sequences}
@@ -56,7 +56,8 @@ class Conversation:
         return list(answers.values())
 
     def computed_again(self, prompts: list[list[int]], num_new: int) -> tuple[float, list[list[int]]]:
-        """Per prompt, beside `num_new` tokens in all that cannot have been computed; and the answers."""
+        """Returns, per prompt, the computed tokens besides the `num_new` that cannot have been computed, and the
+        answers."""
         counts = self.core.counts
         before = counts.prompt_tokens - counts.cached_tokens
         answers = self.say(prompts)
@@ -72,7 +73,7 @@ def repeated(block_size: int, prefix_grain: int) -> float:
 
 
 def chats(block_size: int, prefix_grain: int) -> float:
-    """Per turn but the first."""
+    """Returns the tokens per turn, without the first turn."""
     talk = Conversation(block_size, prefix_grain)
     texts = [talk.text(50, 300) for _ in range(CHATS)]
     answers = talk.say(texts)
@@ -87,7 +88,7 @@ def chats(block_size: int, prefix_grain: int) -> float:
 
 
 @pytest.mark.parametrize("trace", [repeated, chats])
-def test_hardly_anything_of_a_known_prefix_is_computed_again(trace: object) -> None:
+def test_few_tokens_of_a_cached_prefix_are_computed_again(trace: object) -> None:
     assert callable(trace)
     found = {(size, grain): trace(size, grain) for size, grain in [(16, 0), (64, 0), (64, 16), (128, 0), (128, 16)]}
     print(f"{trace.__name__}: " + ", ".join(f"blocks of {s}, grain {g}: {n:.1f}" for (s, g), n in found.items()))

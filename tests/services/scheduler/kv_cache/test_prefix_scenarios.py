@@ -1,4 +1,4 @@
-"""Known prefix-cache scenarios, with their numbers (block size 16 unless said; num_blocks counts the null block)."""
+"""Known prefix-cache scenarios with their numbers (block size 16 unless stated; num_blocks counts the null block)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COMMON = list(range(48))
 
 
 class Sequences:
-    """Sequences as the core treats them: match, admit, grow, name."""
+    """Sequences as the core treats them: match, admit, grow, record hashes."""
 
     def __init__(self, num_blocks: int, block_size: int = 16, caching: bool = True) -> None:
         self.kv = KVCacheManager(num_blocks, KVGroups(ONE_FULL, block_size, 8192), num_slots=8, enable_caching=caching)
@@ -24,7 +24,7 @@ class Sequences:
         self.hashes: dict[int, list[bytes]] = {}
 
     def admit(self, slot: int, tokens: list[int], salt: str = "") -> tuple[list[int], list[int] | None]:
-        """(hit blocks, new blocks)"""
+        """Returns (hit blocks, new blocks)."""
         hashes = block_hash.chain(block_hash.root_hash(salt=salt), columns.i32_bytes(tokens), self.size)
         match = self.kv.match(hashes)
         hits = match.blocks
@@ -55,14 +55,14 @@ def test_p1_hits_share_blocks_and_the_free_order_is_lru_with_tails_first() -> No
     assert cache.admit(3, list(range(1000, 1160))) == ([], [5, 4, 6, 7, 8, 9, 10, 3, 2, 1])
 
 
-def test_p2_decoding_takes_a_block_only_when_the_last_is_full() -> None:
+def test_p2_decoding_allocates_a_block_only_when_the_last_is_full() -> None:
     cache = Sequences(11)
     cache.admit(0, list(range(55)))
     assert cache.kv.grow(0, 59) == []
     assert cache.kv.grow(0, 74) == [5]
 
 
-def test_p4_reusing_the_only_block_forgets_what_it_held() -> None:
+def test_p4_reallocating_the_only_block_evicts_its_content() -> None:
     cache = Sequences(2)
     cache.admit(0, COMMON[:16])
     cache.free(0)
@@ -96,7 +96,7 @@ def test_p8_blocks_are_shared_only_under_the_same_salt(salt: str, hits: list[int
     assert cache.admit(1, COMMON, salt=salt)[0] == hits
 
 
-def test_p10_reset_needs_everything_free_and_forgets_all() -> None:
+def test_p10_a_reset_requires_all_blocks_free() -> None:
     cache = Sequences(11)
     cache.admit(0, COMMON)
     assert not cache.kv.idle
@@ -145,7 +145,7 @@ def test_a_fence_keeps_blocks_owned_until_the_step_has_returned() -> None:
     assert cache.kv.match(cache.hashes[0]).blocks == [1, 2, 3]
 
 
-def test_equal_content_is_found_once_and_the_copy_is_taken_first() -> None:
+def test_of_equal_blocks_one_is_found_and_the_twin_is_allocated_first() -> None:
     cache = Sequences(11)
     cache.admit(0, COMMON[:16])
     cache.kv.admit(1, [])  # computes the same without having looked
@@ -168,7 +168,7 @@ def test_adopted_blocks_are_hit_and_evicted_in_the_order_of_adoption() -> None:
     assert pool.find(b"a") is None
 
 
-def test_of_two_equal_blocks_the_other_is_found_when_one_is_evicted() -> None:
+def test_a_twin_is_found_when_its_block_is_evicted() -> None:
     cache = Sequences(9)
     hashes = block_hash.chain(block_hash.root_hash(), columns.i32_bytes(COMMON), 16)
     for slot in (0, 1):  # both compute the same at the same time
@@ -187,7 +187,7 @@ def test_of_two_equal_blocks_the_other_is_found_when_one_is_evicted() -> None:
     assert cache.kv.match(hashes).blocks == [4, 5, 6]
 
 
-def test_of_equal_blocks_only_one_is_kept_when_nobody_owns_them() -> None:
+def test_unowned_twins_are_not_kept() -> None:
     cache = Sequences(9)
     hashes = block_hash.chain(block_hash.root_hash(), columns.i32_bytes(COMMON), 16)
     for slot in (0, 1, 2):
@@ -203,7 +203,7 @@ def test_of_equal_blocks_only_one_is_kept_when_nobody_owns_them() -> None:
 
 
 class RecordingObserver:
-    """What an observer has been told that is there."""
+    """Tracks the hashes that it was notified of."""
 
     def __init__(self) -> None:
         self.held: set[bytes] = set()
@@ -216,7 +216,7 @@ class RecordingObserver:
         self.held.remove(block_hash)
 
 
-def test_an_observer_is_told_when_the_last_of_equal_blocks_is_gone() -> None:
+def test_an_observer_is_notified_when_the_last_equal_block_is_evicted() -> None:
     told = RecordingObserver()
     pool = BlockPool(5, told)
     (one, other) = pool.allocate(2)

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class PauseRecorder:
-    """What operators ask for while steps are under way."""
+    """Operator calls while steps are in flight."""
 
     def __init__(self) -> None:
         self.begun = asyncio.Event()
@@ -24,8 +24,8 @@ class PauseRecorder:
             self.begun.set()
 
     async def meet(self, peer: WorkerPeer, asked: Awaitable[T]) -> T:
-        """The answer to a call that meets what runs on a worker which stands still: it goes on once the scheduler
-        holds its workers."""
+        """Returns the answer to a call made while a worker stands still; the worker continues once the scheduler has
+        paused its workers."""
         self.begun.clear()
         answer = asyncio.ensure_future(asked)
         await asyncio.wait([answer, begun := asyncio.ensure_future(self.begun.wait())], return_when="FIRST_COMPLETED")

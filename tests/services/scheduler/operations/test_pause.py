@@ -1,4 +1,4 @@
-"""Generation is paused and resumed: no step runs meanwhile, nothing is lost, and nothing that waits is stuck."""
+"""Generation is paused and resumed: no step runs meanwhile, nothing is lost, and nothing stays stuck."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ async def resume(bench: SchedulerHarness) -> None:
 
 
 async def begin(frontend: FrontendPeer, worker: WorkerPeer) -> None:
-    """Stream 0, in whose middle the worker stands still."""
+    """Submits stream 0, in the middle of which the worker stands still."""
     worker.stand_still_after(5)
     await frontend.submit(0, PROMPTS[0], max_tokens=NUM_TOKENS, eos_token_ids=b"")
     await frontend.until(lambda: len(frontend.tokens[0]) > 2)
 
 
 async def all_told(frontend: FrontendPeer, worker: WorkerPeer) -> int:
-    """Tokens of stream 0, once what the worker has said has come."""
+    """Returns the tokens of stream 0 once everything that the worker sent has arrived."""
     await frontend.until(lambda: len(frontend.tokens[0]) == worker.num_results)
     return worker.num_results
 
@@ -54,7 +54,7 @@ def says_what_the_oracle_says(frontend: FrontendPeer, *streams: int) -> bool:
     )
 
 
-async def test_what_runs_and_what_comes_waits_and_goes_on(start: Start, holding: PauseRecorder) -> None:
+async def test_running_and_new_sequences_wait_and_resume(start: Start, holding: PauseRecorder) -> None:
     bench = await start()
     worker = await bench.worker()
     frontend = await bench.frontend()
@@ -74,7 +74,7 @@ async def test_what_runs_and_what_comes_waits_and_goes_on(start: Start, holding:
     assert (await bench.status())["s0"].state == admin_pb2.STATE_READY
 
 
-async def test_the_answer_comes_when_no_step_is_under_way(start: Start, holding: PauseRecorder) -> None:
+async def test_the_call_returns_when_no_step_is_in_flight(start: Start, holding: PauseRecorder) -> None:
     bench = await start()
     hold = asyncio.Event()
     await bench.worker(hold=hold)
@@ -91,7 +91,7 @@ async def test_the_answer_comes_when_no_step_is_under_way(start: Start, holding:
     await frontend.ended(0)
 
 
-async def test_those_that_are_aborted_end_at_once_with_what_they_have(start: Start, holding: PauseRecorder) -> None:
+async def test_aborted_sequences_end_with_their_output(start: Start, holding: PauseRecorder) -> None:
     bench = await start()
     worker = await bench.worker()
     frontend = await bench.frontend()
@@ -108,7 +108,7 @@ async def test_those_that_are_aborted_end_at_once_with_what_they_have(start: Sta
     assert says_what_the_oracle_says(frontend, 1)
 
 
-async def test_cancellations_and_deadlines_are_heard_meanwhile(start: Start, holding: PauseRecorder) -> None:
+async def test_cancellations_and_deadlines_work_during_a_pause(start: Start, holding: PauseRecorder) -> None:
     bench = await start()
     worker = await bench.worker()
     frontend = await bench.frontend()
@@ -123,7 +123,7 @@ async def test_cancellations_and_deadlines_are_heard_meanwhile(start: Start, hol
 
 
 @pytest.mark.parametrize("leaves", [True, False])
-async def test_a_worker_that_comes_meanwhile_takes_over_when_generation_is_resumed(
+async def test_a_worker_attached_during_a_pause_works_after_it(
     start: Start, holding: PauseRecorder, leaves: bool
 ) -> None:
     bench = await start()
@@ -161,7 +161,7 @@ async def test_a_reset_of_the_cache_does_not_resume(start: Start, holding: Pause
 
 
 class ParkingRecorder:
-    """Whether the scheduler keeps what comes from its workers."""
+    """Records whether the scheduler keeps new sequences unassigned."""
 
     def __init__(self) -> None:
         self.begun, self.ended = asyncio.Event(), asyncio.Event()
@@ -181,7 +181,7 @@ def parking(monkeypatch: pytest.MonkeyPatch) -> ParkingRecorder:
 async def begin_to_wait(
     bench: SchedulerHarness, frontend: FrontendPeer, parking: ParkingRecorder
 ) -> asyncio.Task[admin_pb2.PauseGenerationResponse]:
-    """For stream 0, whose first step its worker holds up."""
+    """Starts a wait for stream 0, whose first step its worker delays."""
     await frontend.submit(0, PROMPTS[0], max_tokens=NUM_TOKENS, eos_token_ids=b"")
     await frontend.until(lambda: frontend.view.num_running == 1)
     asked = asyncio.ensure_future(pause(bench, WAIT))
@@ -189,9 +189,7 @@ async def begin_to_wait(
     return asked
 
 
-async def test_what_is_there_may_end_first_and_what_comes_meanwhile_waits(
-    start: Start, parking: ParkingRecorder
-) -> None:
+async def test_running_sequences_finish_first_and_new_ones_wait(start: Start, parking: ParkingRecorder) -> None:
     bench = await start()
     hold = asyncio.Event()
     worker = await bench.worker(hold=hold)
@@ -213,7 +211,7 @@ async def test_what_is_there_may_end_first_and_what_comes_meanwhile_waits(
     assert says_what_the_oracle_says(frontend, 1)
 
 
-async def test_if_the_caller_leaves_before_that_nothing_is_paused(start: Start, parking: ParkingRecorder) -> None:
+async def test_a_cancelled_call_pauses_nothing(start: Start, parking: ParkingRecorder) -> None:
     bench = await start()
     hold = asyncio.Event()
     worker = await bench.worker(hold=hold)
@@ -228,7 +226,7 @@ async def test_if_the_caller_leaves_before_that_nothing_is_paused(start: Start, 
     assert (await bench.status())[worker.id].state == admin_pb2.STATE_READY
 
 
-async def test_a_wait_that_is_resumed_says_so(start: Start, parking: ParkingRecorder) -> None:
+async def test_a_resumed_wait_fails(start: Start, parking: ParkingRecorder) -> None:
     bench = await start()
     hold = asyncio.Event()
     await bench.worker(hold=hold)
@@ -242,7 +240,7 @@ async def test_a_wait_that_is_resumed_says_so(start: Start, parking: ParkingReco
     assert says_what_the_oracle_says(frontend, 0)
 
 
-async def test_a_wait_that_is_paused_keeps_what_is_there(start: Start, parking: ParkingRecorder) -> None:
+async def test_a_wait_interrupted_by_a_pause_keeps_sequences(start: Start, parking: ParkingRecorder) -> None:
     bench = await start()
     hold = asyncio.Event()
     await bench.worker(hold=hold)
@@ -258,7 +256,7 @@ async def test_a_wait_that_is_paused_keeps_what_is_there(start: Start, parking: 
     assert says_what_the_oracle_says(frontend, 0)
 
 
-async def test_what_a_lost_worker_had_waits_with_the_others(start: Start, parking: ParkingRecorder) -> None:
+async def test_sequences_of_a_lost_worker_wait_during_a_pause(start: Start, parking: ParkingRecorder) -> None:
     bench = await start()
     worker = await bench.worker(id="w0", hold=asyncio.Event())
     frontend = await bench.frontend()

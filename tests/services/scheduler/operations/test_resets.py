@@ -1,4 +1,4 @@
-"""A reset of prefix caches ends, whatever becomes of a worker meanwhile."""
+"""A reset of prefix caches ends, even if a worker is lost meanwhile."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ __all__ = ["start"]
 PATIENCE_S = 30.0
 
 
-async def test_the_steps_of_a_worker_that_is_lost_are_not_waited_for(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_steps_of_a_lost_worker_are_not_waited_for(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = await start()
     worker = await bench.worker()
     worker.stand_still_after(5)

@@ -1,4 +1,4 @@
-"""All workers of a cluster sleep or none; what is there and what comes waits, and no step is ordered meanwhile."""
+"""All workers of a cluster sleep or none; existing and new sequences wait, and no step is planned meanwhile."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def says_what_the_oracle_says(frontend: FrontendPeer, *streams: int) -> bool:
     )
 
 
-async def test_what_runs_and_what_comes_waits_and_is_computed_anew(start: Start, holding: PauseRecorder) -> None:
+async def test_sequences_wait_during_sleep_and_are_recomputed(start: Start, holding: PauseRecorder) -> None:
     bench = await start()
     peer = await worker(bench)
     frontend = await bench.frontend()
@@ -69,7 +69,7 @@ async def test_what_runs_and_what_comes_waits_and_is_computed_anew(start: Start,
     assert await wake(bench) == []
 
 
-async def test_what_one_worker_refuses_no_worker_does(start: Start) -> None:
+async def test_a_sleep_that_one_worker_refuses_is_undone(start: Start) -> None:
     bench = await start()
     first, second = await worker(bench, 0), await worker(bench, 1, refuses={"sleep"})
     frontend = await bench.frontend()
@@ -81,9 +81,7 @@ async def test_what_one_worker_refuses_no_worker_does(start: Start) -> None:
     await frontend.ended(0)
 
 
-async def test_a_worker_that_did_not_say_whether_it_sleeps_is_to_attach_again(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_worker_of_unknown_state_has_to_reattach(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     give = DeviceOrders.execute
 
     async def gives_up(orders: DeviceOrders, order: worker_pb2.DeviceOrder, *timeout_s: float) -> None:
@@ -105,7 +103,7 @@ async def test_a_worker_that_did_not_say_whether_it_sleeps_is_to_attach_again(
     await frontend.ended(0)
 
 
-async def test_memory_that_cannot_be_taken_again_is_asked_for_once_more(start: Start) -> None:
+async def test_a_failed_wake_up_can_be_repeated(start: Start) -> None:
     bench = await start()
     await worker(bench, 0)
     second = await worker(bench, 1, refuses={"wake_up"})
@@ -120,7 +118,7 @@ async def test_memory_that_cannot_be_taken_again_is_asked_for_once_more(start: S
     await frontend.ended(0)
 
 
-async def test_deadlines_pass_and_requests_can_be_ended_first(start: Start, holding: PauseRecorder) -> None:
+async def test_deadlines_expire_and_requests_can_be_aborted_before_sleep(start: Start, holding: PauseRecorder) -> None:
     bench = await start()
     peer = await worker(bench)
     frontend = await bench.frontend()
@@ -133,9 +131,7 @@ async def test_deadlines_pass_and_requests_can_be_ended_first(start: Start, hold
     assert reasons == [finish_pb2.FINISH_REASON_CANCELLED, finish_pb2.FINISH_REASON_DEADLINE]
 
 
-async def test_a_worker_that_comes_while_others_fall_asleep_does_not_keep_them_awake(
-    start: Start, holding: PauseRecorder
-) -> None:
+async def test_a_worker_attaching_during_sleep_does_not_prevent_it(start: Start, holding: PauseRecorder) -> None:
     bench = await start()
     first = await worker(bench, 0)
     frontend = await bench.frontend()
@@ -152,7 +148,7 @@ async def test_a_worker_that_comes_while_others_fall_asleep_does_not_keep_them_a
     assert says_what_the_oracle_says(frontend, 0)
 
 
-async def test_a_worker_that_comes_meanwhile_goes_to_sleep_and_wakes_with_the_others(start: Start) -> None:
+async def test_a_worker_attached_during_sleep_sleeps_and_wakes_with_the_others(start: Start) -> None:
     bench = await start()
     first = await worker(bench, 0)
     frontend = await bench.frontend()
@@ -171,7 +167,7 @@ async def test_a_worker_that_comes_meanwhile_goes_to_sleep_and_wakes_with_the_ot
     await frontend.ended(0)
 
 
-async def test_a_scheduler_that_starts_anew_finds_its_workers_asleep(start: Start) -> None:
+async def test_a_restarted_scheduler_finds_its_workers_asleep(start: Start) -> None:
     bench = await start()
     await worker(bench, 0, asleep=BOTH, sleep_level=2)
     second = await worker(bench, 1, asleep=BOTH, sleep_level=2)
@@ -186,10 +182,10 @@ async def test_a_scheduler_that_starts_anew_finds_its_workers_asleep(start: Star
     await until_state(bench, "w1", pb.STATE_READY)
 
 
-async def test_who_is_told_to_wake_before_its_workers_are_there_wakes_them(start: Start) -> None:
-    """An operator who repeats what a scheduler has died of may be faster than they are."""
+async def test_a_wake_up_before_workers_attach_applies_to_them(start: Start) -> None:
+    """An operator who repeats a call after a scheduler crash may be faster than the workers."""
     bench = await start()
-    assert await wake(bench, "kv_cache") == []  # of which nobody knows yet whether it sleeps
+    assert await wake(bench, "kv_cache") == []  # whose sleep state is unknown
     assert await wake(bench) == []
     first = await worker(bench, 0, asleep=BOTH, sleep_level=2)
     await until(lambda: first.asleep == [])
@@ -200,7 +196,7 @@ async def test_who_is_told_to_wake_before_its_workers_are_there_wakes_them(start
     assert not (await bench.status())["s0"].asleep
 
 
-async def test_some_that_wakes_before_workers_are_there_leaves_them_as_they_are(start: Start) -> None:
+async def test_a_partial_wake_up_before_workers_attach_changes_nothing(start: Start) -> None:
     bench = await start()
     await wake(bench, "weights")
     first = await worker(bench, 0, asleep=BOTH, sleep_level=2)
@@ -230,7 +226,7 @@ async def test_weights_change_while_the_kv_sleeps(start: Start) -> None:
         ("WakeUp", pb.WakeUpRequest(tags=["graphs"]), "tags: kv_cache, weights, not 'graphs'"),
     ],
 )
-async def test_what_makes_no_sense_is_refused(start: Start, method: str, request_: Any, text: str) -> None:
+async def test_invalid_requests_are_refused(start: Start, method: str, request_: Any, text: str) -> None:
     bench = await start()
     with pytest.raises(grpc.aio.AioRpcError, match=text) as refused:
         await ask(bench, method, request_)

@@ -1,4 +1,4 @@
-"""What is told of workers now and then."""
+"""Periodic statistics of workers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def worker(epoch: int, generated: int, **more: int) -> pb.ServiceStatus:
     return pb.ServiceStatus(id="worker-0", epoch=epoch, work=work, blocks=blocks, **more)
 
 
-def test_figures_are_of_the_interval_and_begin_anew_with_an_attachment() -> None:
+def test_figures_are_per_interval_and_restart_with_an_attachment() -> None:
     seen: list[WorkerStats] = []
     workers = [worker(1, 500)]
     reporter = StatsReporter([("list", seen.append)], 10.0, lambda: "tiny", lambda: workers)
@@ -30,7 +30,7 @@ def test_figures_are_of_the_interval_and_begin_anew_with_an_attachment() -> None
     assert seen[0].model == "tiny"
 
 
-def test_a_logger_that_fails_is_not_asked_again_and_others_are(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_logger_is_disabled_alone(caplog: pytest.LogCaptureFixture) -> None:
     seen: list[WorkerStats] = []
 
     def broken(_stats: WorkerStats) -> None:
@@ -43,7 +43,7 @@ def test_a_logger_that_fails_is_not_asked_again_and_others_are(caplog: pytest.Lo
     assert len([record for record in caplog.records if "stat logger failed" in record.message]) == 1
 
 
-def test_the_log_has_a_line_for_who_had_something_to_do(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_has_a_line_per_active_worker(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     idle = WorkerStats("worker-1", "tiny", 10.0, 0, 0, 0, 0, 0, 0, 0.0)
     log_line(idle)
@@ -57,6 +57,6 @@ def test_the_log_has_a_line_for_who_had_something_to_do(caplog: pytest.LogCaptur
     assert values["kv_cache_usage"] == "50.0%"
 
 
-def test_names_that_nobody_has_are_refused() -> None:
+def test_unknown_names_are_refused() -> None:
     with pytest.raises(InvalidArgument, match=r"stat_loggers: 'nobodys' does not exist; there are log"):
         find(["nobodys"])

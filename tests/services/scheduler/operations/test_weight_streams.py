@@ -1,4 +1,4 @@
-"""Weights that come as a stream pass through a scheduler to all of its workers, and nothing of a broken one stays."""
+"""Streams of weights are relayed to all workers of a scheduler, and nothing of a broken one stays."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PIECES = [
 
 @asynccontextmanager
 async def administering(bench: SchedulerHarness, update: int) -> AsyncIterator[Any]:
-    """A call that has asked for an update by a stream."""
+    """Opens a call that asks for an update by a stream."""
     async with connect(bench.address) as channel:
         call = scheduler_pb2_grpc.SchedulerServiceStub(channel).Administer()
         request = admin_pb2.UpdateWeightsRequest(weight_version="streamed")
@@ -53,7 +53,7 @@ async def send(call: Any, pieces: list[WeightsPiece]) -> None:
         await call.write(pb.AdministerRequest(weights_piece=piece))
 
 
-async def test_all_workers_get_all_of_it_and_nobody_else(start: Start) -> None:
+async def test_a_stream_reaches_exactly_its_workers(start: Start) -> None:
     bench = await start()
     first, second = await worker(bench, 0), await worker(bench, 1)
     frontend = await bench.frontend()
@@ -73,7 +73,7 @@ async def test_all_workers_get_all_of_it_and_nobody_else(start: Start) -> None:
 
 
 @pytest.mark.parametrize("half", [1, 5, len(PIECES)])
-async def test_a_caller_that_leaves_leaves_nothing_behind(start: Start, half: int) -> None:
+async def test_a_cancelled_call_leaves_no_state(start: Start, half: int) -> None:
     bench = await start()
     peer = await worker(bench)
     async with administering(bench, 5) as call:
@@ -87,7 +87,7 @@ async def test_a_caller_that_leaves_leaves_nothing_behind(start: Start, half: in
         assert (await call.read()).HasField("weights_staged")
 
 
-async def test_a_stream_without_its_end_is_refused(start: Start) -> None:
+async def test_a_truncated_stream_is_refused(start: Start) -> None:
     bench = await start()
     peer = await worker(bench)
     async with administering(bench, 5) as call:
@@ -98,9 +98,9 @@ async def test_a_stream_without_its_end_is_refused(start: Start) -> None:
 
 
 @pytest.mark.parametrize("how", ["refuses", "is lost"])
-async def test_a_worker_that_takes_no_more_of_it_ends_it_for_all(start: Start, how: str) -> None:
-    """Longer than what waits for one worker: nobody comes to read what is for that one. The refusal is read while it is
-    sent, as frontends do: a write that meets the end of a call does not say why that ended."""
+async def test_a_worker_that_stops_reading_ends_the_stream(start: Start, how: str) -> None:
+    """The stream is longer than one worker's queue, which that worker does not read. The error is read while the stream
+    is sent, as frontends do: a write at the end of a call does not return the reason."""
     bench = await start()
     stuck = {STAGE: asyncio.Event()} if how == "is lost" else {}
     first = await worker(bench, 0)
@@ -117,7 +117,7 @@ async def test_a_worker_that_takes_no_more_of_it_ends_it_for_all(start: Start, h
     assert PIECES[-1] not in first.fetched
 
 
-async def test_who_comes_later_waits_for_the_next_update(start: Start) -> None:
+async def test_a_late_worker_waits_for_the_next_update(start: Start) -> None:
     bench = await start()
     peer = await worker(bench, 0)
     async with administering(bench, 5) as call:

@@ -1,5 +1,5 @@
-"""Other weights take the place of those that workers compute with: all workers have them or none, no answer is of two
-unless that is asked for, and whoever was away catches up."""
+"""Weight updates: all workers swap or none, no answer mixes two versions unless that is requested, and workers that
+were away are updated later."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def worker(bench: SchedulerHarness, number: int = 0, **fields: Any) -> Wor
 
 
 async def counted(bench: SchedulerHarness) -> dict[str, float]:
-    """Updates by how they ended."""
+    """Returns the number of updates by outcome."""
     return await bench.counted("quire_scheduler_weight_updates", "outcome")
 
 
@@ -75,7 +75,7 @@ async def test_all_workers_stage_before_one_swaps(start: Start) -> None:
     assert await counted(bench) == {"updated": 1, "failed": 0, "dropped": 0}
 
 
-async def test_what_one_worker_refuses_no_worker_takes(start: Start) -> None:
+async def test_an_update_that_one_worker_refuses_is_dropped(start: Start) -> None:
     bench = await start()
     first, second = await worker(bench, 0), await worker(bench, 1, refuses={STAGE})
     frontend = await bench.frontend()
@@ -90,7 +90,7 @@ async def test_what_one_worker_refuses_no_worker_takes(start: Start) -> None:
     assert await counted(bench) == {"updated": 0, "failed": 1, "dropped": 0}
 
 
-async def test_what_runs_ends_with_the_weights_that_it_began_with(start: Start) -> None:
+async def test_running_sequences_finish_with_their_weights(start: Start) -> None:
     bench = await start()
     peer = await worker(bench, reads_on=True)
     frontend = await bench.frontend()
@@ -108,7 +108,7 @@ async def test_what_runs_ends_with_the_weights_that_it_began_with(start: Start) 
     assert len(frontend.tokens[0]) == len(frontend.tokens[1]) == NUM_TOKENS
 
 
-async def test_what_is_kept_goes_on_with_the_new_ones_computed_anew(start: Start, holding: PauseRecorder) -> None:
+async def test_kept_sequences_continue_with_recomputed_kv(start: Start, holding: PauseRecorder) -> None:
     bench = await start()
     peer = await worker(bench, reads_on=True)
     frontend = await bench.frontend()
@@ -125,7 +125,7 @@ async def test_what_is_kept_goes_on_with_the_new_ones_computed_anew(start: Start
     assert frontend.weight_versions[1] == {"one"}
 
 
-async def test_no_prefix_of_old_weights_is_found(start: Start) -> None:
+async def test_prefixes_of_old_weights_are_not_reused(start: Start) -> None:
     bench = await start()
     await worker(bench)
     frontend = await bench.frontend()
@@ -138,9 +138,7 @@ async def test_no_prefix_of_old_weights_is_found(start: Start) -> None:
     assert frontend.cached == {0: 0, 1: 20, 2: 0}
 
 
-async def test_while_generation_is_paused_it_is_not_guessed_what_those_want_who_have_begun(
-    start: Start, holding: PauseRecorder
-) -> None:
+async def test_an_update_during_a_pause_needs_an_explicit_mode(start: Start, holding: PauseRecorder) -> None:
     bench = await start()
     peer = await worker(bench)
     frontend = await bench.frontend()
@@ -159,7 +157,7 @@ async def test_while_generation_is_paused_it_is_not_guessed_what_those_want_who_
     assert frontend.weight_versions[0] == {"0", "one"}
 
 
-async def test_a_caller_that_leaves_leaves_nothing_behind(start: Start) -> None:
+async def test_a_cancelled_call_leaves_no_state(start: Start) -> None:
     bench = await start()
     peer = await worker(bench, hold_orders={STAGE: asyncio.Event()})
     frontend = await bench.frontend()
@@ -175,7 +173,7 @@ async def test_a_caller_that_leaves_leaves_nothing_behind(start: Start) -> None:
     assert await counted(bench) == {"updated": 1, "failed": 0, "dropped": 1}
 
 
-async def test_a_worker_that_comes_later_catches_up_before_it_gets_sequences(start: Start) -> None:
+async def test_a_late_worker_is_updated_before_it_gets_sequences(start: Start) -> None:
     bench = await start()
     await worker(bench, 0)
     await update(bench)
@@ -191,7 +189,7 @@ async def test_a_worker_that_comes_later_catches_up_before_it_gets_sequences(sta
     assert (second.has_weights.version, second.has_weights.path) == ("one", "folder-one")
 
 
-async def test_a_worker_that_is_lost_in_a_swap_ends_on_the_version_of_the_others(start: Start) -> None:
+async def test_a_worker_lost_during_a_swap_is_updated_later(start: Start) -> None:
     bench = await start()
     swapped = asyncio.Event()
     first, second = await worker(bench, 0), await worker(bench, 1, hold_orders={SWAP: swapped})
@@ -208,7 +206,7 @@ async def test_a_worker_that_is_lost_in_a_swap_ends_on_the_version_of_the_others
     assert first.has_weights == again.has_weights
 
 
-async def test_a_worker_that_does_not_take_them_is_left_out(start: Start) -> None:
+async def test_a_worker_that_fails_the_swap_gets_no_sequences(start: Start) -> None:
     bench = await start()
     await worker(bench, 0)
     await worker(bench, 1, refuses={SWAP})
@@ -218,7 +216,7 @@ async def test_a_worker_that_does_not_take_them_is_left_out(start: Start) -> Non
     await frontend.until(lambda: frontend.view.num_workers == 1)
 
 
-async def test_a_scheduler_that_starts_anew_learns_from_its_workers_what_is_wanted(start: Start) -> None:
+async def test_a_restarted_scheduler_takes_the_target_from_its_workers(start: Start) -> None:
     bench = await start()
     old = model_pb2.WeightsIdentity(update=5, version="five", path="folder-five")
     new = model_pb2.WeightsIdentity(update=7, version="seven", path="folder-seven")
@@ -234,7 +232,7 @@ async def test_a_scheduler_that_starts_anew_learns_from_its_workers_what_is_want
     assert frontend.weight_versions[0] == {"seven"}
 
 
-async def test_a_scheduler_that_has_missed_an_update_hears_of_it_from_a_frontend(start: Start) -> None:
+async def test_a_frontend_announces_a_missed_update(start: Start) -> None:
     bench = await start()
     peer = await worker(bench, hold_orders={STAGE: (staged := asyncio.Event())})
     frontend = await bench.frontend()
@@ -250,7 +248,7 @@ async def test_a_scheduler_that_has_missed_an_update_hears_of_it_from_a_frontend
     assert (peer.has_weights.version, frontend.view.weights.version) == ("newer", "newer")
 
 
-async def test_an_update_that_another_scheduler_has_overtaken_is_refused(start: Start) -> None:
+async def test_an_outdated_update_is_refused(start: Start) -> None:
     bench = await start()
     peer = await worker(bench, hold_orders={STAGE: (staged := asyncio.Event())})
     frontend = await bench.frontend()
@@ -275,7 +273,7 @@ async def test_an_update_that_another_scheduler_has_overtaken_is_refused(start: 
         ({"path": "a", "weight_version": "a\nb"}, "weight_version: at most 128 printable characters"),
     ],
 )
-async def test_what_makes_no_sense_is_refused(start: Start, fields: dict[str, str], text: str) -> None:
+async def test_invalid_requests_are_refused(start: Start, fields: dict[str, str], text: str) -> None:
     bench = await start()
     peer = await worker(bench)
     async with calling(admin_of("scheduler", bench.address)) as admin:
@@ -285,7 +283,7 @@ async def test_what_makes_no_sense_is_refused(start: Start, fields: dict[str, st
     assert peer.operated == []
 
 
-async def test_without_workers_there_is_nothing_to_update(start: Start) -> None:
+async def test_an_update_without_workers_is_unavailable(start: Start) -> None:
     bench = await start()
     with pytest.raises(grpc.aio.AioRpcError, match="no worker is attached") as refused:
         await update(bench)

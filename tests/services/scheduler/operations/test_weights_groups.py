@@ -1,4 +1,4 @@
-"""Groups in which a trainer broadcasts weights: every rank of every worker has one place, and all are in it or none."""
+"""Groups in which a trainer broadcasts weights: every rank of every worker is a member, or none."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def destroy(bench: SchedulerHarness, **fields: Any) -> None:
         await admin.DestroyWeightsUpdateGroup(pb.DestroyWeightsUpdateGroupRequest(**fields))
 
 
-async def test_ranks_follow_each_other_by_the_names_of_workers(start: Start) -> None:
+async def test_ranks_are_ordered_by_worker_name(start: Start) -> None:
     bench = await start()
     peers = [
         await worker(bench, n, hello=worker_pb2.WorkerHello(parallelism=worker_pb2.Parallelism(num_ranks=ranks)))
@@ -54,7 +54,7 @@ async def test_ranks_follow_each_other_by_the_names_of_workers(start: Start) -> 
     await destroy(bench, group_name="another")
 
 
-async def test_what_one_refuses_none_stays_in(start: Start) -> None:
+async def test_a_group_that_one_worker_refuses_is_left_by_all(start: Start) -> None:
     bench = await start()
     first, second = await worker(bench, 0), await worker(bench, 1, refuses={JOIN})
     with pytest.raises(grpc.aio.AioRpcError, match="w1: cannot join_weights_group"):
@@ -74,7 +74,7 @@ async def test_what_one_refuses_none_stays_in(start: Start) -> None:
         ({"timeout_ms": 540_001}, "timeout_ms: 0 to 540000, not 540001"),
     ],
 )
-async def test_what_makes_no_sense_reaches_no_worker(start: Start, fields: dict[str, Any], said: str) -> None:
+async def test_invalid_groups_reach_no_worker(start: Start, fields: dict[str, Any], said: str) -> None:
     bench = await start()
     peers = [await worker(bench, 0), await worker(bench, 1)]
     with pytest.raises(grpc.aio.AioRpcError, match=said) as refused:
@@ -83,8 +83,8 @@ async def test_what_makes_no_sense_reaches_no_worker(start: Start, fields: dict[
     assert not any(peer.operated for peer in peers)
 
 
-async def test_a_frontend_that_has_counted_others_is_refused(start: Start) -> None:
-    """A worker has come meanwhile, or gone."""
+async def test_a_wrong_number_of_ranks_is_refused(start: Start) -> None:
+    """A worker has attached or detached meanwhile."""
     bench = await start()
     peer = await worker(bench)
     with pytest.raises(grpc.aio.AioRpcError, match="workers attached or detached meanwhile: they have 1 ranks, not 2"):
@@ -103,7 +103,7 @@ async def administer(bench: SchedulerHarness, num_ranks: int) -> scheduler_pb2.A
         return await call.read()  # type: ignore[no-any-return]
 
 
-async def test_all_have_checked_what_comes_before_one_receives(start: Start) -> None:
+async def test_all_workers_check_the_description_before_receiving(start: Start) -> None:
     bench = await start()
     late = asyncio.Event()
     first, second = await worker(bench, 0), await worker(bench, 1, hold_orders={STAGE: late})
@@ -123,7 +123,7 @@ async def test_all_have_checked_what_comes_before_one_receives(start: Start) -> 
     assert frontend.weight_versions[0] == {"streamed"}
 
 
-async def test_what_one_does_not_receive_ends_the_group_and_changes_nothing(start: Start) -> None:
+async def test_a_failed_receive_ends_the_group_and_changes_nothing(start: Start) -> None:
     bench = await start()
     first, second = await worker(bench, 0), await worker(bench, 1, refuses={RECEIVE})
     await init(bench)
@@ -135,7 +135,7 @@ async def test_what_one_does_not_receive_ends_the_group_and_changes_nothing(star
     assert first.has_weights.version == "0"
 
 
-async def test_what_one_refuses_before_leaves_the_group_as_it_is(start: Start) -> None:
+async def test_a_refused_description_keeps_the_group(start: Start) -> None:
     bench = await start()
     first, second = await worker(bench, 0), await worker(bench, 1, refuses={STAGE})
     await init(bench)
@@ -147,8 +147,8 @@ async def test_what_one_refuses_before_leaves_the_group_as_it_is(start: Start) -
     assert RECEIVE not in (*first.operated, *second.operated)
 
 
-async def test_one_that_does_not_stage_beside_steps_joins_between_two(start: Start) -> None:
-    """And goes on with what it has cached."""
+async def test_a_worker_without_concurrent_staging_joins_between_steps(start: Start) -> None:
+    """Its cached prefixes stay valid."""
     bench = await start()
     joining = asyncio.Event()
     peer = await worker(bench, hold_orders={JOIN: joining}, stages_beside_steps=False)

@@ -1,4 +1,4 @@
-"""Blocks that come from another worker: who waits, who does not, and what is left when something goes wrong."""
+"""Blocks fetched from another worker: sequences that wait, sequences that do not, and failures."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def blocked(pair: WorkerPair, **fields: object) -> Sequence:
     return sequence
 
 
-def test_a_prompt_that_another_worker_has_is_not_computed_again(pair: WorkerPair) -> None:
+def test_a_prompt_cached_on_another_worker_is_fetched(pair: WorkerPair) -> None:
     before = pair.b.worker.num_computed_tokens
     sequence = pair.run(pair.b, prompt(0))
     assert sequence.num_cached_tokens == 40
@@ -44,7 +44,7 @@ def test_a_prompt_that_another_worker_has_is_not_computed_again(pair: WorkerPair
     assert pair.is_at_rest()
 
 
-def test_nobody_waits_behind_it_and_others_with_the_prompt_wait_for_the_same(pair: WorkerPair) -> None:
+def test_a_fetch_blocks_no_other_sequence_and_is_shared(pair: WorkerPair) -> None:
     first, second, other = blocked(pair), pair.add(pair.b, prompt(0)), pair.add(pair.b, prompt(7, 8))
     pair.b.step()
     assert (second.status, other.status) == (BLOCKED, RUNNING)
@@ -56,7 +56,7 @@ def test_nobody_waits_behind_it_and_others_with_the_prompt_wait_for_the_same(pai
     assert [first.num_cached_tokens, second.num_cached_tokens] == [40, 40]
 
 
-def test_what_is_lent_stays_while_it_is_read(pair: WorkerPair) -> None:
+def test_lent_blocks_are_held_until_the_fetch_ends(pair: WorkerPair) -> None:
     blocked(pair)
     (order,) = pair.b.orders()
     assert pair.a.core.use.used == len(order.blocks) == 10
@@ -70,7 +70,7 @@ def test_what_is_lent_stays_while_it_is_read(pair: WorkerPair) -> None:
     assert pair.a.core.use.used == 0
 
 
-def test_the_blocks_of_a_step_under_way_are_there_after_it() -> None:
+def test_blocks_of_a_step_in_flight_can_be_lent() -> None:
     pair = WorkerPair(max_num_batched_tokens=16)
     pair.add(pair.a, prompt(0))
     first = pair.a.core.schedule(0)
@@ -82,7 +82,7 @@ def test_the_blocks_of_a_step_under_way_are_there_after_it() -> None:
 
 
 @pytest.mark.parametrize("way", ["failed", "lender gone", "too late"])
-def test_what_does_not_come_is_computed(pair: WorkerPair, way: str) -> None:
+def test_failed_fetches_are_computed(pair: WorkerPair, way: str) -> None:
     sequence = blocked(pair)
     (order,) = pair.b.orders()
     if way == "failed":
@@ -96,7 +96,7 @@ def test_what_does_not_come_is_computed(pair: WorkerPair, way: str) -> None:
     assert pair.b.step()
     assert sequence.status is RUNNING
     assert sequence.num_cached_tokens == 0
-    if way != "failed":  # its blocks are nobody's until the worker has told
+    if way != "failed":  # its blocks stay held until the worker has reported the end
         assert pair.b.core.use.used == 20
         pair.b.core.on_fetch_done(order.fetch_id, failed=way == "lender gone")
     while pair.b.step():
@@ -104,14 +104,14 @@ def test_what_does_not_come_is_computed(pair: WorkerPair, way: str) -> None:
     assert pair.b.core.use.used == 0
 
 
-def test_a_borrower_that_is_gone_gives_back_what_it_was_lent(pair: WorkerPair) -> None:
+def test_loans_of_a_lost_borrower_end(pair: WorkerPair) -> None:
     sequence = blocked(pair)
     pair.cluster.detach(pair.b.replica, lost=False)
     assert pair.a.core.use.used == 0
     assert sequence.status is SequenceStatus.WAITING
 
 
-def test_whoever_leaves_meanwhile_is_not_waited_for(pair: WorkerPair) -> None:
+def test_a_sequence_cancelled_while_waiting_is_not_resumed(pair: WorkerPair) -> None:
     sequence = blocked(pair)
     pair.b.core.cancel(sequence.key)
     assert pair.b.core.num_waiting == 0
@@ -119,7 +119,7 @@ def test_whoever_leaves_meanwhile_is_not_waited_for(pair: WorkerPair) -> None:
     assert pair.is_at_rest()
 
 
-def test_only_equal_layouts_are_paired_and_only_what_pays_is_fetched() -> None:
+def test_only_equal_layouts_are_peers_and_fetches_must_be_faster() -> None:
     pair = WorkerPair()
     pair.a.replica.hello.kv_transfer.layout = b"m" * 32
     pair.cluster.assignments.peer_topology.on_workers_changed()
@@ -133,14 +133,14 @@ def test_only_equal_layouts_are_paired_and_only_what_pays_is_fetched() -> None:
     assert pair.b.core.counts.fetches == 0
 
 
-def test_who_must_not_read_the_cache_gets_nothing(pair: WorkerPair) -> None:
+def test_sequences_that_skip_the_cache_fetch_nothing(pair: WorkerPair) -> None:
     sequence = pair.add(pair.b, prompt(0), skip_reading_prefix_cache=True)
     pair.b.step()
     assert (sequence.status, sequence.num_cached_tokens) == (RUNNING, 0)
 
 
-def test_a_prompt_goes_where_it_comes_first_with_what_others_have_counted_in() -> None:
-    """40 tokens are cached at a, which has 30 others to compute: b has their KV in less time than that."""
+def test_placement_considers_fetchable_blocks() -> None:
+    """40 tokens are cached on a, which has 30 others to compute: b fetches their KV in less time than that."""
     pair = WorkerPair()
     pair.run(pair.a, prompt(0))
     assert pair.where(pair.place(prompt(0))) == "a", "alone it finds all of it there"
@@ -156,7 +156,7 @@ def test_a_prompt_goes_where_it_comes_first_with_what_others_have_counted_in() -
     assert pair.where(pair.place(prompt(1))) == "a", "nothing comes from there"
 
 
-def test_a_link_that_fails_is_left_alone_for_a_while(pair: WorkerPair) -> None:
+def test_a_failing_link_is_skipped_for_a_while(pair: WorkerPair) -> None:
     blocked(pair)
     (order,) = pair.b.orders()
     failed = BlocksFetched(fetch_id=order.fetch_id, error=to_proto(Unavailable("no way there")))
@@ -169,8 +169,8 @@ def test_a_link_that_fails_is_left_alone_for_a_while(pair: WorkerPair) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_random_lives_say_what_the_oracle_says(seed: int) -> None:
-    """Prompts with common beginnings on two small workers; fetches come late, fail, or sequences are cancelled."""
+def test_random_operations_match_the_oracle(seed: int) -> None:
+    """Prompts with common prefixes on two small workers; fetches are late or fail, and sequences are cancelled."""
     rng = random.Random(seed)
     pair = WorkerPair(num_blocks=24, max_num_batched_tokens=24, max_steps_in_flight=1)
     stems = [[rng.randrange(50) for _ in range(32)] for _ in range(3)]

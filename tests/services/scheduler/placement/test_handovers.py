@@ -1,4 +1,4 @@
-"""Prompts that one worker computes and another goes on with: the same tokens, whatever happens on the way."""
+"""Prompts computed on one worker and continued on another: the same tokens, whatever fails on the way."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHORT = [7, 3] * 4
 
 @pytest.fixture
 def pair() -> WorkerPair:
-    """a computes prompts, in chunks, and b goes on with them."""
+    """a computes prompts, in chunks, and b decodes."""
     return WorkerPair(("prefill", "decode"), max_num_batched_tokens=16)
 
 
@@ -37,7 +37,7 @@ def until_moved(pair: WorkerPair, sequence: Sequence) -> None:
         pair.carry()
 
 
-def test_blocks_go_over_as_chunks_are_computed_and_the_sequence_behind_them(pair: WorkerPair) -> None:
+def test_blocks_are_sent_by_chunk_and_the_sequence_follows(pair: WorkerPair) -> None:
     sequence = pair.place(LONG, 12)
     sent = []
     while pair.where(sequence) == "a":
@@ -57,18 +57,18 @@ def test_blocks_go_over_as_chunks_are_computed_and_the_sequence_behind_them(pair
     assert pair.is_at_rest()
 
 
-def test_short_prompts_go_where_they_are_decoded(pair: WorkerPair) -> None:
+def test_short_prompts_go_to_decode_workers(pair: WorkerPair) -> None:
     assert pair.where(pair.place(SHORT)) == "b"
     assert pair.where(pair.place(LONG)) == "a"
 
 
-def test_a_prompt_that_the_decoder_has_cached_goes_there(pair: WorkerPair) -> None:
+def test_a_prompt_cached_on_the_decode_worker_goes_there(pair: WorkerPair) -> None:
     pair.place(LONG)
     pair.settle()
     assert pair.where(pair.place([*LONG, 5])) == "b"
 
 
-def test_prefill_workers_with_too_much_to_do_leave_prompts_to_decoders() -> None:
+def test_overloaded_prefill_workers_leave_prompts_to_decode_workers() -> None:
     def goes(prefill: int, decoder: int = 100, uncached: int = 100) -> bool:
         return should_use_prefill_worker(uncached=uncached, decoder_work=decoder, prefill_work=prefill, threshold=50)
 
@@ -88,14 +88,14 @@ def test_prefill_workers_with_too_much_to_do_leave_prompts_to_decoders() -> None
     ],
     ids=lambda fields: next(iter(fields)),
 )
-def test_what_cannot_move_stays_with_one_worker(pair: WorkerPair, fields: dict[str, object]) -> None:
+def test_sequences_that_cannot_migrate_stay_on_one_worker(pair: WorkerPair, fields: dict[str, object]) -> None:
     sequence = pair.place(LONG, **fields)
     assert pair.where(sequence) == "b" or sequence.samples_nothing
     pair.settle()
     assert len(pair.cluster.assignments.handovers) == 0
 
 
-def test_it_goes_on_where_it_is_until_there_is_room() -> None:
+def test_a_sequence_stays_until_the_target_has_room() -> None:
     pair = WorkerPair(("prefill", "decode"), num_blocks=200, max_num_batched_tokens=16)
     crowd = [pair.place(SHORT, 40) for _ in range(8)]
     while pair.b.core.running.num_free_slots:
@@ -116,7 +116,7 @@ def test_it_goes_on_where_it_is_until_there_is_room() -> None:
     assert pair.is_at_rest()
 
 
-def test_blocks_that_do_not_come_are_computed_by_the_decoder(pair: WorkerPair) -> None:
+def test_blocks_of_failed_fetches_are_computed_by_the_decode_worker(pair: WorkerPair) -> None:
     sequence = pair.place(LONG, 12)
     while pair.where(sequence) == "a":
         assert pair.a.step()
@@ -129,7 +129,7 @@ def test_blocks_that_do_not_come_are_computed_by_the_decoder(pair: WorkerPair) -
 
 @pytest.mark.parametrize("steps", range(1, 6))
 @pytest.mark.parametrize("gone", ["a", "b"])
-def test_either_may_be_lost_at_any_time(gone: str, steps: int) -> None:
+def test_either_worker_may_be_lost_at_any_time(gone: str, steps: int) -> None:
     pair = WorkerPair(("prefill", "decode"), max_num_batched_tokens=16)
     sequence = pair.place(LONG, 12)
     for step in range(steps):
@@ -152,7 +152,7 @@ def test_either_may_be_lost_at_any_time(gone: str, steps: int) -> None:
 
 
 @pytest.mark.parametrize("steps", range(7))
-def test_a_cancellation_leaves_nothing_behind(pair: WorkerPair, steps: int) -> None:
+def test_a_cancellation_releases_everything(pair: WorkerPair, steps: int) -> None:
     sequence = pair.place(LONG, 12)
     for step in range(steps):
         for side in pair.sides:
@@ -167,7 +167,7 @@ def test_a_cancellation_leaves_nothing_behind(pair: WorkerPair, steps: int) -> N
     assert len(pair.cluster.assignments.handovers) == 0
 
 
-def test_a_reset_of_the_cache_takes_what_is_kept(pair: WorkerPair) -> None:
+def test_a_cache_reset_drops_reserved_blocks(pair: WorkerPair) -> None:
     sequence = pair.place(LONG, 12)
     for _ in range(2):
         pair.a.step()
@@ -179,7 +179,7 @@ def test_a_reset_of_the_cache_takes_what_is_kept(pair: WorkerPair) -> None:
     assert pair.is_at_rest()
 
 
-def test_what_comes_behind_a_reset_is_kept_and_let_go_again(pair: WorkerPair) -> None:
+def test_blocks_arriving_after_a_reset_are_reserved_and_released(pair: WorkerPair) -> None:
     sequence = pair.place(LONG, 12)
     pair.a.step()
     pair.carry()
@@ -192,7 +192,7 @@ def test_what_comes_behind_a_reset_is_kept_and_let_go_again(pair: WorkerPair) ->
 
 
 @pytest.mark.parametrize(("roles", "where"), [(("decode", "decode"), "ab"), (("prefill", "prefill"), "ab")])
-def test_whoever_is_there_does_all_of_it(roles: tuple[str, str], where: str) -> None:
+def test_a_single_role_does_all_the_work(roles: tuple[str, str], where: str) -> None:
     pair = WorkerPair(roles, max_num_batched_tokens=16)
     sequence = pair.place(LONG)
     assert pair.where(sequence) in where
@@ -204,8 +204,8 @@ def test_whoever_is_there_does_all_of_it(roles: tuple[str, str], where: str) -> 
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_random_lives_say_what_the_oracle_says(seed: int) -> None:
-    """Small workers that preempt; fetches are late, fail; sequences are cancelled."""
+def test_random_operations_match_the_oracle(seed: int) -> None:
+    """Small workers with preemption; fetches are late or fail; sequences are cancelled."""
     rng = random.Random(seed)
     pair = WorkerPair(("prefill", "decode"), num_blocks=30, max_num_batched_tokens=16)
     late, sequences = [], []

@@ -1,4 +1,4 @@
-"""Two replicas with workers on paper, whose blocks the other can read."""
+"""Two replicas with reference workers that can read each other's blocks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PACE_S = 0.01  # for a token of a prompt
 
 
 class PairedWorker:
-    """A replica and its worker. Nothing happens but what a test does."""
+    """A replica and its worker, driven by the test."""
 
     def __init__(self, name: str, cluster: WorkerCluster, metrics: SchedulerMetrics, **limits: Any) -> None:
         values = {"num_blocks": 64, "block_size": SIZE, "max_num_seqs": 8, "enable_prefix_caching": True, **limits}
@@ -68,7 +68,7 @@ class PairedWorker:
         return plan is not None
 
     def watched(self) -> None:
-        """What follows a pump."""
+        """Calls what follows a pump."""
         if self.replica.on_pump is not None:
             self.replica.on_pump(self.replica)
 
@@ -78,7 +78,7 @@ class PairedWorker:
 
 
 class WorkerPair:
-    """A cluster of two."""
+    """A cluster of two workers."""
 
     def __init__(self, roles: tuple[str, str] = ("", ""), **limits: Any) -> None:
         self.metrics = metrics = SchedulerMetrics(CollectorRegistry())
@@ -102,7 +102,7 @@ class WorkerPair:
         return sequence
 
     def place(self, prompt: list[int], max_tokens: int = 2, **fields: Any) -> Sequence:
-        """Where the cluster wants it."""
+        """Adds a sequence where the cluster places it."""
         sequence = make_sequence(next(self._keys), prompt, max_tokens, SIZE, **fields)
         self.cluster.assignments.assign(sequence, parking=False)
         return sequence
@@ -113,7 +113,7 @@ class WorkerPair:
         return replica.id
 
     def run(self, side: PairedWorker, prompt: list[int], max_tokens: int = 2) -> Sequence:
-        """Alone, and all it orders."""
+        """Runs a sequence alone, with everything that it orders."""
         sequence = self.add(side, prompt, max_tokens)
         self.settle()
         return sequence
@@ -123,7 +123,7 @@ class WorkerPair:
             pass
 
     def carry(self, *, failed: bool = False) -> bool:
-        """Does what was ordered; whether there was something."""
+        """Executes pending fetches; returns whether there were any."""
         orders = [(side, order) for side in self.sides for order in side.orders()]
         for side, order in orders:
             if not failed:
@@ -141,7 +141,7 @@ class WorkerPair:
                 side.worker.kv[here, offset] = lender.worker.kv[there, offset]
 
     def is_at_rest(self) -> bool:
-        """Nothing is owned, lent or waited for."""
+        """Returns whether nothing is owned, lent or waited for."""
         cores = [side.core for side in self.sides]
         unowned = [core.kv.num_unowned() for core in cores]
         return unowned == [0, 0] and not any(core.use.used or core.num_waiting or core.has_work for core in cores)

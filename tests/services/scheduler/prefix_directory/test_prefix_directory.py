@@ -1,4 +1,4 @@
-"""The prefix index in a real Redis: published, believed by epoch, whole again after every kind of trouble."""
+"""The prefix index in a real Redis: published, read by epoch, and complete again after every kind of failure."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ HASHES = block_hash.chain(block_hash.root_hash(), i32_bytes(PROMPT), 4)
 
 
 class Worker:
-    """A core whose cache is published, and a worker on paper that fills it."""
+    """A core whose cache is published, and a reference worker that fills it."""
 
     def __init__(self, name: str, epoch: int, kv_specs: tuple[KVSpec, ...] = ONE_FULL) -> None:
         changes = BlockChanges()
@@ -70,7 +70,7 @@ class Worker:
 
 
 class Directory:
-    """A running directory and a reader beside it."""
+    """A running directory with a reader."""
 
     def __init__(self, url: str, scheduler: str = "s0") -> None:
         self.metrics = DirectoryMetrics(CollectorRegistry())
@@ -123,7 +123,7 @@ async def until(holds: Callable[[], object], timeout_s: float = 60.0) -> None:
 
 
 async def matched(reader: PrefixReader) -> dict[str, int]:
-    """Blocks of PROMPT at each live worker; nothing is known while Redis is away."""
+    """Returns the matched blocks of PROMPT on each live worker; none while Redis is down."""
     try:
         matches = await reader.match(HASHES, await reader.workers())
     except redis.RedisError:
@@ -136,7 +136,7 @@ async def becomes(reader: PrefixReader, expected: dict[str, int], timeout_s: flo
         await eventually(lambda: matched(reader), lambda found: found == expected)
 
 
-async def test_what_workers_hold_is_found_by_everybody(opened: Open, reader: PrefixReader) -> None:
+async def test_cached_blocks_are_found_by_all_readers(opened: Open, reader: PrefixReader) -> None:
     first, second = Worker("w0", 10), Worker("w1", 11)
     directory = opened().directory
     directory.track(first.replica, KEYS)
@@ -157,7 +157,7 @@ async def _no_memory(client: redis.asyncio.Redis) -> None:
 
 
 async def _no_room_for_its_dump(client: redis.asyncio.Redis) -> None:
-    """The process that writes it may write no byte; from then on Redis takes no writes."""
+    """Limits the dump process to zero bytes; from then on Redis rejects writes."""
     pid = (await client.info("server"))["process_id"]
     _, most = resource.prlimit(pid, resource.RLIMIT_FSIZE)
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (1, most))
@@ -172,7 +172,7 @@ async def _room_again(client: redis.asyncio.Redis) -> None:
 
 
 @pytest.mark.parametrize("fill", [_no_memory, _no_room_for_its_dump])
-async def test_a_redis_without_room_is_one_that_does_not_serve_until_it_has(
+async def test_a_redis_without_memory_or_disk_counts_as_unavailable(
     server: RedisServer, opened: Open, reader: PrefixReader, caplog: pytest.LogCaptureFixture, fill: Fill
 ) -> None:
     worker, directory = Worker("w0", 10), opened().directory
@@ -191,10 +191,10 @@ async def test_a_redis_without_room_is_one_that_does_not_serve_until_it_has(
 
 
 @pytest.mark.parametrize("specs", [(Window(6),), (FULL, Window(6)), (FULL, FULL, Window(9))])
-async def test_a_prefix_of_several_groups_is_as_long_as_the_scheduler_finds_it(
+async def test_a_prefix_of_several_groups_has_the_schedulers_length(
     opened: Open, reader: PrefixReader, specs: tuple[KVSpec, ...]
 ) -> None:
-    """Whatever has been evicted. Blocks of several groups, and those that a window left behind, are told apart."""
+    """Also after evictions. Blocks of several groups, and those outside a window, are distinguished."""
     worker, plain = Worker("w0", 10, specs), Worker("w1", 11)
     directory = opened().directory
     directory.track(worker.replica, KEYS)
@@ -211,8 +211,8 @@ async def test_a_prefix_of_several_groups_is_as_long_as_the_scheduler_finds_it(
     assert len(seen) > 1, "something was evicted"
 
 
-async def test_a_scheduler_that_is_asked_to_end_while_it_sends_leaves(opened: Open) -> None:
-    """Some Pythons lose that, where what is sent has just been sent."""
+async def test_a_scheduler_stopped_during_a_send_deregisters(opened: Open) -> None:
+    """Some Python versions lose a cancellation that arrives right after a send has completed."""
     first, second = opened(), opened("s1")
     pool = second.directory._redis.connection_pool
 
@@ -228,7 +228,7 @@ async def test_a_scheduler_that_is_asked_to_end_while_it_sends_leaves(opened: Op
     await until(lambda: not first.directory.peers)
 
 
-async def test_a_worker_that_goes_takes_its_entries_along(
+async def test_entries_of_a_detached_worker_are_removed(
     server: RedisServer, opened: Open, reader: PrefixReader
 ) -> None:
     worker = Worker("w0", 10)
@@ -244,7 +244,7 @@ async def test_a_worker_that_goes_takes_its_entries_along(
     await client.aclose()
 
 
-async def test_a_worker_that_goes_while_another_is_taken_out_is_taken_out_too(
+async def test_workers_detached_during_a_removal_are_removed_too(
     opened: Open, reader: PrefixReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = Worker("w0", 10), Worker("w1", 11)
@@ -267,7 +267,7 @@ async def test_a_worker_that_goes_while_another_is_taken_out_is_taken_out_too(
     assert taken_out == ["w0", "w1"]
 
 
-async def test_only_the_present_epoch_is_believed(opened: Open, reader: PrefixReader) -> None:
+async def test_only_the_current_epoch_counts(opened: Open, reader: PrefixReader) -> None:
     old, new = Worker("w0", 10), Worker("w0", 11)
     directory = opened().directory
     directory.track(old.replica, KEYS)
@@ -280,9 +280,7 @@ async def test_only_the_present_epoch_is_believed(opened: Open, reader: PrefixRe
     assert [w.epoch for w in await reader.workers()] == [11]
 
 
-async def test_a_scheduler_that_dies_leaves_nothing_behind(
-    server: RedisServer, opened: Open, reader: PrefixReader
-) -> None:
+async def test_entries_of_a_dead_scheduler_expire(server: RedisServer, opened: Open, reader: PrefixReader) -> None:
     worker = Worker("w0", 10)
     opening = opened()
     opening.directory.track(worker.replica, KEYS)
@@ -298,7 +296,7 @@ async def test_a_scheduler_that_dies_leaves_nothing_behind(
 
 
 @pytest.mark.parametrize("is_known", [False, True], ids=["all that a worker holds", "the first of it"])
-async def test_of_a_scheduler_that_is_killed_behind_its_first_command_nothing_stays_for_good(
+async def test_entries_of_a_scheduler_killed_after_one_command_expire(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch, is_known: bool
 ) -> None:
     async def never(*_: object, **__: object) -> bool:
@@ -319,7 +317,7 @@ async def test_of_a_scheduler_that_is_killed_behind_its_first_command_nothing_st
 
 
 @pytest.mark.parametrize("trouble", ["stopped", "hanging", "restarted empty", "restored from an old dump"])
-async def test_the_index_is_whole_again_within_five_seconds(
+async def test_the_index_recovers_within_five_seconds(
     server: RedisServer, opened: Open, reader: PrefixReader, trouble: str
 ) -> None:
     worker = Worker("w0", 10)
@@ -364,19 +362,19 @@ async def test_a_redis_that_silently_lost_entries_is_noticed(
     await becomes(reader, {"w0": 6})
 
 
-async def test_schedulers_find_each_other(opened: Open) -> None:
+async def test_schedulers_discover_each_other(opened: Open) -> None:
     first, second = opened("s0").directory, opened("s1").directory
     await until(lambda: [p.id for p in first.peers] == ["s1"] and [p.id for p in second.peers] == ["s0"])
 
 
-async def test_schedulers_hear_that_another_one_leaves(opened: Open) -> None:
+async def test_schedulers_notice_a_draining_peer(opened: Open) -> None:
     first, second = opened("s0"), opened("s1")
     await until(lambda: [p.draining for p in first.directory.peers] == [False])
     second.entry = replace(second.entry, draining=True)
     await until(lambda: first.directory.peers == [second.entry])
 
 
-def test_workers_are_spread_evenly() -> None:
+def test_workers_are_balanced_evenly() -> None:
     peers = [SchedulerEntry("s1", "s1:1", 1, 0), SchedulerEntry("s2", "s2:1", 1, 3)]
     balancer = WorkerBalancer(lambda: peers)
     assert balancer.redirect_target(0) is None
@@ -387,7 +385,7 @@ def test_workers_are_spread_evenly() -> None:
     assert WorkerBalancer(lambda: []).drain_target() is None
 
 
-def test_nobody_is_sent_to_a_scheduler_that_leaves() -> None:
+def test_no_worker_is_redirected_to_a_draining_scheduler() -> None:
     leaving, staying = SchedulerEntry("s1", "s1:1", 1, 0, draining=True), SchedulerEntry("s2", "s2:1", 1, 3)
     peers = [leaving, staying]
     balancer = WorkerBalancer(lambda: peers)
@@ -397,12 +395,12 @@ def test_nobody_is_sent_to_a_scheduler_that_leaves() -> None:
     assert WorkerBalancer(lambda: [leaving]).redirect_target(5) is None
 
 
-def test_changes_tell_the_net_effect() -> None:
+def test_changes_are_net_effects() -> None:
     changes = BlockChanges()
     changes.store(b"a" * 32)
     changes.store(b"b" * 32)
     changes.remove(b"a" * 32)
     changes.remove(b"c" * 32)
     changes.store(b"c" * 32)
-    assert changes.take() == ({b"b" * 8}, set())
+    assert changes.take_changes() == ({b"b" * 8}, set())
     assert len(changes) == 0

@@ -1,4 +1,4 @@
-"""When a worker's steps go out: by hand-turned clock, with the results that a worker would send."""
+"""Timing of a worker's steps, with a manual clock and simulated results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STEP_S = 0.1
 
 
 class ReplicaHarness:
-    """Time, and a worker that takes `STEP_S` for each step."""
+    """A clock, and a worker that takes `STEP_S` for each step."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -75,7 +75,7 @@ def loop() -> ReplicaHarness:
     return ReplicaHarness()
 
 
-def test_newcomers_are_in_the_step_behind_the_one_under_way(loop: ReplicaHarness) -> None:
+def test_new_sequences_are_in_the_step_after_the_one_in_flight(loop: ReplicaHarness) -> None:
     loop.ask(0)
     loop.run(10 * STEP_S + 0.05)
     loop.ask(1)
@@ -92,7 +92,7 @@ def test_the_worker_never_waits_for_a_plan(loop: ReplicaHarness) -> None:
         assert sent_at <= number * STEP_S + 1e-9
 
 
-def test_a_worker_that_is_gone_gets_no_more_steps(loop: ReplicaHarness) -> None:
+def test_a_detached_worker_gets_no_steps(loop: ReplicaHarness) -> None:
     loop.ask(0)
     loop.run(10 * STEP_S + 0.05)
     loop.replica.pause()
@@ -101,7 +101,7 @@ def test_a_worker_that_is_gone_gets_no_more_steps(loop: ReplicaHarness) -> None:
     assert len(loop.plans) == before
 
 
-def test_of_two_who_pause_a_worker_the_first_to_resume_resumes_nothing(loop: ReplicaHarness) -> None:
+def test_a_worker_paused_twice_must_be_resumed_twice(loop: ReplicaHarness) -> None:
     loop.ask(0)
     loop.run(10 * STEP_S + 0.05)
     loop.replica.pause()

@@ -1,4 +1,4 @@
-"""What a worker says of itself and of its steps is believed within limits; beyond them its session ends, by name."""
+"""Hellos and results of workers are validated; an invalid one ends the session with the field's name."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Lie = Callable[[pb.StepResult], None]
 
 
 class MalformedResultPeer(WorkerPeer):
-    """Computes well, and reports something else."""
+    """Computes correctly, and reports something else."""
 
     lie: Lie = staticmethod(lambda _wire: None)
 
@@ -80,7 +80,7 @@ async def refusal_of(running: SecuredScheduler, **hello: object) -> str:
         ),
     ],
 )
-async def test_a_hello_beyond_all_measure_is_refused_by_field_value_and_limit(
+async def test_a_hello_beyond_its_limits_is_refused_by_field_value_and_limit(
     running: SecuredScheduler, hello: dict[str, object], text: str
 ) -> None:
     before = time.process_time()
@@ -129,9 +129,7 @@ def _failure(wire: pb.StepResult) -> None:
         (lambda wire: setattr(wire, "step_id", 99), "step_id: the scheduler waits for"),
     ],
 )
-async def test_a_result_that_cannot_be_ends_the_session_by_name_and_others_go_on(
-    running: SecuredScheduler, lie: Lie, text: str
-) -> None:
+async def test_an_invalid_result_ends_only_its_session(running: SecuredScheduler, lie: Lie, text: str) -> None:
     def when_it_samples(wire: pb.StepResult) -> None:
         if wire.token_ids:
             lie(wire)
@@ -156,7 +154,7 @@ async def test_a_result_that_cannot_be_ends_the_session_by_name_and_others_go_on
 
 
 class TokenlessPeer(WorkerPeer):
-    """Answers every plan with a step in which nobody got a token."""
+    """Answers every plan with a step without tokens."""
 
     num_steps = 0
 
@@ -176,10 +174,10 @@ class TokenlessPeer(WorkerPeer):
         (0, "token_counts: a worker that does not draft gives a token to each slot"),
     ],
 )
-async def test_a_worker_that_never_gives_a_token_is_not_asked_for_ever(
+async def test_a_worker_that_never_returns_a_token_is_detached(
     running: SecuredScheduler, monkeypatch: pytest.MonkeyPatch, num_drafts: int, text: str
 ) -> None:
-    monkeypatch.setattr(result_checks, "MOST_STEPS_WITHOUT_TOKEN", 50)
+    monkeypatch.setattr(result_checks, "MAX_STEPS_WITHOUT_TOKEN", 50)
     liar = TokenlessPeer(
         running.address,
         LIMITS,

@@ -1,4 +1,4 @@
-"""Tokens a second, as `quire status` and the dashboards tell them."""
+"""Tokens per second, as `quire status` and the dashboards show them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from quire.services.scheduler.replicas.throughput import WINDOW_S, Throughput
 
 
-def test_a_pause_between_steps_counts_for_nothing_and_a_long_one_is_no_work_at_all() -> None:
+def test_idle_time_does_not_count() -> None:
     throughput = Throughput()
     assert throughput.tokens_per_s(0.0) == 0
     for now in (0.0, 0.5, 1.0, 5.0, 5.5):  # four seconds without steps

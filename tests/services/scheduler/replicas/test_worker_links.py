@@ -1,4 +1,4 @@
-"""When KV is fetched and when it is computed."""
+"""Decision between fetching KV and computing it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from quire.services.scheduler.replicas.worker_links import (
 MB = 1_000_000
 
 
-def test_the_rate_is_what_was_measured() -> None:
+def test_the_rate_follows_the_measurements() -> None:
     link = WorkerLink()
     assert link.bytes_per_s == FIRST_BYTES_PER_S
     for _ in range(3):
@@ -26,7 +26,7 @@ def test_the_rate_is_what_was_measured() -> None:
     assert 200 < link.bytes_per_s / MB < 400
 
 
-def test_what_takes_longer_to_compute_is_fetched() -> None:
+def test_blocks_slower_to_compute_are_fetched() -> None:
     link = WorkerLink()
     fetch_s = link.seconds_for(20 * MB)
     assert link.is_worth_fetching(20 * MB, fetch_s * 1.01)
@@ -34,11 +34,11 @@ def test_what_takes_longer_to_compute_is_fetched() -> None:
     assert not link.is_worth_fetching(1, OVERHEAD_S), "a few tokens are computed"
 
 
-def test_nothing_is_fetched_while_nobody_knows_what_computing_takes() -> None:
+def test_nothing_is_fetched_while_the_compute_time_is_unknown() -> None:
     assert not any(WorkerLink().is_worth_fetching(1, 0.0) for _ in range(RETRY_AFTER_SKIPPED + 2))
 
 
-def test_a_link_that_was_slow_is_tried_again() -> None:
+def test_a_slow_link_is_retried() -> None:
     link = WorkerLink()
     link.observe(MB, 10.0)
     tried = [link.is_worth_fetching(MB, 1.0) for _ in range(2 * RETRY_AFTER_SKIPPED + 2)]
@@ -48,7 +48,7 @@ def test_a_link_that_was_slow_is_tried_again() -> None:
     )
 
 
-def test_a_link_that_fails_is_tried_less_and_less_and_as_before_once_it_works() -> None:
+def test_a_failing_link_is_tried_less_often_until_it_works() -> None:
     link = WorkerLink()
     assert link.allow_attempt()
     for failures in range(1, 20):

@@ -1,4 +1,4 @@
-"""A scheduler leaves, and in that moment something becomes of a worker that computes, or of the other schedulers."""
+"""Drain of a scheduler while a worker computes, is lost, or the other schedulers disappear."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LONG_S = 3600
 
 
 class DrainHarness:
-    """A scheduler that has begun to leave while its worker computes."""
+    """A scheduler that has started to drain while its worker computes."""
 
     def __init__(self) -> None:
         self.peers = [HEIR]
@@ -44,7 +44,7 @@ class DrainHarness:
         assert self.replica.busy
 
     def answer(self) -> None:
-        """Every step that has been ordered; each has one token."""
+        """Returns the results of all planned steps, one token each."""
         plans = [message.plan for message in self.call.ordered if message.HasField("plan")]
         for plan in plans[self._num_answered :]:
             result = pb.StepResult(epoch=self.replica.epoch, step_id=plan.step_id, token_ids=i32_bytes([5]))
@@ -68,13 +68,13 @@ async def leaving() -> AsyncIterator[DrainHarness]:
     await one.end()
 
 
-async def test_a_worker_hears_where_it_is_to_go_when_its_steps_are_done(leaving: DrainHarness) -> None:
+async def test_a_worker_is_redirected_when_its_steps_have_returned(leaving: DrainHarness) -> None:
     leaving.answer()
     await until(lambda: leaving.call.task.done() or leaving.call.ordered[-1].HasField("redirect"))
     assert leaving.call.ordered[-1].redirect.address == HEIR.address
 
 
-async def test_the_steps_of_a_worker_that_is_lost_are_not_waited_for(leaving: DrainHarness) -> None:
+async def test_steps_of_a_lost_worker_are_not_waited_for(leaving: DrainHarness) -> None:
     leaving.call.hang_up()
     await until(lambda: not leaving.desk.cluster.replicas)
     leaving.desk.cluster.cancel(OWNER, [1], Reason.CANCELLED)
@@ -82,7 +82,7 @@ async def test_the_steps_of_a_worker_that_is_lost_are_not_waited_for(leaving: Dr
     assert leaving.desk.cluster.idle
 
 
-async def test_when_the_others_are_gone_what_runs_ends_here(leaving: DrainHarness) -> None:
+async def test_without_peers_running_sequences_finish(leaving: DrainHarness) -> None:
     leaving.peers = []
     await until(leaving.answers_until(leaving.task.done))
     assert leaving.desk.cluster.idle

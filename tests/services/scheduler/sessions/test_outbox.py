@@ -1,4 +1,4 @@
-"""Steps that wait for a frontend are merged, and it hears the same."""
+"""Queued steps for a slow frontend are merged, and the frontend receives the same events."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Step = dict[int, list[int]]
 
 
 class Link:
-    """A stream that takes nothing until it is told to."""
+    """Stream that takes nothing until the test says so."""
 
     def __init__(self) -> None:
         self.waiting: list[pb.SessionResponse] = []
@@ -42,7 +42,7 @@ def tokens_of(step: Step, **more: object) -> pb.SessionResponse:
 
 
 def heard(messages: list[pb.SessionResponse]) -> Step:
-    """What a frontend makes of them."""
+    """Returns the events that a frontend reads from messages."""
     streams: Step = defaultdict(list)
     for message in messages:
         ids, tokens = u32(message.tokens.sequence_ids).tolist(), i32(message.tokens.token_ids).tolist()
@@ -74,7 +74,7 @@ def test_every_sequence_gets_its_tokens_in_order(sent: list[Step]) -> None:
     assert heard(link.waiting) == dict(expected)
 
 
-def test_beginnings_and_ends_come_along() -> None:
+def test_started_and_finished_events_are_merged() -> None:
     link = Link()
     box = Outbox(link)
     box.send(tokens_of({1: [5]}, started=[pb.StartedSequence(sequence_id=1)]))
@@ -86,7 +86,7 @@ def test_beginnings_and_ends_come_along() -> None:
     assert heard(link.waiting) == {1: [5, 7], 2: [6]}
 
 
-def test_nothing_overtakes_and_log_probabilities_stay_apart() -> None:
+def test_order_is_kept_and_log_probabilities_are_not_merged() -> None:
     link = Link()
     box = Outbox(link)
     view = pb.SessionResponse(cluster=pb.ClusterView())
@@ -97,8 +97,8 @@ def test_nothing_overtakes_and_log_probabilities_stay_apart() -> None:
     assert link.waiting == sent
 
 
-def test_vectors_stay_apart() -> None:
-    """What is merged into a message that waits must not lose them."""
+def test_vectors_are_not_merged() -> None:
+    """Merging a step into a queued message must not lose its vectors."""
     link = Link()
     box = Outbox(link)
     pooled = pb.PooledBatch(sequence_ids=u32_bytes([3]), sizes=u32_bytes([1]), values=b"\0\0\x80\x3f")
@@ -109,9 +109,9 @@ def test_vectors_stay_apart() -> None:
     assert link.waiting == sent
 
 
-def test_a_message_does_not_outgrow_grpc() -> None:
+def test_merged_messages_stay_within_grpcs_limit() -> None:
     link, draw = Link(), random.Random(1)
-    most = outbox.TOKEN_BYTES * outbox.MOST_TOKENS
+    most = outbox.TOKEN_BYTES * outbox.MAX_TOKENS
     for _ in range(30):
         Outbox(link).send(tokens_of({i: [draw.randrange(1000)] for i in range(5000)}))
     assert len(link.waiting) == 3

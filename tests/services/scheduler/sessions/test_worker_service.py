@@ -1,4 +1,4 @@
-"""What becomes of a worker's sequences and of what was kept for it, however its session ends."""
+"""A worker's sequences and state after the end of its session, for every way that it can end."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ HELLO = pb.WorkerHello(
 
 
 class Aborted(Exception):
-    """The call is over."""
+    """Abort of the call."""
 
 
 class FakeCall:
-    """The scheduler's end of an Attach call whose worker has said hello, and orders pass by."""
+    """The scheduler's end of an Attach call whose worker has sent its hello and skips orders."""
 
     def __init__(self, service: WorkerService, hello: pb.WorkerHello = HELLO) -> None:
         self._told: asyncio.Queue[Any] = asyncio.Queue()
@@ -77,7 +77,7 @@ class FakeCall:
 
 
 class SessionHarness:
-    """A scheduler's side of workers, with a frontend that submits."""
+    """The worker side of a scheduler, with a frontend that submits."""
 
     def __init__(self, heartbeat_interval_ms: int = 1000) -> None:
         settings = SchedulerSettings(id="s0", grpc_port=0, metrics_port=0, heartbeat_interval_ms=heartbeat_interval_ms)
@@ -120,7 +120,7 @@ async def until(holds: Callable[[], bool]) -> None:
         await eventually(holds)
 
 
-async def test_sequences_of_a_call_that_is_cancelled_go_on_with_a_worker_that_attaches_in_that_moment() -> None:
+async def test_sequences_of_a_cancelled_call_move_to_a_worker_attaching_meanwhile() -> None:
     desk = SessionHarness()
     first = FakeCall(desk.service)
     desk.submit(1)
@@ -133,7 +133,7 @@ async def test_sequences_of_a_call_that_is_cancelled_go_on_with_a_worker_that_at
     await asyncio.gather(first.task, second.task, return_exceptions=True)
 
 
-async def test_of_calls_of_one_worker_at_a_time_the_last_one_lives() -> None:
+async def test_of_concurrent_calls_of_one_worker_the_last_one_wins() -> None:
     desk = SessionHarness()
     calls = [FakeCall(desk.service)]
     desk.submit(1)
@@ -161,7 +161,7 @@ async def speaks_until(call: FakeCall, holds: Callable[[], bool]) -> None:
     await until(turn)
 
 
-async def test_a_second_process_of_one_id_is_refused_while_the_first_lives() -> None:
+async def test_a_second_process_with_the_same_id_is_refused_while_the_first_is_alive() -> None:
     desk = SessionHarness(heartbeat_interval_ms=100)
     first = FakeCall(desk.service, of_process(1))
     desk.submit(1)
@@ -181,7 +181,9 @@ async def test_a_second_process_of_one_id_is_refused_while_the_first_lives() -> 
 
 
 @pytest.mark.parametrize("end", [lambda call: call.hang_up(), lambda _: None], ids=["closed", "silent"])
-async def test_a_second_process_of_one_id_is_let_in_when_the_first_is_gone(end: Callable[[FakeCall], None]) -> None:
+async def test_a_second_process_with_the_same_id_attaches_after_the_first_is_gone(
+    end: Callable[[FakeCall], None],
+) -> None:
     desk = SessionHarness(heartbeat_interval_ms=100)
     first = FakeCall(desk.service, of_process(1))
     desk.submit(1)
@@ -195,7 +197,7 @@ async def test_a_second_process_of_one_id_is_let_in_when_the_first_is_gone(end: 
 
 
 @pytest.mark.parametrize("redirected", [False, True], ids=["of its own", "sent by a peer"])
-async def test_a_worker_that_comes_to_a_scheduler_that_leaves_is_sent_on(redirected: bool) -> None:
+async def test_a_draining_scheduler_redirects_new_workers(redirected: bool) -> None:
     desk, stays = SessionHarness(), SchedulerEntry("s1", "s1:1", 1, 9)
     desk.service.balancer = WorkerBalancer(lambda: [SchedulerEntry("s2", "s2:1", 1, 0, draining=True), stays])
     desk.cluster.draining = True
@@ -237,7 +239,7 @@ async def superseded(_call: FakeCall, desk: SessionHarness) -> None:
 
 @pytest.fixture
 def uncollected() -> Iterator[None]:
-    """Garbage stays until somebody asks for a search."""
+    """Disables automatic garbage collection."""
     gc.collect()
     gc.disable()
     yield
@@ -245,7 +247,7 @@ def uncollected() -> Iterator[None]:
 
 
 async def kept_after(end: End, desk: SessionHarness) -> list[weakref.ref[object]]:
-    """What there was for a worker whose session has ended."""
+    """Returns weak references to a worker's state after the end of its session."""
     call = FakeCall(desk.service)
     desk.submit(1)
     await until(lambda: call.has_plan)
@@ -258,8 +260,8 @@ async def kept_after(end: End, desk: SessionHarness) -> list[weakref.ref[object]
 
 @pytest.mark.usefixtures("uncollected")
 @pytest.mark.parametrize("end", [cancelled, hung_up, superseded])
-async def test_what_was_kept_for_a_worker_goes_soon_after_its_session(end: End) -> None:
-    """Not minutes later: with 2,000 blocks it is 335 KiB, for each worker that came and went until then."""
+async def test_state_of_a_worker_is_collected_after_its_session(end: End) -> None:
+    """It must not take minutes: with 2,000 blocks it is 335 KiB for each worker that attached and left until then."""
     desk = SessionHarness()
     kept = await kept_after(end, desk)
     await loop_turns()  # the loop itself still has the last callbacks

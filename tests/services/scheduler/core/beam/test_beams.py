@@ -1,4 +1,4 @@
-"""Beam searches on a core: the sequences of an exhaustive search, blocks shared, everything given back."""
+"""Beam searches on a core: the sequences of an exhaustive search, shared blocks, and all resources released."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def search(
 
 
 def exhaustive(prompt: list[int], rules: BeamRules) -> list[tuple[list[int], float, Reason]]:
-    """By the words of the protocol, to the longest length (or until enough have ended, if that is wanted)."""
+    """Searches as the protocol defines it, to the maximum length (or until enough beams have ended, with early
+    stopping)."""
     live: list[tuple[float, list[int]]] = [(0.0, [])]
     done: list[tuple[float, list[int], Reason]] = []
     for length in range(1, rules.max_output_tokens + 1):
@@ -59,7 +60,7 @@ def exhaustive(prompt: list[int], rules: BeamRules) -> list[tuple[list[int], flo
 
 
 class BeamRun(Run):
-    """Also remembers what searches gave."""
+    """Also collects the results of searches."""
 
     def __init__(self, core: Core) -> None:
         super().__init__(core)
@@ -104,7 +105,7 @@ class BeamRun(Run):
     "rules", [{}, {"length_penalty": 2.0}, {"length_penalty": -1.0}, {"length_penalty": 0.0}, {"early_stopping": True}]
 )
 @pytest.mark.parametrize(("width", "outputs"), [(1, 1), (2, 1), (3, 3), (5, 2)])
-def test_the_sequences_of_an_exhaustive_search(
+def test_beam_search_finds_the_sequences_of_an_exhaustive_search(
     core: NewCore, width: int, outputs: int, rules: dict[str, Any], caching: bool
 ) -> None:
     for seed in range(6):
@@ -116,7 +117,7 @@ def test_the_sequences_of_an_exhaustive_search(
         run.check(root, prompt)
 
 
-def test_stop_tokens_end_beams_and_are_told(core: NewCore) -> None:
+def test_stop_tokens_end_beams_and_are_reported(core: NewCore) -> None:
     run = BeamRun(core(block_size=4))
     root = search(0, PROMPT, 4, 4, stops=tuple(range(20, 40)), eos=False)
     run.core.add(root)
@@ -125,7 +126,7 @@ def test_stop_tokens_end_beams_and_are_told(core: NewCore) -> None:
     assert Reason.STOP in run.ended.values()
 
 
-def test_beams_share_what_they_have_in_common(core: NewCore) -> None:
+def test_beams_share_the_blocks_of_their_common_prefix(core: NewCore) -> None:
     run = BeamRun(core(block_size=4))
     root = search(0, PROMPT[:38], 4, 4, eos=False, max_tokens=9)
     run.core.add(root)
@@ -139,7 +140,7 @@ def test_beams_share_what_they_have_in_common(core: NewCore) -> None:
 
 
 @pytest.mark.parametrize("in_flight", [1, 2, 3])
-def test_searches_among_others(core: NewCore, in_flight: int) -> None:
+def test_beam_searches_run_among_other_sequences(core: NewCore, in_flight: int) -> None:
     run = BeamRun(
         core(block_size=4, max_steps_in_flight=in_flight, max_num_batched_tokens=20, enable_prefix_caching=True)
     )
@@ -155,7 +156,7 @@ def test_searches_among_others(core: NewCore, in_flight: int) -> None:
     assert run.tokens[8] == oracle([4, 5, 6], 33, eos=False)
 
 
-def test_a_search_whose_blocks_are_taken_goes_on_where_it_was(core: NewCore) -> None:
+def test_a_preempted_search_resumes_where_it_was(core: NewCore) -> None:
     for at in range(1, 12):
         run = BeamRun(core(block_size=4, enable_prefix_caching=at % 2 == 0))
         root = search(0, PROMPT, 3)
@@ -170,7 +171,7 @@ def test_a_search_whose_blocks_are_taken_goes_on_where_it_was(core: NewCore) -> 
         run.check(root, PROMPT)
 
 
-def test_a_search_goes_on_on_another_worker(core: NewCore) -> None:
+def test_a_search_continues_on_another_worker(core: NewCore) -> None:
     for at in range(1, 10):
         first, second = (BeamRun(core(block_size=4, max_num_batched_tokens=16)) for _ in range(2))
         root = search(0, PROMPT, 3)
@@ -198,7 +199,7 @@ def test_blocks_run_out(core: NewCore) -> None:
     assert run.core.counts.preemptions
 
 
-def test_a_search_that_can_never_fit_says_so(core: NewCore) -> None:
+def test_a_search_that_can_never_fit_fails(core: NewCore) -> None:
     run = BeamRun(core(block_size=4, num_blocks=13))
     run.core.add(search(0, PROMPT, 4))
     run.core.add(make_sequence(10, [1], 2, block_size=4))
@@ -220,7 +221,7 @@ def test_more_beams_than_slots_are_refused(core: NewCore) -> None:
     assert "5 beams are more than the 4 slots" in str(run.failures[0])
 
 
-def test_slots_are_set_aside(core: NewCore) -> None:
+def test_slots_are_reserved_for_beams(core: NewCore) -> None:
     run = BeamRun(core(max_num_seqs=4, block_size=4))
     root = search(0, PROMPT, 3)
     run.core.add(root)
@@ -249,7 +250,7 @@ def test_cancelling_one_cancels_all_and_frees_everything(core: NewCore, at: int)
     assert run.core.running.num_free_slots == 16
 
 
-def test_fewer_sequences_than_asked_for(core: NewCore) -> None:
+def test_missing_results_end_with_an_error(core: NewCore) -> None:
     """All tokens but three are banned."""
     run = BeamRun(core())
     root = search(0, [1], 8, max_tokens=1)

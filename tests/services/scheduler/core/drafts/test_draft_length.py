@@ -1,4 +1,4 @@
-"""Lengths of drafts settle where they pay, for devices of several kinds, and cost next to nothing where none does."""
+"""Draft lengths settle where they pay, for several kinds of devices, and cost little where none pays."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ MOST = 6
 
 @dataclass
 class Device:
-    """Milliseconds of a step: a floor up to which tokens are free, then so much for each; and for each draft."""
+    """Step time in milliseconds: a floor up to which tokens are free, a cost per further token, and a cost per
+    draft."""
 
     floor: float
     per_token: float
@@ -44,7 +45,7 @@ class Device:
         return max(range(MOST + 1), key=lambda length: self.speed(num_sequences, length))
 
     def run(self, lengths: DraftLengthTuner, num_sequences: int, steps: int) -> float:
-        """Tokens per millisecond."""
+        """Runs steps; returns tokens per millisecond."""
         total = tokens = 0.0
         for _ in range(steps):
             length = lengths.choose(num_sequences)
@@ -70,7 +71,7 @@ class Device:
 
 
 def usual(device: Device, lengths: DraftLengthTuner, num_sequences: int) -> int:
-    """The length of most steps: at any moment another one may be tried."""
+    """Returns the length of most steps: single ones may be trials."""
     chosen: Counter[int] = Counter()
     for _ in range(99):
         device.run(lengths, num_sequences, 1)
@@ -89,7 +90,7 @@ DEVICES = {
 
 @pytest.mark.parametrize("num_sequences", [1, 8, 100, 256])
 @pytest.mark.parametrize("device", DEVICES)
-def test_it_settles_near_the_best_length(device: str, num_sequences: int) -> None:
+def test_the_tuner_settles_near_the_best_length(device: str, num_sequences: int) -> None:
     costs, lengths = replace(DEVICES[device]), DraftLengthTuner(MOST)
     costs.run(lengths, num_sequences, 1500)
     reached = costs.speed(num_sequences, usual(costs, lengths, num_sequences))
@@ -97,8 +98,8 @@ def test_it_settles_near_the_best_length(device: str, num_sequences: int) -> Non
 
 
 @pytest.mark.parametrize(("device", "steps"), [(name, 10_000 if name == "dear launches" else 3000) for name in DEVICES])
-def test_under_full_load_it_costs_less_than_two_percent(device: str, steps: int) -> None:
-    """A single try of drafts that cost twenty steps is 2 % of a few thousand."""
+def test_trials_cost_less_than_two_percent_under_full_load(device: str, steps: int) -> None:
+    """A single trial of drafts that cost twenty steps is 2 % of a few thousand steps."""
     costs = DEVICES[device]
     costs = replace(costs, per_token=max(costs.per_token, costs.floor / 256), right=0.3, noise=0.0)
     assert costs.best(256) == 0
@@ -107,7 +108,7 @@ def test_under_full_load_it_costs_less_than_two_percent(device: str, steps: int)
     assert on > 0.98 * off
 
 
-def test_what_was_learned_at_one_load_is_kept_when_it_comes_back() -> None:
+def test_lengths_are_kept_per_size_class() -> None:
     costs, lengths = replace(DEVICES["a large GPU"]), DraftLengthTuner(MOST)
     for num_sequences in (2, 400):
         costs.run(lengths, num_sequences, 1200)
@@ -116,7 +117,7 @@ def test_what_was_learned_at_one_load_is_kept_when_it_comes_back() -> None:
     assert many <= 1
 
 
-def test_a_try_that_failed_is_not_repeated_at_once_with_a_few_sequences_less() -> None:
+def test_a_rejected_trial_is_not_repeated_after_a_small_change_of_load() -> None:
     device, lengths = replace(DEVICES["dear launches"], noise=0.0), DraftLengthTuner(MOST)
     device.run(lengths, 256, 50)
     tried = [lengths.choose(255)]
@@ -126,7 +127,7 @@ def test_a_try_that_failed_is_not_repeated_at_once_with_a_few_sequences_less() -
     assert set(tried) == {0}
 
 
-def test_the_last_ones_of_a_burst_go_on_as_the_burst_did_unless_more_is_known() -> None:
+def test_the_end_of_a_burst_keeps_its_length_unless_more_is_known() -> None:
     device, lengths = replace(DEVICES["dear launches"], noise=0.0), DraftLengthTuner(MOST)
     device.run(lengths, 1, 3)  # the first one
     assert lengths.choose(1) == MOST
@@ -140,7 +141,7 @@ def test_the_last_ones_of_a_burst_go_on_as_the_burst_did_unless_more_is_known() 
     assert lengths.choose(1) == alone
 
 
-def test_numbers_to_and_fro_about_a_power_of_two_do_not_keep_it_from_learning() -> None:
+def test_fluctuation_around_a_power_of_two_does_not_end_every_trial() -> None:
     costs, lengths = replace(DEVICES["a large GPU"], noise=0.0), DraftLengthTuner(MOST)
     for _ in range(400):
         for num_sequences, steps in ((64, 4), (63, 1), (65, 2), (60, 1)):
@@ -149,8 +150,8 @@ def test_numbers_to_and_fro_about_a_power_of_two_do_not_keep_it_from_learning() 
 
 
 @pytest.mark.parametrize(("right", "per_draft"), [(0.05, 2.2), (0.15, 4.5)])
-def test_where_equal_steps_differ_by_half_it_costs_less_than_two_percent(right: float, per_draft: float) -> None:
-    """A CPU that others use, and drafts that cost a few percent more than they give."""
+def test_trials_cost_less_than_two_percent_with_noisy_step_times(right: float, per_draft: float) -> None:
+    """A shared CPU, with drafts that cost a few percent more than they gain."""
     costs = Device(floor=20, per_token=0.0, per_draft=per_draft, right=right, noise=0.3)
     assert costs.best(64) == 0
     assert costs.speed(64, 1) > 0.93 * costs.speed(64, 0)
@@ -158,7 +159,7 @@ def test_where_equal_steps_differ_by_half_it_costs_less_than_two_percent(right: 
     assert on > 0.98 * off
 
 
-def test_drafts_that_have_become_wrong_end_although_every_length_costs_the_same() -> None:
+def test_drafting_ends_when_drafts_are_rejected() -> None:
     costs, lengths = Device(floor=8, per_token=0.0, per_draft=0.0, drafted=1.5, right=0.9), DraftLengthTuner(MOST)
     costs.run(lengths, 64, 1500)
     assert lengths.choose(64) == MOST
@@ -181,8 +182,8 @@ def begin_try(lengths: DraftLengthTuner, num_sequences: int, ms: float) -> None:
     raise AssertionError("nothing is tried")
 
 
-def test_a_try_among_steps_that_do_other_work_is_put_off() -> None:
-    """Each may take long for its prompts, or for its drafts: who knows."""
+def test_a_trial_among_mixed_steps_is_postponed() -> None:
+    """A step may be slow because of its prompts or because of its drafts."""
     lengths = DraftLengthTuner(MOST)
     begin_try(lengths, 256, 1.0)
     for number in range(3):
@@ -195,7 +196,7 @@ def test_a_try_among_steps_that_do_other_work_is_put_off() -> None:
     begin_try(lengths, 256, 1.0)
 
 
-def test_a_try_is_in_doubt_at_first_and_after_a_step_that_was_far_too_slow() -> None:
+def test_a_trial_awaits_its_first_result_and_the_one_after_a_slow_step() -> None:
     lengths = DraftLengthTuner(MOST)
     begin_try(lengths, 256, 1.0)
     assert lengths.awaits_trial_result  # nothing is known yet
@@ -207,23 +208,23 @@ def test_a_try_is_in_doubt_at_first_and_after_a_step_that_was_far_too_slow() -> 
     assert (lengths.choose(256), lengths.awaits_trial_result) == (0, False)
 
 
-def test_steps_that_did_other_work_say_nothing() -> None:
+def test_mixed_steps_are_not_measured() -> None:
     lengths = DraftLengthTuner(MOST)
     for _ in range(1000):
         lengths.observe(4, lengths.choose(4), 1.0, alone=False, drafted=True)
     assert lengths.choose(4) == MOST
 
 
-def test_in_bursts_on_a_fast_device_it_costs_less_than_two_percent() -> None:
-    """Steps of 1.25 ms, 8 with drafts, and a second of load at a time, which comes and goes by other numbers of
-    sequences: a try must be over after a few steps."""
+def test_trials_cost_less_than_two_percent_in_bursts_on_a_fast_device() -> None:
+    """Steps of 1.25 ms, or 8 ms with drafts, and bursts of one second with varying numbers of sequences: a trial must
+    end after a few steps."""
     device = replace(DEVICES["dear launches"], floor=1.25, per_token=0.005, drafted=7, right=0.65, finds=1.0, noise=0.2)
     on, off = (bursts(replace(device), DraftLengthTuner(most)) for most in (MOST, 0))
     assert on > 0.98 * off
 
 
 def bursts(device: Device, lengths: DraftLengthTuner) -> float:
-    """Tokens per millisecond, the first bursts not counted."""
+    """Returns tokens per millisecond, without the first bursts."""
     tokens = total = 0.0
     for number in range(15):
         for num_sequences, steps in ((64, 2), (128, 3), (256, 505), (200, 4), (60, 4), (10, 3)):

@@ -1,4 +1,4 @@
-"""Scheduling for a worker that drafts: known scenarios with their numbers, and what is reserved and taken back.
+"""Scheduling with speculative decoding: known scenarios with their numbers, and the reservation of blocks for drafts.
 
 Defaults: prompts of 10 tokens, 16 output tokens, block size 16, budget 8192, 16 slots, 10,000 blocks, no caching.
 """
@@ -31,7 +31,7 @@ def u32(values: list[int]) -> np.ndarray:
 
 
 def knows_few_and_many(core: Core) -> None:
-    """That one sequence alone drafts, and a hundred do not."""
+    """Teaches the core that a single sequence drafts and a hundred do not."""
     lengths = core.speculation.lengths
     for num_sequences, length in ((1, 3), (100, 0), (1, 3)):
         assert lengths.choose(num_sequences) == length
@@ -40,7 +40,7 @@ def knows_few_and_many(core: Core) -> None:
 
 
 def returned(core: Core, *rows: list[int], drafts: list[int] | None = None, logprobs: Logprobs | None = None) -> None:
-    """The oldest step returns these tokens, a list for each slot that may have sampled."""
+    """Applies the oldest step in flight with these tokens, a list for each slot that may have sampled."""
     flat = np.array([token for row in rows for token in row], dtype=np.int32)
     counts = u32([len(row) for row in rows])
     verified = None if drafts is None else u32(drafts)
@@ -48,7 +48,7 @@ def returned(core: Core, *rows: list[int], drafts: list[int] | None = None, logp
 
 
 def began(core: Core, **fields: object) -> None:
-    """One sequence of 10 tokens that has its first output token."""
+    """Returns a core with one sequence of 10 tokens that has its first output token."""
     add(core, 10, **fields)
     core.schedule(0)
     returned(core, [7])
@@ -80,7 +80,7 @@ def test_s9_drafts_are_counted(
     assert (found.drafts, found.draft_tokens, found.accepted_tokens, by_position) == counts
 
 
-def test_s10_nobody_drafts_inside_a_prompt(core: NewCore) -> None:
+def test_s10_no_drafts_within_a_prompt(core: NewCore) -> None:
     c = core(max_num_batched_tokens=50, num_speculative_tokens=3)
     add(c, 80)
     planned = []
@@ -102,7 +102,7 @@ def test_s11_a_prompt_that_is_cached_whole_drafts_at_once(core: NewCore) -> None
     assert plan.num_tokens == 4  # the last token, and three drafts
 
 
-def test_a_length_is_told_when_it_changes_and_owners_only_to_those_who_draft(core: NewCore) -> None:
+def test_a_plan_names_the_draft_length_when_it_changes(core: NewCore) -> None:
     c = core(num_speculative_tokens=3)
     began(c)
     plan = c.schedule(0)
@@ -115,7 +115,7 @@ def test_a_length_is_told_when_it_changes_and_owners_only_to_those_who_draft(cor
     assert (plan.num_draft_tokens, plan.new_block_slots) == (None, None)
 
 
-def test_two_steps_in_flight_reserve_for_the_best_case_and_take_it_back(core: NewCore) -> None:
+def test_two_steps_in_flight_reserve_for_accepted_drafts(core: NewCore) -> None:
     c = core(num_speculative_tokens=5, max_steps_in_flight=2, block_size=4)
     add(c, 10, max_tokens=100)
     c.schedule(0)
@@ -142,7 +142,7 @@ def test_two_steps_in_flight_reserve_for_the_best_case_and_take_it_back(core: Ne
         ({"repetition": RepetitionRule(1, 2, 3), "stop_token_ids": (9,)}, [9, 9, 9, 4], [9], Reason.STOP, 9),
     ],
 )
-def test_what_follows_the_end_is_dropped(
+def test_tokens_after_the_end_are_dropped(
     core: NewCore, fields: dict[str, object], tokens: list[int], got: list[int], reason: Reason, stop: int | None
 ) -> None:
     c = core(num_speculative_tokens=3)
@@ -177,7 +177,7 @@ def test_log_probabilities_of_dropped_tokens_are_dropped(core: NewCore) -> None:
     assert columns.logprobs.entries.ranks.tolist() == [1, 2]
 
 
-def test_nothing_is_ordered_for_whoever_is_certain_to_be_done(core: NewCore) -> None:
+def test_sequences_certain_to_end_are_not_scheduled(core: NewCore) -> None:
     c = core(num_speculative_tokens=3, max_steps_in_flight=2)
     add(c, 10, max_tokens=2)
     c.schedule(0)
@@ -188,7 +188,7 @@ def test_nothing_is_ordered_for_whoever_is_certain_to_be_done(core: NewCore) -> 
     assert [end.reason for end in c.take_events().finished] == [Reason.LENGTH]
 
 
-def test_drafts_give_way_to_the_budget(core: NewCore) -> None:
+def test_drafts_are_limited_by_the_token_budget(core: NewCore) -> None:
     c = core(num_speculative_tokens=7, max_num_batched_tokens=16)
     add(c, *[2] * 5)
     c.schedule(0)
@@ -198,8 +198,8 @@ def test_drafts_give_way_to_the_budget(core: NewCore) -> None:
     assert (plan.num_draft_tokens, plan.num_tokens) == (2, 15)
 
 
-def test_no_more_steps_with_drafts_are_ordered_while_they_are_in_doubt(core: NewCore) -> None:
-    """Steps of 1 ms, 100 with drafts: of those there are two."""
+def test_no_second_step_is_planned_while_a_trial_awaits_its_result(core: NewCore) -> None:
+    """Steps take 1 ms, 100 ms with drafts: there are two of the latter."""
     c = core(num_speculative_tokens=3, max_steps_in_flight=3, max_num_seqs=64, num_blocks=100_000)
     add(c, *[10] * 64, max_tokens=4000)
     now, orders = 0.0, []
@@ -220,9 +220,7 @@ def test_no_more_steps_with_drafts_are_ordered_while_they_are_in_doubt(core: New
 
 
 @pytest.mark.parametrize(("newcomers", "is_known", "drafts"), [(2, True, 3), (100, False, 3), (100, True, 0)])
-def test_drafts_are_as_long_as_is_good_for_those_who_come_in_too(
-    core: NewCore, newcomers: int, is_known: bool, drafts: int
-) -> None:
+def test_the_draft_length_considers_new_sequences(core: NewCore, newcomers: int, is_known: bool, drafts: int) -> None:
     c = core(num_speculative_tokens=3, max_num_seqs=128)
     if is_known:
         knows_few_and_many(c)
@@ -233,7 +231,7 @@ def test_drafts_are_as_long_as_is_good_for_those_who_come_in_too(
     assert plan.num_tokens == 1 + drafts + newcomers * 10
 
 
-def test_who_finds_no_room_shortens_no_drafts(core: NewCore) -> None:
+def test_sequences_that_do_not_fit_do_not_shorten_drafts(core: NewCore) -> None:
     c = core(num_speculative_tokens=3, num_blocks=8, max_num_seqs=128)
     knows_few_and_many(c)
     began(c)
@@ -247,8 +245,8 @@ def test_who_finds_no_room_shortens_no_drafts(core: NewCore) -> None:
     assert tokens == [1 + 3, 1, 1 + 3]
 
 
-def test_where_blocks_run_out_drafts_cost_nobody_his_place(core: NewCore) -> None:
-    """Four sequences whose tokens just fit: with room for drafts they would not."""
+def test_drafts_preempt_no_sequence_when_blocks_run_out(core: NewCore) -> None:
+    """Four sequences fit exactly; with room for drafts they would not."""
     c = core(num_speculative_tokens=8, num_blocks=13, block_size=4, max_steps_in_flight=2, max_model_len=64)
     worker = ReferenceWorker(c.limits)
     for key in range(4):

@@ -1,4 +1,4 @@
-"""Who comes first, who goes first, and that tenants get their share."""
+"""Scheduling policies: order of admission, preemption victims and fairness between tenants."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NewCore = Callable[..., Core]
 
 
 def step(core: Core, now: float = 0.0, token: int = 5) -> None:
-    """One step there and back."""
+    """Plans and applies one step."""
     assert core.schedule(now) is not None
     flight = core.steps_in_flight[0]
     core.apply(StepResult(flight.step_id, np.full(len(flight.slots), token, dtype=np.int32)), now)
@@ -70,7 +70,7 @@ def test_s14_the_most_urgent_get_the_slots(
     assert waiting(c) == waits
 
 
-def test_under_priority_the_least_urgent_goes_even_if_it_is_old(core: NewCore) -> None:
+def test_under_priority_the_least_urgent_is_preempted_even_if_it_is_old(core: NewCore) -> None:
     c = core(policy=Priority, num_blocks=5, max_model_len=64)
     c.state.forecast = UnlimitedForecast()
     c.add(make_sequence(0, [1] * 16, 40, priority=5))
@@ -92,7 +92,7 @@ def steps_until_it_runs(c: Core, key: int, at_most: int = 400) -> int:
 
 
 def busy_with_priority_9(core: NewCore, **limits: object) -> Core:
-    """31 sequences, expected to need all blocks some day; most are free now."""
+    """Returns a core with 31 sequences that are expected to need all blocks later; most are free now."""
     c = core(policy=Priority, num_blocks=1001, max_num_seqs=64, max_model_len=4096, **limits)
     for key in range(31):
         c.add(make_sequence(key, [key] * 100, 2000, priority=9, arrival=float(key)))
@@ -100,7 +100,7 @@ def busy_with_priority_9(core: NewCore, **limits: object) -> Core:
     return c
 
 
-def test_an_urgent_newcomer_does_not_wait_for_the_growth_of_those_that_it_may_preempt(core: NewCore) -> None:
+def test_an_urgent_sequence_needs_no_room_for_growth_of_less_urgent_ones(core: NewCore) -> None:
     c = busy_with_priority_9(core)
     for _ in range(20):
         step(c, now=40.0)
@@ -109,7 +109,7 @@ def test_an_urgent_newcomer_does_not_wait_for_the_growth_of_those_that_it_may_pr
     assert steps_until_it_runs(c, 100) <= 1
 
 
-def test_an_equally_urgent_newcomer_still_waits_for_room_to_grow(core: NewCore) -> None:
+def test_an_equally_urgent_sequence_waits_for_room_to_grow(core: NewCore) -> None:
     c = busy_with_priority_9(core)
     assert len(running(c)) < 31
     c.add(make_sequence(100, [7] * 100, 2000, priority=9, arrival=-1.0))  # the first of the queue
@@ -118,8 +118,8 @@ def test_an_equally_urgent_newcomer_still_waits_for_room_to_grow(core: NewCore) 
     assert c.use.free > 500
 
 
-def test_whoever_waits_for_long_comes_before_more_urgent_newcomers_if_priorities_age(core: NewCore) -> None:
-    """A level for every 10 s: 5 levels are made up for by 50 s."""
+def test_aged_sequences_precede_more_urgent_new_ones(core: NewCore) -> None:
+    """One level per 10 s: 50 s of waiting outweigh 5 levels."""
     for aging, expected in ((0.0, [2, 1, 0]), (10.0, [1, 0, 2])):
         c = core(policy=Priority, policy_options=PolicyOptions(priority_aging_s=aging))
         c.add(make_sequence(0, [1] * 10, priority=5, arrival=0.0))
@@ -128,7 +128,7 @@ def test_whoever_waits_for_long_comes_before_more_urgent_newcomers_if_priorities
         assert waiting(c) == expected
 
 
-def test_a_steady_stream_of_urgent_work_starves_nobody_if_priorities_age(core: NewCore) -> None:
+def test_aging_prevents_starvation_by_urgent_sequences(core: NewCore) -> None:
     ran_after = {}
     for aging in (0.0, 2.0):
         c = core(policy=Priority, policy_options=PolicyOptions(priority_aging_s=aging), max_num_seqs=1)
@@ -157,7 +157,7 @@ def served(core: Core, weights: dict[str, float]) -> dict[str, float]:
 
 @pytest.mark.parametrize("weights", [{"big": 1.0, "small": 1.0}, {"big": 2.0, "small": 1.0}])
 def test_tenants_that_both_wait_get_equal_shares_within_the_bound(core: NewCore, weights: dict[str, float]) -> None:
-    """One floods the cluster with long prompts and answers before the other comes with short ones."""
+    """One tenant floods the cluster with long prompts and answers before the other one sends short ones."""
     limits = {"num_blocks": 65, "max_num_seqs": 8, "max_num_batched_tokens": 256, "max_model_len": 400}
     c = core(policy=Fair, policy_options=PolicyOptions(tenant_weights=weights), **limits)
     sizes = {"big": (200, 60), "small": (20, 10)}
@@ -177,7 +177,7 @@ def test_tenants_that_both_wait_get_equal_shares_within_the_bound(core: NewCore,
     assert got["big"] / got["small"] == pytest.approx(weights["big"] / weights["small"], rel=0.15)
 
 
-def test_a_tenant_that_was_away_has_saved_up_nothing(core: NewCore) -> None:
+def test_an_idle_tenant_gains_no_credit(core: NewCore) -> None:
     c = core(policy=Fair, max_num_seqs=1)
     for key in range(20):
         c.add(make_sequence(key, [key] * 50, 10, tenant="busy"))
@@ -206,7 +206,7 @@ def test_cached_prompts_cost_nothing(core: NewCore) -> None:
     assert counters["b"] == 65 + 1, "lifted to what was served last, then one output token"
 
 
-def test_the_victim_belongs_to_the_tenant_that_got_most(core: NewCore) -> None:
+def test_the_victim_belongs_to_the_tenant_that_was_served_most(core: NewCore) -> None:
     c = core(policy=Fair, num_blocks=9, max_model_len=128)
     c.state.forecast = UnlimitedForecast()
     c.add(make_sequence(0, [0] * 32, 60, tenant="modest"))
@@ -218,7 +218,7 @@ def test_the_victim_belongs_to_the_tenant_that_got_most(core: NewCore) -> None:
     assert {s.tenant for s in c.waiting} == {"greedy"}
 
 
-def test_tenants_that_nobody_remembers_are_forgotten(core: NewCore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_tenants_beyond_the_limit_are_removed(core: NewCore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fair, "REMEMBERED_TENANTS", 3)
     c = core(policy=Fair)
     for key in range(10):
@@ -230,7 +230,7 @@ def test_tenants_that_nobody_remembers_are_forgotten(core: NewCore, monkeypatch:
 
 
 def operations_to_admit(core: NewCore, num_tenants: int) -> int:
-    """Of a step that lets in 64 of 3 sequences for each of so many tenants."""
+    """Counts the operations of a step that admits 64 sequences, with 3 waiting for each of `num_tenants` tenants."""
     c = core(policy=Fair, max_num_seqs=64)
     for key in range(3 * num_tenants):
         c.add(make_sequence(key, [1] * 10, 2, tenant=f"t{key % num_tenants}"))
@@ -239,11 +239,11 @@ def operations_to_admit(core: NewCore, num_tenants: int) -> int:
     return operations
 
 
-def test_an_admission_costs_no_more_where_thousands_of_tenants_wait(core: NewCore) -> None:
+def test_admission_cost_is_independent_of_the_number_of_tenants(core: NewCore) -> None:
     assert operations_to_admit(core, 4000) < 1.5 * operations_to_admit(core, 100)
 
 
-def test_a_new_tenant_costs_no_more_where_all_that_are_known_wait(core: NewCore) -> None:
+def test_a_new_tenant_costs_the_same_when_all_known_ones_wait(core: NewCore) -> None:
     c = core(policy=Fair, max_num_seqs=1)
     for key in range(fair.REMEMBERED_TENANTS + 10):
         c.add(make_sequence(key, [1] * 10, 2, tenant=f"t{key}"))
@@ -251,9 +251,7 @@ def test_a_new_tenant_costs_no_more_where_all_that_are_known_wait(core: NewCore)
     assert count_operations(lambda: c.add(newcomer)) < 2000
 
 
-def test_what_cancelled_sequences_of_new_tenants_leave_behind_is_bounded(
-    core: NewCore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_state_of_cancelled_sequences_of_new_tenants_is_bounded(core: NewCore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fair, "REMEMBERED_TENANTS", 8)
     c = core(policy=Fair, max_num_seqs=1)
     c.add(make_sequence(0, [1] * 10, 2, tenant="first"))
@@ -266,14 +264,14 @@ def test_what_cancelled_sequences_of_new_tenants_leave_behind_is_bounded(
     assert policy.peek().tenant == "first"
 
 
-def test_an_unknown_policy_is_refused_with_the_list() -> None:
+def test_an_unknown_policy_is_refused_with_the_available_ones() -> None:
     with pytest.raises(
         InvalidArgument, match="scheduling_policy: 'lottery' does not exist; there are fcfs, priority, fair"
     ):
         find_policy("lottery")
 
 
-def test_work_that_cannot_make_its_deadline_is_refused_before_it_costs_anything(core: NewCore) -> None:
+def test_a_sequence_that_cannot_meet_its_deadline_is_not_computed(core: NewCore) -> None:
     c = core(max_num_seqs=2)
     c.add(make_sequence(0, [0] * 1000, 2))
     c.schedule(0.0)
@@ -323,7 +321,7 @@ def test_s27_the_end_of_sequence_wins_over_repetition(core: NewCore) -> None:
     assert [f.reason for f in c.take_events().finished] == [Reason.STOP]
 
 
-def test_s27_a_loop_is_seen_in_a_token_that_comes_after_its_sequence_was_preempted(core: NewCore) -> None:
+def test_s27_repetition_is_detected_in_a_token_after_preemption(core: NewCore) -> None:
     c = core(block_size=4)
     c.add(make_sequence(0, [9] * 10, 50, block_size=4, repetition=RepetitionRule(1, 1, 2)))
     step(c)
@@ -335,7 +333,7 @@ def test_s27_a_loop_is_seen_in_a_token_that_comes_after_its_sequence_was_preempt
     assert not c.has_work
 
 
-def test_a_sequence_knows_how_many_tokens_it_has_while_it_runs(core: NewCore) -> None:
+def test_a_running_sequence_counts_its_tokens(core: NewCore) -> None:
     c = core(block_size=4)
     sequence = make_sequence(0, [9] * 10, 50, block_size=4)
     c.add(sequence)

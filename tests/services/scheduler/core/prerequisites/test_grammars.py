@@ -1,4 +1,4 @@
-"""Sequences under grammars: they wait, blocked, until the worker has theirs, and run like all others then."""
+"""Sequences under grammars: blocked until the worker has compiled theirs, and then scheduled like all others."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def orders(core: Core) -> list[tuple[str, bytes]]:
 
 
 def run(core: Core) -> list[int]:
-    """One step; keys of those who were in it."""
+    """Runs one step; returns the keys of its sequences."""
     plan = core.schedule(0)
     if plan is None:
         return []
@@ -38,7 +38,7 @@ def run(core: Core) -> list[int]:
     return keys
 
 
-def test_a_grammar_is_ordered_once_and_those_who_wait_for_it_run_when_it_is_there(core: NewCore) -> None:
+def test_a_grammar_is_ordered_once_and_unblocks_its_sequences(core: NewCore) -> None:
     c = core()
     for key in (1, 2):
         c.add(under(key, A))
@@ -54,7 +54,7 @@ def test_a_grammar_is_ordered_once_and_those_who_wait_for_it_run_when_it_is_ther
     assert orders(c) == []
 
 
-def test_a_grammar_that_cannot_be_had_ends_those_who_wait_for_it(core: NewCore) -> None:
+def test_a_failed_grammar_ends_the_sequences_that_wait_for_it(core: NewCore) -> None:
     c = core()
     c.add(under(1, A))
     c.add(under(2, B))
@@ -67,7 +67,7 @@ def test_a_grammar_that_cannot_be_had_ends_those_who_wait_for_it(core: NewCore) 
     assert orders(c) == [("prepare", A)]  # it may have been the worker's fault
 
 
-def test_whoever_is_blocked_can_be_cancelled_and_meets_its_deadline(core: NewCore) -> None:
+def test_blocked_sequences_can_be_cancelled_and_expire(core: NewCore) -> None:
     c = core()
     c.add(under(1, A))
     c.add(under(2, A, deadline=5.0))
@@ -76,7 +76,7 @@ def test_whoever_is_blocked_can_be_cancelled_and_meets_its_deadline(core: NewCor
     ends = c.take_events().finished
     assert [(end.sequence.key, end.reason) for end in ends] == [(1, Reason.CANCELLED), (2, Reason.DEADLINE)]
     assert ends[1].failure == Failure("DEADLINE_EXCEEDED", "deadline passed while blocked")
-    c.on_grammar_prepared(A)  # comes late, and blocks nobody
+    c.on_grammar_prepared(A)  # arrives late, and unblocks no sequence
     assert not c.has_work
     assert c.num_waiting_tokens == 0
 
@@ -91,7 +91,7 @@ def test_a_preempted_sequence_keeps_its_grammar(core: NewCore) -> None:
     assert orders(c) == [("prepare", A)]
 
 
-def test_a_lost_worker_takes_its_grammars_along(core: NewCore) -> None:
+def test_grammars_of_a_lost_worker_are_ordered_again_elsewhere(core: NewCore) -> None:
     c, other = core(), core()
     for key, grammar_id in ((1, A), (2, B), (3, B)):
         c.add(under(key, grammar_id))
@@ -108,10 +108,8 @@ def test_a_lost_worker_takes_its_grammars_along(core: NewCore) -> None:
     assert run(other) == [2, 3, 1]
 
 
-def test_an_unneeded_grammar_stays_for_the_next_request_until_there_are_too_many(
-    core: NewCore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(grammars, "MOST_IDLE", 2)
+def test_idle_grammars_are_kept_up_to_the_limit(core: NewCore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammars, "MAX_IDLE", 2)
     c = core()
     names = [bytes([i]) * 32 for i in range(3)]
     for key, name in enumerate(names):
@@ -126,9 +124,9 @@ def test_an_unneeded_grammar_stays_for_the_next_request_until_there_are_too_many
     assert orders(c) == [("prepare", names[0])]
 
 
-def test_large_grammars_do_not_stay(core: NewCore) -> None:
+def test_large_idle_grammars_are_released(core: NewCore) -> None:
     c = core()
-    for key, num_bytes in enumerate((grammars.MOST_IDLE_BYTES, 1)):
+    for key, num_bytes in enumerate((grammars.MAX_IDLE_BYTES, 1)):
         c.add(under(key, bytes([key]) * 32, grammar_bytes=num_bytes))
         c.on_grammar_prepared(bytes([key]) * 32)
         c.cancel(key)
@@ -136,11 +134,11 @@ def test_large_grammars_do_not_stay(core: NewCore) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_worker_always_has_what_runs_and_gets_rid_of_the_rest(
+def test_the_worker_has_all_running_grammars_and_releases_others(
     core: NewCore, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Random arrivals, failures, cancellations and preemptions, with a worker that follows the orders."""
-    monkeypatch.setattr(grammars, "MOST_IDLE", 1)
+    monkeypatch.setattr(grammars, "MAX_IDLE", 1)
     rng = random.Random(seed)
     c = core(max_num_seqs=4)
     held: dict[bytes, int] = {}

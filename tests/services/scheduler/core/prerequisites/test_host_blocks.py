@@ -1,4 +1,4 @@
-"""Blocks that move between device and host memory: who waits for them, and who does not."""
+"""Transfers of blocks between device and host memory, and the sequences that wait for them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LEFT = 3  # blocks of the first prompt that the device still has
 
 
 class OffloadHarness:
-    """A core, its worker, and transfers that are done when they are asked for."""
+    """A core, its worker, and transfers that are executed on request."""
 
     def __init__(
         self, num_blocks: int = 17, num_host_blocks: int = 100, num_disk_blocks: int = 0, threshold: int = 0
@@ -45,7 +45,7 @@ class OffloadHarness:
         return plan is not None
 
     def run(self, prompt: list[int], **fields: object) -> Sequence:
-        """Alone, with all its transfers."""
+        """Runs a sequence alone, with all its transfers."""
         sequence = self.add(prompt, **fields)
         while sequence.status is not SequenceStatus.FINISHED:
             assert self.step() or self.move(), "stuck"
@@ -54,7 +54,7 @@ class OffloadHarness:
         return sequence
 
     def orders(self) -> list[TransferOrder]:
-        """Those of the disk wait."""
+        """Returns host transfers; disk orders stay pending."""
         assert self.core.host_blocks is not None
         orders = self.core.host_blocks.take_orders()
         self.on_disk += [order for order in orders if isinstance(order, DiskOrder)]
@@ -67,7 +67,7 @@ class OffloadHarness:
         return found
 
     def load(self) -> TransferOrder:
-        """The one back to the device; others are done."""
+        """Executes the other transfers; returns the one back to the device."""
         orders = self.orders()
         for order in orders:
             if order.to_host:
@@ -99,25 +99,25 @@ def prompt(number: int, num_tokens: int = 40) -> list[int]:
 
 @pytest.fixture
 def full() -> OffloadHarness:
-    """The device has forgotten most of the first of two prompts, host memory has not."""
+    """The device has evicted most of the first of two prompts; host memory has not."""
     machine = OffloadHarness()
     machine.run(prompt(0))
     machine.run(prompt(1))
     return machine
 
 
-def test_without_host_memory_there_is_nothing_of_it() -> None:
+def test_without_host_memory_there_are_no_transfers() -> None:
     assert OffloadHarness(num_host_blocks=0).core.host_blocks is None
 
 
-def test_what_a_step_fills_is_stored_once(full: OffloadHarness) -> None:
+def test_filled_blocks_are_stored_once(full: OffloadHarness) -> None:
     assert full.core.counts.stored_blocks == 20
     full.run(prompt(1))
     assert full.core.counts.stored_blocks == 20
     assert full.core.use.used == 0
 
 
-def test_a_sequence_waits_for_its_blocks_and_nobody_waits_behind_it(full: OffloadHarness) -> None:
+def test_a_sequence_waits_for_its_blocks_without_blocking_others(full: OffloadHarness) -> None:
     waiting, other = full.add(prompt(0)), full.add(prompt(7, 8))
     assert full.step()
     assert (waiting.status, other.status) == (SequenceStatus.BLOCKED, SequenceStatus.RUNNING)
@@ -129,7 +129,7 @@ def test_a_sequence_waits_for_its_blocks_and_nobody_waits_behind_it(full: Offloa
     assert waiting.num_cached_tokens == 40
 
 
-def test_two_with_one_prompt_wait_for_one_transfer(full: OffloadHarness) -> None:
+def test_two_sequences_with_one_prompt_wait_for_one_transfer(full: OffloadHarness) -> None:
     both = [full.add(prompt(0)), full.add(prompt(0))]
     assert not full.step()
     load = full.load()
@@ -139,7 +139,7 @@ def test_two_with_one_prompt_wait_for_one_transfer(full: OffloadHarness) -> None
     assert full.core.counts.fetched_blocks == 10 - LEFT
 
 
-def test_what_cannot_be_moved_is_computed(full: OffloadHarness) -> None:
+def test_blocks_of_a_failed_transfer_are_computed(full: OffloadHarness) -> None:
     sequence = full.add(prompt(0))
     full.step()
     load = full.load()
@@ -150,7 +150,7 @@ def test_what_cannot_be_moved_is_computed(full: OffloadHarness) -> None:
     assert full.core.counts.failed_transfers == 1
 
 
-def test_whoever_leaves_meanwhile_is_not_waited_for(full: OffloadHarness) -> None:
+def test_a_sequence_cancelled_while_waiting_is_not_resumed(full: OffloadHarness) -> None:
     sequence = full.add(prompt(0))
     full.step()
     load = full.load()
@@ -161,7 +161,7 @@ def test_whoever_leaves_meanwhile_is_not_waited_for(full: OffloadHarness) -> Non
     assert not full.core.has_work
 
 
-def test_blocked_sequences_leave_with_those_that_wait(full: OffloadHarness) -> None:
+def test_blocked_sequences_are_evacuated_with_waiting_ones(full: OffloadHarness) -> None:
     sequence = full.add(prompt(0))
     full.step()
     assert full.core.evacuate_waiting() == [sequence]
@@ -170,19 +170,19 @@ def test_blocked_sequences_leave_with_those_that_wait(full: OffloadHarness) -> N
     assert not full.core.has_work
 
 
-def test_who_must_not_read_the_cache_does_not_read_host_memory(full: OffloadHarness) -> None:
+def test_sequences_that_skip_the_cache_do_not_read_host_memory(full: OffloadHarness) -> None:
     sequence = full.add(prompt(0), skip_reading_prefix_cache=True)
     full.step()
     assert sequence.status is SequenceStatus.RUNNING
     assert sequence.num_cached_tokens == 0
 
 
-def test_a_worker_counts_for_what_its_host_memory_holds(full: OffloadHarness) -> None:
+def test_placement_counts_blocks_in_host_memory(full: OffloadHarness) -> None:
     assert full.core.num_cached(make_sequence(900, prompt(0), 2, SIZE)) == 40
     assert full.core.num_cached(make_sequence(901, prompt(5), 2, SIZE)) == 0
 
 
-def test_a_reset_waits_for_transfers_and_forgets_both(full: OffloadHarness) -> None:
+def test_a_reset_waits_for_transfers_and_clears_both_tiers(full: OffloadHarness) -> None:
     sequence = full.add(prompt(0))
     full.step()
     load = full.load()
@@ -198,14 +198,14 @@ HOST = 12  # of them, room for one prompt and a bit
 
 @pytest.fixture
 def deep() -> OffloadHarness:
-    """What three prompts filled is on disk; host memory has the last of it, the device part of that."""
+    """The blocks of three prompts are on disk; host memory has the last of them, the device a part of those."""
     machine = OffloadHarness(num_host_blocks=HOST, num_disk_blocks=100)
     for number in range(3):
         machine.run(prompt(number))
     return machine
 
 
-def test_what_came_to_host_memory_goes_on_to_disk(deep: OffloadHarness) -> None:
+def test_blocks_in_host_memory_are_written_to_disk(deep: OffloadHarness) -> None:
     assert deep.core.counts.disk_stored_blocks == 30
     assert deep.core.num_cached(make_sequence(900, prompt(0), 2, SIZE)) == 40
 
@@ -228,7 +228,7 @@ def test_blocks_come_back_from_disk_through_host_memory(deep: OffloadHarness) ->
     assert deep.core.counts.disk_fetched_blocks == 10
 
 
-def test_two_with_one_prompt_wait_for_one_read(deep: OffloadHarness) -> None:
+def test_two_sequences_with_one_prompt_wait_for_one_disk_read(deep: OffloadHarness) -> None:
     both = [deep.add(prompt(0)), deep.add(prompt(0))]
     for _ in range(2):
         assert not deep.step()
@@ -241,7 +241,7 @@ def test_two_with_one_prompt_wait_for_one_read(deep: OffloadHarness) -> None:
     assert deep.core.counts.disk_fetched_blocks == 10
 
 
-def test_a_torn_block_costs_what_comes_behind_it(deep: OffloadHarness) -> None:
+def test_blocks_after_a_torn_block_are_computed(deep: OffloadHarness) -> None:
     sequence = deep.add(prompt(0))
     deep.step()
     (load,) = deep.disk_orders(to_disk=False)
@@ -255,7 +255,7 @@ def test_a_torn_block_costs_what_comes_behind_it(deep: OffloadHarness) -> None:
     assert (sequence.status, sequence.num_cached_tokens) == (SequenceStatus.RUNNING, 3 * SIZE)
 
 
-def test_a_disk_that_gives_nothing_costs_a_computation_and_is_asked_for_that_no_more(deep: OffloadHarness) -> None:
+def test_a_failed_disk_read_is_computed_and_not_repeated(deep: OffloadHarness) -> None:
     sequence = deep.add(prompt(0))
     deep.step()
     (load,) = deep.disk_orders(to_disk=False)
@@ -266,7 +266,7 @@ def test_a_disk_that_gives_nothing_costs_a_computation_and_is_asked_for_that_no_
     assert all(order.to_disk for order in deep.on_disk)
 
 
-def test_a_disk_that_takes_nothing_holds_up_nobody() -> None:
+def test_a_disk_that_rejects_writes_delays_no_sequence() -> None:
     machine = OffloadHarness(num_host_blocks=HOST, num_disk_blocks=100)
     sequence = machine.add(prompt(0))
     while sequence.status is not SequenceStatus.FINISHED:
@@ -283,7 +283,7 @@ def test_a_disk_that_takes_nothing_holds_up_nobody() -> None:
     assert sum(len(order.hashes) for order in machine.on_disk) <= HOST // 4, "no more of host memory waits for it"
 
 
-def test_whoever_leaves_meanwhile_is_not_waited_for_on_disk_either(deep: OffloadHarness) -> None:
+def test_a_sequence_cancelled_during_a_disk_read_is_not_resumed(deep: OffloadHarness) -> None:
     sequence = deep.add(prompt(0))
     deep.step()
     (load,) = deep.disk_orders(to_disk=False)
@@ -294,7 +294,7 @@ def test_whoever_leaves_meanwhile_is_not_waited_for_on_disk_either(deep: Offload
     assert deep.core.num_waiting == 0
 
 
-def test_a_reset_forgets_the_disk_too(deep: OffloadHarness) -> None:
+def test_a_reset_clears_the_disk(deep: OffloadHarness) -> None:
     while deep.move():
         pass
     forgotten = deep.core.reset_prefix_cache()
@@ -303,7 +303,7 @@ def test_a_reset_forgets_the_disk_too(deep: OffloadHarness) -> None:
     assert deep.core.num_cached(make_sequence(900, prompt(0), 2, SIZE)) == 0
 
 
-def test_what_comes_once_is_not_stored() -> None:
+def test_blocks_below_the_threshold_are_not_stored() -> None:
     machine = OffloadHarness(num_blocks=40, threshold=2)
     machine.run(prompt(0))
     assert machine.core.counts.stored_blocks == 0
@@ -314,15 +314,15 @@ def test_what_comes_once_is_not_stored() -> None:
     assert machine.core.counts.stored_blocks == 10
 
 
-def test_what_comes_again_after_the_device_has_lost_it_is_stored_too() -> None:
+def test_blocks_recomputed_after_eviction_are_stored() -> None:
     machine = OffloadHarness(threshold=2)
     for number in (0, 1, 2, 0):
         machine.run(prompt(number))
     assert machine.core.counts.stored_blocks == 10
 
 
-def test_what_the_device_still_has_stays_below_as_well() -> None:
-    """The first prompt is asked for again and again, and never read from host memory."""
+def test_blocks_used_on_the_device_stay_in_host_memory() -> None:
+    """The first prompt is used again and again, and never read from host memory."""
     machine = OffloadHarness(num_blocks=40, num_host_blocks=20)
     for number in (0, 1, 0, 2):
         machine.run(prompt(number))
@@ -333,7 +333,7 @@ def test_what_the_device_still_has_stays_below_as_well() -> None:
 
 
 @pytest.mark.parametrize("num_disk_blocks", [0, 20])
-def test_a_prompt_of_high_priority_stays_through_a_flood_of_others(num_disk_blocks: int) -> None:
+def test_a_high_priority_prompt_survives_a_flood_of_others(num_disk_blocks: int) -> None:
     machine = OffloadHarness(num_host_blocks=20, num_disk_blocks=num_disk_blocks)
     machine.run(prompt(0), kv_priority=KVPriority.HIGH)
     for number in range(1, 8):
@@ -342,7 +342,7 @@ def test_a_prompt_of_high_priority_stays_through_a_flood_of_others(num_disk_bloc
     assert machine.core.num_cached(make_sequence(901, prompt(1), 2, SIZE)) == 0
 
 
-def test_a_prompt_of_high_priority_is_stored_although_it_came_once() -> None:
+def test_a_high_priority_prompt_is_stored_at_its_first_use() -> None:
     machine = OffloadHarness(threshold=2)
     machine.run(prompt(0), kv_priority=KVPriority.HIGH)
     machine.run(prompt(1))

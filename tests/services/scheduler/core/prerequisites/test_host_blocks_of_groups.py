@@ -1,4 +1,4 @@
-"""Pages of windows and states below the device: which are stored, and what a start takes of them."""
+"""Pages of windows and states below the device: which are stored, and which a start needs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ IN_WINDOW = 3  # blocks that a start behind a whole block needs of a window of 9
 
 
 class GroupOffloadHarness(OffloadHarness):
-    """Of a model with two groups."""
+    """OffloadHarness for a model with two KV groups."""
 
     def __init__(self, specs: tuple[KVSpec, ...], num_blocks: int = 34, **tiers: int) -> None:
         super().__init__()
@@ -41,27 +41,27 @@ class GroupOffloadHarness(OffloadHarness):
         return self.core.host_blocks.tier
 
     def stored(self, tokens: list[int], group: int) -> list[int]:
-        """Block positions whose page of that group is in host memory."""
+        """Returns the block positions whose page of that group is in host memory."""
         hashes = make_sequence(900, tokens, 2, SIZE).block_hashes
         held = {page_of(name) for name in self.tier.held()}
         return [position for position, block_hash in enumerate(hashes) if (group, block_hash) in held]
 
 
-def test_of_a_window_that_is_stored_which_a_start_behind_the_prompt_needs() -> None:
+def test_window_pages_needed_after_the_prompt_are_stored() -> None:
     machine = GroupOffloadHarness(WINDOWS)
     machine.run(prompt(0))
     assert machine.stored(prompt(0), 0) == [*range(10)]
     assert machine.stored(prompt(0), 1) == [*range(10 - IN_WINDOW, 10)]
 
 
-def test_of_a_state_that_is_stored_which_the_prompt_needs_when_it_comes_again() -> None:
+def test_state_pages_needed_by_the_same_prompt_are_stored() -> None:
     machine = GroupOffloadHarness(STATES)
     machine.run(prompt(0))
     assert machine.stored(prompt(0), 1) == [8, 9], "behind the last block, and before it, if it is all that comes"
 
 
 @pytest.mark.parametrize("specs", [WINDOWS, STATES])
-def test_where_an_answer_has_ended_others_may_go_on(specs: tuple[KVSpec, ...]) -> None:
+def test_sequences_can_continue_after_a_finished_answer(specs: tuple[KVSpec, ...]) -> None:
     machine = GroupOffloadHarness(specs)
     sequence = machine.run(prompt(0), max_tokens=22)
     said = sequence.tokens.ids()
@@ -73,7 +73,7 @@ def test_where_an_answer_has_ended_others_may_go_on(specs: tuple[KVSpec, ...]) -
     assert again.num_cached_tokens == 60
 
 
-def test_a_prompt_that_leaves_what_others_had_is_stored_where_it_does() -> None:
+def test_pages_at_the_divergence_of_prompts_are_stored() -> None:
     machine = GroupOffloadHarness(WINDOWS)
     head = prompt(0, 24)
     machine.run([*head, *prompt(1, 16)])
@@ -91,8 +91,8 @@ def flood(machine: OffloadHarness) -> None:
         machine.run(prompt(number))
 
 
-def test_what_the_device_still_has_is_not_brought_again() -> None:
-    """Of the full group the tail is gone; the window's pages are all gone."""
+def test_pages_on_the_device_are_not_fetched() -> None:
+    """The tail of the full group is evicted, and all pages of the window."""
     machine = GroupOffloadHarness(WINDOWS)
     machine.run(prompt(0))
     machine.run(prompt(1))
@@ -105,7 +105,7 @@ def test_what_the_device_still_has_is_not_brought_again() -> None:
     assert machine.core.counts.fetched_blocks - before <= 10 - len(there) + IN_WINDOW
 
 
-def test_a_window_that_could_not_be_moved_costs_a_computation() -> None:
+def test_a_failed_window_transfer_is_computed() -> None:
     machine = GroupOffloadHarness(WINDOWS)
     machine.run(prompt(0))
     flood(machine)
@@ -121,7 +121,7 @@ def test_a_window_that_could_not_be_moved_costs_a_computation() -> None:
 
 
 @pytest.mark.parametrize("specs", [WINDOWS, STATES])
-def test_a_prompt_of_high_priority_stays_through_a_flood_in_all_groups(specs: tuple[KVSpec, ...]) -> None:
+def test_a_high_priority_prompt_survives_a_flood_in_all_groups(specs: tuple[KVSpec, ...]) -> None:
     machine = GroupOffloadHarness(specs, num_host_blocks=30)
     machine.run(prompt(0), kv_priority=KVPriority.HIGH)
     for number in range(1, 8):
@@ -131,7 +131,7 @@ def test_a_prompt_of_high_priority_stays_through_a_flood_in_all_groups(specs: tu
 
 
 @pytest.mark.parametrize("specs", [WINDOWS, STATES])
-def test_what_comes_once_is_not_stored_in_any_group(specs: tuple[KVSpec, ...]) -> None:
+def test_blocks_below_the_threshold_are_not_stored_in_any_group(specs: tuple[KVSpec, ...]) -> None:
     machine = GroupOffloadHarness(specs, num_blocks=80, store_threshold=2)
     machine.run(prompt(0))
     assert machine.core.counts.stored_blocks == 0
@@ -140,8 +140,8 @@ def test_what_comes_once_is_not_stored_in_any_group(specs: tuple[KVSpec, ...]) -
     assert {8, 9} <= set(machine.stored(prompt(0), 1))
 
 
-def test_starts_that_cannot_fit_are_not_looked_at_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A long talk ends at many places, and each look walks over all of it, on the loop that serves everybody."""
+def test_starts_that_cannot_fit_are_skipped_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long conversation has many restart points, and each lookup walks over all of it, on the event loop."""
     machine = GroupOffloadHarness(WINDOWS, num_blocks=200, num_host_blocks=12, num_disk_blocks=800)
     tokens = [*range(240)]
     for length in range(12, 241, SIZE):
@@ -166,8 +166,8 @@ def test_starts_that_cannot_fit_are_not_looked_at_one_by_one(monkeypatch: pytest
     assert sequence.num_cached_tokens == 36, "9 blocks, and 3 of the window"
 
 
-def test_a_start_that_host_memory_has_no_room_for_gives_way_to_one_before_it() -> None:
-    """The disk has all of a long prompt, and of the shorter ones that it went on from."""
+def test_a_start_too_large_for_host_memory_falls_back_to_an_earlier_one() -> None:
+    """The disk has all pages of a long prompt, and of the shorter ones that it continues."""
     machine = GroupOffloadHarness(WINDOWS, num_blocks=80, num_host_blocks=12, num_disk_blocks=400)
     tokens = [*range(80)]
     for length in (32, 48, 64, 80):

@@ -1,4 +1,4 @@
-"""Documents that are compared with a query, token by token: the query is computed once, before them, where they are."""
+"""Late interaction: a query is computed once, before its documents, on their worker."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def read(core: Core, key: int, asked: LateQuery, length: int = 20, **fields: obj
 
 
 class CheckedCore:
-    """A worker, as far as it keeps queries: checks that every document finds its own, and that there is room."""
+    """A worker's cache of queries: checks that every document finds its query, and that the capacity suffices."""
 
     def __init__(self, core: Core) -> None:
         self.core = core
@@ -80,7 +80,7 @@ class CheckedCore:
         return plan
 
     def finish(self, failures: list[tuple[int, Failure]] | None = None) -> Events:
-        """The oldest step under way."""
+        """Applies the oldest step in flight."""
         flight = self.core.steps_in_flight[0]
         told = {slot: SCORE for slot in flight.pooled_keys if not flight.late_queries.get(slot, False)}
         tokens = np.zeros(len(flight.slots), dtype=np.int32)
@@ -88,7 +88,7 @@ class CheckedCore:
         return self.core.take_events()
 
     def run(self) -> list[int]:
-        """All that there is to do; keys of the documents that have a score."""
+        """Runs until nothing is left; returns the keys of the documents with a score."""
         scored: list[int] = []
         while self.core.has_work:
             self.launch()
@@ -98,7 +98,7 @@ class CheckedCore:
         return scored
 
 
-def test_a_query_and_its_documents_go_in_one_step() -> None:
+def test_a_query_and_its_documents_run_in_one_step() -> None:
     core = encoder()
     for key in range(3):
         read(core, key, query(7))
@@ -113,7 +113,7 @@ def test_a_query_and_its_documents_go_in_one_step() -> None:
     assert not core.has_work
 
 
-def test_a_query_that_is_there_is_not_computed_again() -> None:
+def test_a_cached_query_is_not_computed_again() -> None:
     core = encoder()
     worker = CheckedCore(core)
     for key in range(3):
@@ -125,10 +125,10 @@ def test_a_query_that_is_there_is_not_computed_again() -> None:
     assert (core.counts.compared_documents, core.counts.query_hits) == (4, 2)
 
 
-def test_a_query_of_several_chunks_comes_before_its_documents() -> None:
+def test_a_query_of_several_chunks_precedes_its_documents() -> None:
     core = decoder()
     read(core, 0, query(7, 45))
-    core.add(make_sequence(1, [1, 2, 3], 4))  # goes on beside it
+    core.add(make_sequence(1, [1, 2, 3], 4))  # continues concurrently
     worker = CheckedCore(core)
     plans = [worker.launch()]
     while 0 not in (key := [a.sequence.key for plan in plans if plan for a in plan.admitted]):
@@ -155,7 +155,7 @@ def test_a_query_is_as_urgent_as_its_most_urgent_document() -> None:
     assert [key if key < 4 else "query" for key in order] == ["query", 3, 1, 2, 0]
 
 
-def test_what_is_wanted_longest_ago_goes_first_and_what_is_needed_never() -> None:
+def test_the_least_recently_used_idle_query_is_evicted_first() -> None:
     core = encoder(num_query_vectors=25)
     worker = CheckedCore(core)
     for key, word in enumerate([1, 2, 1, 3, 1, 2]):  # 3 takes the place of 2, and 2 that of 3
@@ -165,7 +165,7 @@ def test_what_is_wanted_longest_ago_goes_first_and_what_is_needed_never() -> Non
     assert core.queries.num_vectors == 20
 
 
-def test_queries_for_which_there_is_no_place_wait_in_order() -> None:
+def test_queries_without_capacity_wait_in_order() -> None:
     core = encoder(num_query_vectors=15, max_num_batched_tokens=400, max_num_seqs=8)
     for key in range(12):
         read(core, key, query(key % 4))
@@ -174,7 +174,7 @@ def test_queries_for_which_there_is_no_place_wait_in_order() -> None:
     assert worker.computed == [query(word).name for word in range(4)]
 
 
-def test_a_query_goes_when_nobody_waits_for_it_any_more() -> None:
+def test_a_query_without_documents_is_cancelled() -> None:
     core = decoder()
     read(core, 0, query(7, 60))
     read(core, 1, query(8, 50))  # waits for a place
@@ -189,7 +189,7 @@ def test_a_query_goes_when_nobody_waits_for_it_any_more() -> None:
     assert [end.reason for end in core.take_events().finished] == []
 
 
-def test_documents_of_a_query_that_failed_end_with_its_error() -> None:
+def test_documents_of_a_failed_query_end_with_its_error() -> None:
     core = encoder()
     for key in range(2):
         read(core, key, query(7))
@@ -211,7 +211,7 @@ def test_documents_of_a_query_that_failed_end_with_its_error() -> None:
     assert worker.run() == [3]
 
 
-def test_a_lost_worker_leaves_documents_that_ask_another_for_their_query() -> None:
+def test_documents_of_a_lost_worker_compute_their_query_elsewhere() -> None:
     first, second = encoder(), encoder()
     for key in range(3):
         read(first, key, query(7), 60)
@@ -226,7 +226,7 @@ def test_a_lost_worker_leaves_documents_that_ask_another_for_their_query() -> No
     assert worker.computed == [query(7).name]
 
 
-def test_a_query_that_kills_workers_counts_for_its_documents() -> None:
+def test_losses_of_a_query_count_for_its_documents() -> None:
     moved = None
     for losses in range(3):
         core = decoder()
@@ -239,7 +239,7 @@ def test_a_query_that_kills_workers_counts_for_its_documents() -> None:
         assert [len(document.losses) for document in moved] == [losses + 1]
 
 
-def test_documents_without_a_slot_leave_a_worker_that_goes() -> None:
+def test_documents_without_a_slot_leave_a_draining_worker() -> None:
     core = encoder(max_num_batched_tokens=40)
     for key in range(4):
         read(core, key, query(7 + key // 3))
@@ -250,7 +250,7 @@ def test_documents_without_a_slot_leave_a_worker_that_goes() -> None:
     assert not core.has_work
 
 
-def test_after_the_cache_is_gone_queries_are_computed_again() -> None:
+def test_queries_are_computed_again_after_a_cache_reset() -> None:
     core = decoder(max_num_batched_tokens=40)
     read(core, 0, query(7))
     worker = CheckedCore(core)
@@ -273,7 +273,7 @@ def test_after_the_cache_is_gone_queries_are_computed_again() -> None:
         ({"num_query_vectors": 500}, 101, "longer than the maximum model length of 100"),
     ],
 )
-def test_a_query_that_can_never_be_there_is_refused(fields: dict[str, object], length: int, text: str) -> None:
+def test_a_query_that_can_never_fit_is_refused(fields: dict[str, object], length: int, text: str) -> None:
     core = encoder(**fields)
     read(core, 0, query(7, length))
     (finished,) = core.take_events().finished
@@ -284,9 +284,9 @@ def test_a_query_that_can_never_be_there_is_refused(fields: dict[str, object], l
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority", "fair"])
 @pytest.mark.parametrize("make", [encoder, decoder])
-def test_random_operations_leave_nothing_behind(make: type[Core], policy: str) -> None:
-    """Queries of all lengths beside others, few places, several steps under way, some that are called off, and all
-    forgotten now and then."""
+def test_random_operations_release_everything(make: type[Core], policy: str) -> None:
+    """Queries of all lengths among other sequences, little capacity, several steps in flight, cancellations, and resets
+    now and then."""
     numbers = random.Random(policy)
     core = make(
         policy=find_policy(policy),
@@ -332,7 +332,7 @@ def test_random_operations_leave_nothing_behind(make: type[Core], policy: str) -
 
 
 @pytest.mark.parametrize("way", ["cancelled", "failed", "cancelled when it is there"])
-def test_a_query_that_waits_for_a_place_gets_that_of_one_that_is_not_wanted_any_more(way: str) -> None:
+def test_a_waiting_query_gets_the_capacity_of_an_unwanted_one(way: str) -> None:
     core = decoder(num_query_vectors=12)
     first, second = query(1, 10), query(2, 10)
     read(core, 1, first)

@@ -1,4 +1,4 @@
-"""Samples of one prompt: it is computed once, and nobody else waits for that."""
+"""Samples of one prompt: the prompt is computed once, and no other sequence waits for it."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_prompt_of_whole_blocks_needs_no_copies(core: NewCore) -> None:
     assert run.tokens == dict.fromkeys(range(3), oracle(PROMPT[:32], 32 + 16, eos=False))
 
 
-def test_others_come_in_while_a_long_prompt_is_computed(core: NewCore) -> None:
+def test_other_sequences_are_admitted_while_a_long_prompt_is_computed(core: NewCore) -> None:
     run = Run(core(max_num_batched_tokens=64, long_prefill_token_threshold=40))
     run.add(3, list(range(100)))
     run.add(1, [7] * 10, first=10)
@@ -104,7 +104,7 @@ def test_others_come_in_while_a_long_prompt_is_computed(core: NewCore) -> None:
     assert run.step() == {0: 1, 1: 1, 2: 1, 10: 1}
 
 
-def test_siblings_come_before_whoever_arrived_later(core: NewCore) -> None:
+def test_siblings_precede_later_arrivals(core: NewCore) -> None:
     run = Run(core(max_num_seqs=2))
     run.add(2)
     run.core.add(make_sequence(9, [5, 6]))
@@ -115,7 +115,7 @@ def test_siblings_come_before_whoever_arrived_later(core: NewCore) -> None:
     assert run.step() == {0: 1, 1: 1}
 
 
-def test_the_next_one_computes_the_prompt_when_the_first_is_gone(core: NewCore) -> None:
+def test_the_next_sibling_computes_the_prompt_when_the_first_is_cancelled(core: NewCore) -> None:
     run = Run(core(max_num_batched_tokens=30))
     run.add(3)
     assert run.step() == {0: 30}
@@ -127,7 +127,7 @@ def test_the_next_one_computes_the_prompt_when_the_first_is_gone(core: NewCore) 
     assert run.ended == {0: Reason.CANCELLED, 1: Reason.LENGTH, 2: Reason.LENGTH}
 
 
-def test_whoever_finds_no_sibling_left_looks_into_the_cache(core: NewCore) -> None:
+def test_a_sample_without_running_siblings_uses_the_prefix_cache(core: NewCore) -> None:
     run = Run(core(max_num_seqs=1, enable_prefix_caching=True))
     run.add(2, max_tokens=1)
     run.step()
@@ -136,7 +136,7 @@ def test_whoever_finds_no_sibling_left_looks_into_the_cache(core: NewCore) -> No
     assert run.tokens[0] == run.tokens[1]
 
 
-def test_a_sibling_that_was_preempted_goes_on_with_its_own_tokens(core: NewCore) -> None:
+def test_a_preempted_sibling_resumes_with_its_own_tokens(core: NewCore) -> None:
     run = Run(core(enable_prefix_caching=True))
     run.add(3)
     run.step()
@@ -147,7 +147,7 @@ def test_a_sibling_that_was_preempted_goes_on_with_its_own_tokens(core: NewCore)
     assert run.tokens == dict.fromkeys(range(3), oracle(PROMPT, 40 + 16, eos=False))
 
 
-def test_one_that_tells_of_its_prompt_computes_it_for_the_others(core: NewCore) -> None:
+def test_a_sample_with_prompt_logprobs_computes_the_prompt(core: NewCore) -> None:
     run = Run(core(enable_prefix_caching=True))
     sample_group = SampleGroup()
     for key in range(3):
@@ -156,7 +156,7 @@ def test_one_that_tells_of_its_prompt_computes_it_for_the_others(core: NewCore) 
     assert run.step() == dict.fromkeys(range(3), 1)
 
 
-def test_those_that_wait_are_moved_and_ended_like_any_other(core: NewCore) -> None:
+def test_blocked_siblings_are_evacuated_and_cancelled(core: NewCore) -> None:
     run = Run(core(max_num_batched_tokens=30))
     run.add(4)
     run.step()
@@ -174,7 +174,7 @@ def test_those_that_wait_are_moved_and_ended_like_any_other(core: NewCore) -> No
     assert all(second.tokens[key] == oracle(PROMPT, 56, eos=False) for key in (0, 1, 3))
 
 
-def test_deadlines_pass_for_those_that_wait(core: NewCore) -> None:
+def test_deadlines_expire_for_blocked_siblings(core: NewCore) -> None:
     c = core(max_num_batched_tokens=30)
     sample_group = SampleGroup()
     for key in range(2):
@@ -187,7 +187,7 @@ def test_deadlines_pass_for_those_that_wait(core: NewCore) -> None:
 
 
 class Compared(Sequence):
-    """Counts how often it is looked at in a search for another."""
+    """Sequence that counts comparisons with it in searches for another one."""
 
     __slots__ = ()
     times = 0
@@ -200,7 +200,7 @@ class Compared(Sequence):
 
 
 def cancel_all(core: NewCore, count: int, *, backwards: bool) -> int:
-    """What it costs to cancel so many samples of a prompt that one of them is about to compute."""
+    """Counts the operations of cancelling `count` samples, one of which is about to compute the prompt."""
     run = Run(core(max_num_batched_tokens=30))
     made = run.add(count)
     run.step()
@@ -214,5 +214,5 @@ def cancel_all(core: NewCore, count: int, *, backwards: bool) -> int:
 
 
 @pytest.mark.parametrize("backwards", [True, False])
-def test_cancelling_samples_costs_the_same_for_each_however_many_wait(core: NewCore, backwards: bool) -> None:
+def test_cancelling_a_sample_takes_constant_time(core: NewCore, backwards: bool) -> None:
     assert cancel_all(core, 400, backwards=backwards) < 12 * cancel_all(core, 40, backwards=backwards)

@@ -1,4 +1,4 @@
-"""Entries that a worker keeps: references, budgets, and eviction of those that no sequence needs."""
+"""WorkerCache: references, budgets, and eviction of entries without users."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.services.scheduler.conftest import make_sequence
 
 
 class CacheHarness:
-    """A cache, and what the worker was told in order."""
+    """A cache, and the calls for the worker in order."""
 
     def __init__(self, limits: CacheLimits) -> None:
         self.told: list[tuple[str, bytes]] = []
@@ -42,7 +42,7 @@ def test_the_least_recently_used_entry_is_evicted_when_too_many_are_idle() -> No
     assert rig.told == [("prepare", b"a"), ("prepare", b"b"), ("evict", b"a")]
 
 
-def test_an_entry_in_use_is_never_evicted_and_the_next_one_waits_for_its_place() -> None:
+def test_an_entry_in_use_is_never_evicted() -> None:
     rig = CacheHarness(CacheLimits(max_idle=9, capacity=10))
     first, second = (make_sequence(key, [key]) for key in (1, 2))
     rig.cache.join(b"a", 8, first)
@@ -53,7 +53,7 @@ def test_an_entry_in_use_is_never_evicted_and_the_next_one_waits_for_its_place()
     assert rig.told[1:] == [("evict", b"a"), ("prepare", b"b")]
 
 
-def test_a_failure_returns_all_users_and_gives_the_place_to_the_next() -> None:
+def test_a_failure_returns_all_users_and_places_the_next_entry() -> None:
     rig = CacheHarness(CacheLimits(max_idle=9, capacity=10))
     sequences = [make_sequence(key, [key]) for key in range(3)]
     rig.cache.join(b"a", 8, sequences[0])

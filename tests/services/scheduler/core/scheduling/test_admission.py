@@ -1,4 +1,4 @@
-"""Who comes in, and what they find cached. Numbered scenarios are known ones; where Quire differs, the test says so."""
+"""Admission and prefix cache hits. Numbered scenarios are known ones; tests name differences of Quire."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_s1_all_that_fit_run_in_order_of_arrival(core: NewCore) -> None:
     assert tokens_of(c, plan) == dict.fromkeys(range(10), 10)
 
 
-def test_s2_no_more_run_than_there_are_slots(core: NewCore) -> None:
+def test_s2_running_sequences_are_limited_by_slots(core: NewCore) -> None:
     c = core(max_num_seqs=3)
     add(c, *[10] * 10)
     plan = c.schedule(0)
@@ -29,7 +29,7 @@ def test_s2_no_more_run_than_there_are_slots(core: NewCore) -> None:
 
 
 def head_that_waits(core: NewCore, num_cached: int) -> Core:
-    """Of a queue, for room to grow; so many tokens of its prompt are cached."""
+    """Returns a core whose head of the queue waits for room to grow; `num_cached` tokens of its prompt are cached."""
     c = core(num_blocks=600, max_model_len=12_000, max_num_batched_tokens=12_000, enable_prefix_caching=True)
     prompt = list(range(num_cached))
     c.add(make_sequence(0, prompt, 1))
@@ -45,13 +45,13 @@ def head_that_waits(core: NewCore, num_cached: int) -> Core:
     return c
 
 
-def test_a_head_that_does_not_fit_is_not_looked_up_from_the_start_in_every_step(core: NewCore) -> None:
+def test_the_match_of_a_waiting_head_is_kept_between_steps(core: NewCore) -> None:
     short, long = head_that_waits(core, 160), head_that_waits(core, 4800)
     costs = [count_operations(lambda c=c: c.schedule(0)) for c in (short, long)]
     assert costs[1] < 1.5 * costs[0]
 
 
-def test_a_head_that_waits_sees_what_the_cache_gains_and_loses(core: NewCore) -> None:
+def test_the_match_of_a_waiting_head_follows_the_cache(core: NewCore) -> None:
     c = head_that_waits(core, 4800)
     sequence = c.waiting.peek()
     assert c.num_cached(sequence) == 4800
@@ -80,7 +80,7 @@ def test_s23_hits_are_counted_once_at_the_first_admission(core: NewCore) -> None
 
 
 def test_a_fully_cached_prompt_computes_one_token(core: NewCore) -> None:
-    """Others compute a whole block again, because the last token's logits are needed. Here its KV stays as it is, and
+    """Other engines compute a whole block again, because the last token's logits are needed. Here its KV stays, and
     only its query is computed."""
     c = core(enable_prefix_caching=True)
     c.add(make_sequence(0, list(range(48)), max_tokens=1))
@@ -105,7 +105,7 @@ def test_equal_prompts_admitted_in_one_step_share_their_blocks(core: NewCore) ->
     assert plan.new_block_ids == [1, 2, 3, 1, 2, 4]
 
 
-def test_p13_who_does_not_read_the_cache_fills_it_all_the_same(core: NewCore) -> None:
+def test_p13_sequences_that_skip_the_cache_still_fill_it(core: NewCore) -> None:
     c = core(enable_prefix_caching=True)
     for key in range(2):
         c.add(make_sequence(key, list(range(48)), max_tokens=1, skip_reading_prefix_cache=True))
@@ -120,7 +120,7 @@ def test_p13_who_does_not_read_the_cache_fills_it_all_the_same(core: NewCore) ->
 @pytest.mark.parametrize(
     ("length", "text"), [(100, "maximum model length of 100"), (90, "does not fit in the worker's 5 KV blocks")]
 )
-def test_what_can_never_run_is_refused_with_a_reason(core: NewCore, length: int, text: str) -> None:
+def test_a_sequence_that_can_never_run_is_refused_with_a_reason(core: NewCore, length: int, text: str) -> None:
     c = core(num_blocks=6, max_model_len=100)
     add(c, length)
     finished = c.take_events().finished

@@ -1,4 +1,4 @@
-"""Tokens of a step among those that run, and who goes when blocks run out."""
+"""Token budget of running sequences, and preemption when blocks run out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_s3_long_prompts_share_the_budget_in_chunks(core: NewCore) -> None:
     assert tokens_of(c, c.schedule(0)) == {0: 1, 1: 1, 2: 352}
 
 
-def test_s4_the_threshold_binds_only_in_company(core: NewCore) -> None:
+def test_s4_the_prefill_threshold_applies_only_with_other_sequences(core: NewCore) -> None:
     alone = core(max_num_batched_tokens=1024, long_prefill_token_threshold=400)
     add(alone, 2000)
     assert tokens_of(alone, alone.schedule(0)) == {0: 1024}
@@ -33,7 +33,7 @@ def test_s5_the_last_prompt_to_fit_is_cut_to_the_budget(core: NewCore) -> None:
     assert tokens_of(c, c.schedule(0)) == {0: 800, 1: 224}
 
 
-def test_the_newest_goes_first_when_blocks_run_out_and_comes_back_first(core: NewCore) -> None:
+def test_the_newest_is_preempted_first_and_resumed_first(core: NewCore) -> None:
     c = core(num_blocks=5, max_model_len=64)
     c.state.forecast = UnlimitedForecast()
     add(c, 16, 16, max_tokens=40)
@@ -51,7 +51,7 @@ def test_the_newest_goes_first_when_blocks_run_out_and_comes_back_first(core: Ne
     assert c.counts.preemptions == 1
 
 
-def test_a_preempted_sequence_keeps_the_token_that_was_under_way(core: NewCore) -> None:
+def test_a_preempted_sequence_keeps_its_token_in_flight(core: NewCore) -> None:
     c = core(max_steps_in_flight=2)
     add(c, 10, max_tokens=3)
     c.schedule(0)

@@ -1,4 +1,4 @@
-"""Workers with several stages: steps of micro-batches by turns, of sequences that are shared out evenly."""
+"""Workers with several pipeline stages: micro-batches take turns, and sequences are distributed evenly."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def planned(core: Core) -> list[StepPlan]:
     return plans
 
 
-def test_prompts_that_would_fit_in_one_step_are_shared_out_among_the_stages(core: NewCore) -> None:
+def test_prompts_are_distributed_over_micro_batches(core: NewCore) -> None:
     scheduled = core(num_micro_batches=2, max_steps_in_flight=3)
     add(scheduled, *[10] * 6)
     first, second, third = planned(scheduled)
@@ -31,7 +31,7 @@ def test_prompts_that_would_fit_in_one_step_are_shared_out_among_the_stages(core
     assert {admission.slot % 2 for admission in second.admitted} == {1}
 
 
-def test_steps_of_who_decodes_go_by_turns_and_name_no_slot(core: NewCore) -> None:
+def test_decode_steps_alternate_between_micro_batches_and_name_no_slot(core: NewCore) -> None:
     scheduled = core(num_micro_batches=3, max_steps_in_flight=4)
     add(scheduled, *[10] * 7, max_tokens=100)
     planned(scheduled)
@@ -44,7 +44,7 @@ def test_steps_of_who_decodes_go_by_turns_and_name_no_slot(core: NewCore) -> Non
     assert sorted(plan.num_tokens for plan in plans[:3]) == [2, 2, 3]
 
 
-def test_a_micro_batch_with_nothing_to_do_loses_its_turn(core: NewCore) -> None:
+def test_an_idle_micro_batch_is_skipped(core: NewCore) -> None:
     scheduled = core(num_micro_batches=2, max_steps_in_flight=3)
     add(scheduled, 10, max_tokens=100)
     assert [plan.micro_batch for plan in planned(scheduled)] == [0, 0, 0]
@@ -54,8 +54,8 @@ def test_a_micro_batch_with_nothing_to_do_loses_its_turn(core: NewCore) -> None:
     assert (plan.micro_batch, [admission.slot for admission in plan.admitted]) == (1, [1])
 
 
-def test_a_sequence_is_ordered_again_before_its_token_is_back(core: NewCore) -> None:
-    """The worker feeds it to itself."""
+def test_a_sequence_is_scheduled_again_before_its_token_returns(core: NewCore) -> None:
+    """The worker feeds the sampled token to the next step itself."""
     scheduled = core(num_micro_batches=2, max_steps_in_flight=3)
     add(scheduled, 10, 10, max_tokens=100)
     plans = planned(scheduled)
@@ -63,7 +63,7 @@ def test_a_sequence_is_ordered_again_before_its_token_is_back(core: NewCore) -> 
     assert scheduled.steps_in_flight[0].slots.tolist() == scheduled.steps_in_flight[2].slots.tolist() == [0]
 
 
-def test_when_all_slots_of_one_are_taken_newcomers_go_to_others(core: NewCore) -> None:
+def test_new_sequences_use_other_micro_batches_when_one_is_full(core: NewCore) -> None:
     scheduled = core(num_micro_batches=2, max_steps_in_flight=3, max_num_seqs=3)
     add(scheduled, *[10] * 5, max_tokens=100)
     planned(scheduled)
@@ -71,7 +71,7 @@ def test_when_all_slots_of_one_are_taken_newcomers_go_to_others(core: NewCore) -
     assert scheduled.running.num_free_slots == 0
 
 
-def test_as_many_steps_are_under_way_as_there_are_stages_and_the_next_one() -> None:
+def test_one_step_per_stage_plus_the_next_is_in_flight() -> None:
     assert [PipelineDepth(0, stages).max_steps for stages in (1, 2, 4)] == [2, 3, 5]
     assert [PipelineDepth(2, stages).max_steps for stages in (1, 2, 4)] == [2, 2, 4]
     assert [PipelineDepth.max_steps_for(0, stages) for stages in (1, 2)] == [3, 4]

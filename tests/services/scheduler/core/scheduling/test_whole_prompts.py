@@ -1,4 +1,4 @@
-"""Models that keep nothing of the tokens before: prompts are computed whole, side by side, and hold no blocks."""
+"""Encoder models without KV: prompts are computed whole, in one step, and hold no blocks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def read(core: Core, key: int, length: int, **fields: object) -> None:
 
 
 def step(core: Core) -> list[int]:
-    """The next step, run to its end: keys of those whose vectors came with it."""
+    """Runs the next step to its end; returns the keys of the sequences with vectors."""
     plan = core.schedule(0)
     assert plan is not None
     assert plan.num_tokens <= core.limits.max_num_batched_tokens
@@ -39,7 +39,7 @@ def step(core: Core) -> list[int]:
     return [pooled.sequence.key for pooled in events.pooled]
 
 
-def test_prompts_that_fit_a_step_run_in_it_and_the_next_one_waits_for_another() -> None:
+def test_prompts_beyond_the_budget_wait_for_the_next_step() -> None:
     core = encoder()
     for key, length in enumerate((40, 50, 30, 20, 60)):
         read(core, key, length)
@@ -47,14 +47,14 @@ def test_prompts_that_fit_a_step_run_in_it_and_the_next_one_waits_for_another() 
     assert not core.has_work
 
 
-def test_a_long_prompt_is_not_cut_where_others_would_be() -> None:
+def test_a_whole_prompt_is_not_chunked() -> None:
     core = encoder(long_prefill_token_threshold=16)
     read(core, 0, 10)
     read(core, 1, 90)
     assert step(core) == [0, 1]
 
 
-def test_nothing_is_cached_of_a_prompt_that_was_read_before() -> None:
+def test_encoder_prompts_are_not_cached() -> None:
     core = encoder()
     read(core, 0, 64)
     step(core)
@@ -71,7 +71,7 @@ def test_nothing_is_cached_of_a_prompt_that_was_read_before() -> None:
         (90, {"max_num_batched_tokens": 80}, "is longer than a step, 80 tokens"),
     ],
 )
-def test_what_no_step_can_hold_is_refused(length: int, fields: dict[str, object], text: str) -> None:
+def test_a_prompt_longer_than_a_step_is_refused(length: int, fields: dict[str, object], text: str) -> None:
     core = encoder(**fields)
     read(core, 0, length)
     (finished,) = core.take_events().finished
@@ -79,7 +79,7 @@ def test_what_no_step_can_hold_is_refused(length: int, fields: dict[str, object]
     assert text in finished.failure.message
 
 
-def test_whoever_would_go_on_is_refused() -> None:
+def test_generation_with_an_encoder_is_refused() -> None:
     core = encoder()
     core.add(make_sequence(0, [1, 2, 3], 5))
     (finished,) = core.take_events().finished
@@ -87,7 +87,7 @@ def test_whoever_would_go_on_is_refused() -> None:
     assert "generates none" in finished.failure.message
 
 
-def test_a_lost_worker_leaves_prompts_that_another_reads_from_the_start() -> None:
+def test_prompts_of_a_lost_worker_are_computed_elsewhere() -> None:
     first, second = encoder(), encoder()
     for key in range(3):
         read(first, key, 60)
@@ -97,8 +97,8 @@ def test_a_lost_worker_leaves_prompts_that_another_reads_from_the_start() -> Non
     assert [step(second) for _ in range(3)] == [[0], [1], [2]]
 
 
-def test_random_operations_leave_nothing_behind() -> None:
-    """Prompts of all lengths, several steps under way, and some that are called off."""
+def test_random_operations_release_everything() -> None:
+    """Prompts of all lengths, several steps in flight, and some cancellations."""
     numbers = random.Random(3)
     core = encoder(max_steps_in_flight=2, max_num_seqs=4)
     ended: set[int] = set()

@@ -1,4 +1,4 @@
-"""The tokens of a sequence are the same to readers, whether it holds a slot or not."""
+"""The tokens of a sequence read the same with and without a slot."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BLOCK = 4
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_tokens_are_those_of_a_list_through_random_slots_and_steps(seed: int) -> None:
+def test_tokens_match_a_list_through_random_operations(seed: int) -> None:
     rng = random.Random(seed)
     rows = TokenRows(3, BLOCK)
     prompts = [[rng.randrange(99) for _ in range(rng.randrange(20))] for _ in range(3)]
@@ -45,7 +45,7 @@ def test_tokens_are_those_of_a_list_through_random_slots_and_steps(seed: int) ->
         assert list(map(len, held)) == list(map(len, prompts))
 
 
-def test_a_beam_becomes_another_one_of_the_same_length() -> None:
+def test_a_beam_copies_another_one_of_the_same_length() -> None:
     rows = TokenRows(2, BLOCK)
     parent, child = SequenceTokens(i32_bytes([1, 2, 3, 4, 5])), SequenceTokens(i32_bytes([1, 2, 3, 4, 6]))
     for slot, tokens in enumerate((parent, child)):

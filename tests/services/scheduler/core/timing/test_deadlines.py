@@ -1,15 +1,15 @@
-"""Whose deadline is next, and what is kept of those who ended before."""
+"""Order of deadlines, and removal of those of finished sequences."""
 
 from __future__ import annotations
 
 import random
 
 from quire.services.scheduler.core.sequences.sequence import Sequence
-from quire.services.scheduler.core.timing.deadlines import FEW, Deadlines
+from quire.services.scheduler.core.timing.deadlines import MIN_HEAP_SIZE, Deadlines
 from tests.services.scheduler.conftest import make_sequence
 
 
-def test_deadlines_pass_in_their_order_whoever_ended_meanwhile() -> None:
+def test_deadlines_expire_in_order() -> None:
     draw = random.Random(3)
     alive: dict[int, Sequence] = {}
     deadlines = Deadlines(alive)
@@ -28,7 +28,7 @@ def test_deadlines_pass_in_their_order_whoever_ended_meanwhile() -> None:
             del alive[over]
 
 
-def test_sequences_that_end_long_before_their_deadline_are_not_kept_until_then() -> None:
+def test_deadlines_of_finished_sequences_are_removed() -> None:
     alive: dict[int, Sequence] = {}
     deadlines = Deadlines(alive)
     for key in range(10_000):
@@ -36,10 +36,10 @@ def test_sequences_that_end_long_before_their_deadline_are_not_kept_until_then()
         deadlines.add(alive[key])
         if len(alive) > 40:
             del alive[key - 40]
-    assert len(deadlines) <= FEW + 2 * 41 + 1
+    assert len(deadlines) <= MIN_HEAP_SIZE + 2 * 41 + 1
 
 
-def test_who_has_no_deadline_costs_nothing() -> None:
+def test_sequences_without_a_deadline_take_no_memory() -> None:
     deadlines = Deadlines({})
     deadlines.add(make_sequence(1, [1]))
     assert not len(deadlines)

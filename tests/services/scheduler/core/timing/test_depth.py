@@ -1,4 +1,4 @@
-"""As many steps are under way as it takes to keep the worker busy, and no earlier than that."""
+"""Steps are in flight as many and as early as necessary to keep the worker busy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def plan_all(core: Core, now: float) -> None:
 
 
 def run(core: Core, step_s: float, now: float = 0.0) -> float:
-    """Some steps of that length; the loop that plans has nothing else to do. The time behind them, and nothing new."""
+    """Runs some steps of that length, with an otherwise idle event loop. Returns the time after them."""
     for _ in range(30):
         plan_all(core, now)
         plan_all(core, now + 0.9 * step_s)
@@ -41,17 +41,17 @@ def steps_under_way(core: Core, step_s: float) -> int:
 
 
 @pytest.mark.parametrize(("step_s", "number"), [(0.0005, 3), (0.0012, 3), (0.002, 2), (0.05, 2)])
-def test_short_steps_come_in_threes(core: Callable[..., Core], step_s: float, number: int) -> None:
+def test_three_short_steps_are_in_flight(core: Callable[..., Core], step_s: float, number: int) -> None:
     assert steps_under_way(core(max_steps_in_flight=0), step_s) == number
 
 
 @pytest.mark.parametrize("fixed", [1, 2, 4])
-def test_a_number_that_was_asked_for_is_kept(core: Callable[..., Core], fixed: int) -> None:
+def test_a_fixed_depth_is_kept(core: Callable[..., Core], fixed: int) -> None:
     assert steps_under_way(core(max_steps_in_flight=fixed), 0.0005) == fixed
     assert steps_under_way(core(max_steps_in_flight=fixed), 0.05) == fixed
 
 
-def test_it_follows_the_steps(core: Callable[..., Core]) -> None:
+def test_the_depth_follows_the_step_time(core: Callable[..., Core]) -> None:
     c = core(max_steps_in_flight=0)
     for seconds, most in ((0.0005, 3), (0.01, 2), (0.0005, 3)):
         for _ in range(30):
@@ -60,7 +60,7 @@ def test_it_follows_the_steps(core: Callable[..., Core]) -> None:
 
 
 @pytest.mark.parametrize(("step_s", "planned_after"), [(0.1, 0.08), (0.025, 0.005)])
-def test_who_comes_during_a_long_step_is_in_the_next(
+def test_sequences_arriving_during_a_long_step_are_in_the_next(
     core: Callable[..., Core], step_s: float, planned_after: float
 ) -> None:
     c = core(max_steps_in_flight=0)
@@ -76,14 +76,14 @@ def test_who_comes_during_a_long_step_is_in_the_next(
     assert plan.admitted
 
 
-def test_the_step_behind_a_shorter_one_is_planned_at_once(core: Callable[..., Core]) -> None:
+def test_the_step_after_a_short_one_is_planned_at_once(core: Callable[..., Core]) -> None:
     c = core(max_steps_in_flight=0)
     c.add(make_sequence(0, list(range(10)), max_tokens=200))
     plan_all(c, run(c, 0.015))
     assert len(c.steps_in_flight) == 2
 
 
-def test_a_step_of_a_size_not_seen_before_is_not_waited_for(core: Callable[..., Core]) -> None:
+def test_a_step_of_unknown_duration_is_not_waited_for(core: Callable[..., Core]) -> None:
     c = core(max_steps_in_flight=0, max_num_batched_tokens=2000, num_blocks=500)
     c.add(make_sequence(0, list(range(10)), max_tokens=200))
     now = run(c, 0.1)

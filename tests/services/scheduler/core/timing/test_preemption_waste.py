@@ -1,9 +1,9 @@
-"""Tokens computed twice because of preemptions, on an offline trace: 300 requests, all there at once, few KV blocks.
+"""Tokens computed twice because of preemption, on an offline trace of 300 simultaneous requests with few KV blocks.
 
 The trace has the shape of the one in vLLM's issue 54644 (300 requests, seed 12345; 1,600, 800 and 400 blocks of 16),
 where "newest first" wasted 32, 58 and 79 % and "least computed first" 41 to 59 % less than that. Its exact lengths are
-not published; here prompts are 16 to 512 and answers 64 to 512 tokens. The same rules then give 23, 30 and 32 %, and 15
-to 20 % less than that. Prefix caching is off, so that every preempted token has to be computed again.
+not published; here prompts have 16 to 512 and answers 64 to 512 tokens. The same rules then give 23, 30 and 32 %, and
+15 to 20 % less than that. Prefix caching is off, so that every preempted token has to be computed again.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def newest(running: Running) -> int:
 
 
 def waste(num_blocks: int, prepare: Callable[[Core], None], known_lengths: bool) -> float:
-    """Share of all computed tokens that had been computed before. With `known_lengths`, an answer's length is its
-    max_tokens; else it ends by itself, at the latest at 512."""
+    """Returns the share of all computed tokens that had been computed before. With `known_lengths`, an answer's length
+    is its max_tokens; otherwise it ends by itself, at the latest at 512."""
     limits = make_limits(num_blocks=num_blocks + 1, max_num_seqs=256, max_model_len=1100, max_steps_in_flight=2)
     core = Core(limits)
     prepare(core)
@@ -56,22 +56,22 @@ def waste(num_blocks: int, prepare: Callable[[Core], None], known_lengths: bool)
 
 
 def peers_rule(core: Core) -> None:
-    """Everybody who fits comes in, the newest goes."""
+    """Admits every sequence that fits, and preempts the newest."""
     core.state.forecast = UnlimitedForecast()
     core.waiting.victim = newest  # type: ignore[method-assign]
 
 
 def least_work(core: Core) -> None:
-    """Everybody who fits comes in, whoever loses the least work goes."""
+    """Admits every sequence that fits, and preempts the one that loses the least work."""
     core.state.forecast = UnlimitedForecast()
 
 
 def as_shipped(_core: Core) -> None:
-    """Nobody comes in who would throw somebody out."""
+    """Admits with the forecast, as in production."""
 
 
 @pytest.mark.parametrize("num_blocks", [1600, 800, 400])
-def test_hardly_anything_is_computed_twice(num_blocks: int) -> None:
+def test_few_tokens_are_computed_twice(num_blocks: int) -> None:
     baseline = waste(num_blocks, peers_rule, known_lengths=True)
     ours = waste(num_blocks, as_shipped, known_lengths=True)
     print(f"{num_blocks} blocks: newest first {baseline:.1%}, with forecast {ours:.1%}")
@@ -79,14 +79,14 @@ def test_hardly_anything_is_computed_twice(num_blocks: int) -> None:
     assert ours < 0.15 * baseline
 
 
-def test_when_it_must_be_the_victim_is_who_loses_least() -> None:
+def test_the_victim_loses_the_least_work() -> None:
     baseline = waste(800, peers_rule, known_lengths=True)
     least = waste(800, least_work, known_lengths=True)
     print(f"newest first {baseline:.1%}, least work {least:.1%}")
     assert least < 0.85 * baseline
 
 
-def test_the_forecast_learns_lengths_that_nobody_told_it() -> None:
+def test_the_forecast_estimates_unknown_lengths() -> None:
     baseline = waste(800, peers_rule, known_lengths=False)
     ours = waste(800, as_shipped, known_lengths=False)
     print(f"unknown lengths: newest first {baseline:.1%}, with forecast {ours:.1%}")
