@@ -15,7 +15,7 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from quire.services.frontend.bounds.messages import REQUESTS
-from quire.services.frontend.grpc_edge.admission_interceptor import WORK
+from quire.services.frontend.grpc_edge.admission_interceptor import INFERENCE_METHODS
 from quire.shared.pb.common.v1 import sampling_pb2
 from quire.shared.pb.inference.v1 import inference_pb2 as pb
 from tests.services.frontend.running import Running, running
@@ -59,8 +59,8 @@ def code(error: grpc.aio.AioRpcError | None) -> grpc.StatusCode:
 
 async def test_what_takes_a_place_is_refused_unread_with_a_hint_when_to_come_again(folder: Path) -> None:
     async with full(folder) as frontend:
-        refused = [await error_of(frontend, path, NO_MESSAGE) for path in sorted(WORK)]
-    assert [code(error) for error in refused] == [EXHAUSTED] * len(WORK)
+        refused = [await error_of(frontend, path, NO_MESSAGE) for path in sorted(INFERENCE_METHODS)]
+    assert [code(error) for error in refused] == [EXHAUSTED] * len(INFERENCE_METHODS)
     for error in refused:
         assert error is not None
         assert error.details() == "max_inflight_requests: 1 in flight and 1 asked for exceed 1"
@@ -73,13 +73,13 @@ async def test_what_takes_a_place_is_refused_unread_with_a_hint_when_to_come_aga
 
 async def test_with_room_it_is_read(folder: Path) -> None:
     async with running(folder, until_health=(503,)) as frontend:
-        found = [code(await error_of(frontend, path, NO_MESSAGE)) for path in sorted(WORK)]
-    assert found == [grpc.StatusCode.INVALID_ARGUMENT] * len(WORK)
+        found = [code(await error_of(frontend, path, NO_MESSAGE)) for path in sorted(INFERENCE_METHODS)]
+    assert found == [grpc.StatusCode.INVALID_ARGUMENT] * len(INFERENCE_METHODS)
 
 
 async def test_all_other_methods_are_answered_as_ever(folder: Path) -> None:
-    """So that WORK has every method that takes a place, but for streams of requests, which are told one by one."""
-    others = sorted(REQUESTS.keys() - WORK)
+    """So that INFERENCE_METHODS has every method that takes a place, but for streams of requests, which are told one by one."""
+    others = sorted(REQUESTS.keys() - INFERENCE_METHODS)
     async with full(folder) as frontend:
         found = {path: code(await error_of(frontend, path, b"", timeout=60)) for path in others}
     assert EXHAUSTED not in found.values(), found
@@ -98,15 +98,15 @@ async def test_the_refused_are_counted_like_any_call(folder: Path) -> None:
 async def test_a_draining_frontend_says_so(folder: Path) -> None:
     async with full(folder) as frontend:
         frontend.frontend.ingress.admission.close()
-        error = await error_of(frontend, sorted(WORK)[0], NO_MESSAGE)
+        error = await error_of(frontend, sorted(INFERENCE_METHODS)[0], NO_MESSAGE)
     assert error is not None
     assert (error.code(), error.details()) == (grpc.StatusCode.UNAVAILABLE, "this frontend is draining")
 
 
 async def test_who_has_no_key_learns_nothing_of_how_full_it_is(folder: Path) -> None:
     async with full(folder, api_key="secret") as frontend:
-        found = [code(await error_of(frontend, path, NO_MESSAGE)) for path in sorted(WORK)]
-    assert found == [grpc.StatusCode.UNAUTHENTICATED] * len(WORK)
+        found = [code(await error_of(frontend, path, NO_MESSAGE)) for path in sorted(INFERENCE_METHODS)]
+    assert found == [grpc.StatusCode.UNAUTHENTICATED] * len(INFERENCE_METHODS)
 
 
 async def test_a_long_message_is_refused_before_it_is_there(folder: Path) -> None:

@@ -113,9 +113,9 @@ def test_there_is_one_host() -> None:
     two = [(b"host", b"localhost"), (b"host", b"localhost")]
     for asked in (LOOPBACK, rules(host="0.0.0.0"), rules(has_keys=True)):
         for path in ("/v1/completions", "/health"):
-            with pytest.raises(InvalidArgument, match="one Host header, this one has 2"):
+            with pytest.raises(InvalidArgument, match="one Host header, got 2"):
                 asked.check("GET", path, two)
-        with pytest.raises(InvalidArgument, match="one Host header, this one has 0"):
+        with pytest.raises(InvalidArgument, match="one Host header, got 0"):
             check(asked, None)
         asked.check("GET", "/", [], "1.0")  # probes of older load balancers
 
