@@ -1,4 +1,4 @@
-"""PromptRequest goes where its prompt is cached, and never waits long to know."""
+"""Requests go where their prompt is cached, and never wait long for the lookup."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ async def test_with_room_it_is_read(folder: Path) -> None:
 
 
 async def test_all_other_methods_are_answered_as_ever(folder: Path) -> None:
-    """So that INFERENCE_METHODS has every method that takes a place, but for streams of requests, which are told one by one."""
+    """INFERENCE_METHODS has every method that acquires a lease, but for request streams, which are refused one by one."""
     others = sorted(REQUESTS.keys() - INFERENCE_METHODS)
     async with full(folder) as frontend:
         found = {path: code(await error_of(frontend, path, b"", timeout=60)) for path in others}

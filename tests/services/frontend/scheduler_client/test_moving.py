@@ -27,7 +27,7 @@ EXPECTED = [[(3 + sample + i) % 200 for i in range(NUM_TOKENS)] for sample in ra
 
 @asynccontextmanager
 async def two(folder: Path, **settings: Any) -> AsyncIterator[tuple[ScriptedScheduler, ScriptedScheduler, Running]]:
-    """PromptRequest goes to the first; the second is slower to start."""
+    """Sequences go to the first; the second is slower to start."""
     leaving, heir = ScriptedScheduler(count_up, step_s=0.005), ScriptedScheduler(count_up, num_running=5)
     async with scheduler(leaving), scheduler(heir), running(folder, leaving.address, heir.address, **settings) as it:
         await it.until_sessions(2)

@@ -59,7 +59,7 @@ class Pair(NamedTuple):
 
 @asynccontextmanager
 async def paired(folder: Path, server: RedisServer, **settings: Any) -> AsyncIterator[Pair]:
-    """ResumableDelta of the scheduler by their settings: Redis is for streams alone."""
+    """Two frontends whose settings name the scheduler: Redis is used for streams only."""
     async with (
         scheduler(ScriptedScheduler(count_up, step_s=SLOWLY_S, max_model_len=4096)) as script,
         running(folder, script.address, redis=server.url, id="a", **settings) as a,

@@ -1,4 +1,4 @@
-"""ConnectionLimiter that cost a client nothing and a server something: idle, half, slow, deaf, or simply many."""
+"""Connections that cost a client nothing and a server something: idle, half, slow, deaf, or simply many."""
 
 from __future__ import annotations
 
@@ -292,7 +292,7 @@ GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\4" + bytes(5)  # 
 
 
 class Grpc:
-    """ConnectionLimiter to the gRPC port, each with the greeting of HTTP/2, or without."""
+    """Connections to the gRPC port, each with the greeting of HTTP/2, or without."""
 
     def __init__(self, frontend: Running) -> None:
         self._host, _, self._port = frontend.frontend.grpc_address.rpartition(":")

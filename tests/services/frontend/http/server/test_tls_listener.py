@@ -1,4 +1,4 @@
-"""ConnectionLimiter that begin no handshake, or never end it, on a port with TLS."""
+"""TLS connections that begin no handshake, or never end it, on a port with TLS."""
 
 from __future__ import annotations
 
