@@ -165,8 +165,8 @@ def test_the_map_shows_what_runs_workers_that_come_and_go_and_sequences_that_mov
         browser.wait("[...document.querySelectorAll('#map .used')].every(bar => bar.getAttribute('width') > 0)")
         cluster.process("worker-1").signal(signal.SIGKILL)
         browser.wait("/sequences? moved to other workers/.test(document.getElementById('events').innerText)")
-        browser.wait("document.getElementById('events').innerText.includes('worker-1 is gone')")
-        browser.wait("document.getElementById('events').innerText.includes('worker-1 is here')")
+        browser.wait("document.getElementById('events').innerText.includes('worker-1 left')")
+        browser.wait("document.getElementById('events').innerText.includes('worker-1 joined')")
         browser.wait("document.querySelectorAll('#map .link.busy').length === 3")
         picture(browser, "cluster")
     assert browser.evaluate("document.querySelectorAll('#map .box').length") == 4
