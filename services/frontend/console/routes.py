@@ -44,7 +44,7 @@ StatusSource = Callable[[], Awaitable[Sequence[pb.ServiceStatus]]]
 
 
 class ConsoleRoutes:
-    """Routes of the console."""
+    """Routes of the console, of the cluster status, and of /docs."""
 
     def __init__(self, read_status: StatusSource, root: str) -> None:
         """Builds the routes. `read_status`: returns the status of every service; `root`: path prefix as browsers see

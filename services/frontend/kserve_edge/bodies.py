@@ -1,4 +1,4 @@
-"""JSON bodies under /v2/models."""
+"""JSON bodies of the paths under /v2/models."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RULES: list[dict[str, Any]] = [
 
 
 class InputTensorBody(BaseModel):
-    """One input tensor."""
+    """One input tensor of an inference body."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"allOf": [*RULES]})
 
@@ -52,7 +52,7 @@ class InputTensorBody(BaseModel):
 
 
 class OutputBody(BaseModel):
-    """One requested output tensor."""
+    """One requested output tensor of an inference body."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -1,4 +1,4 @@
-"""Implements inference.GRPCInferenceService."""
+"""The gRPC service inference.GRPCInferenceService of the open inference protocol."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Converts bodies to requests."""
+"""Converts bodies of Ollama's API to requests."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class OllamaRoutes:
         self.router.add_api_route("/version", self.version, methods=["GET"])
 
     async def chat(self, body: OllamaChatBody, http: Request) -> Response:
-        """Answers a conversation."""
+        """Answers the last message of a conversation."""
         body.refuse_unknown(self._unknown)
         model = self._catalogue.entry(body.model_name).name
         if not body.messages:
@@ -68,7 +68,7 @@ class OllamaRoutes:
         return self._answer(request, OllamaChatFormat(model, self._texts), stream=body.stream)
 
     async def generate(self, body: OllamaGenerateBody, http: Request) -> Response:
-        """Answers a prompt."""
+        """Answers a prompt, rendered as a conversation unless raw."""
         body.refuse_unknown(self._unknown)
         model = self._catalogue.entry(body.model_name).name
         if not body.prompt:
@@ -112,7 +112,7 @@ class OllamaRoutes:
         return TokenTexts(self._tokenizer, as_ids=False)
 
     async def tags(self) -> dict[str, Any]:
-        """Lists the models."""
+        """Lists the served model, its aliases and its adapters."""
         return {"models": [self._listed(entry) for entry in self._catalogue.entries()]}
 
     async def loaded(self) -> dict[str, Any]:

@@ -37,7 +37,7 @@ SERVICE_NAME = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"].ful
 
 
 class SchedulerAddresses(Protocol):
-    """The schedulers to call."""
+    """Provides the addresses of the schedulers to call."""
 
     @property
     def addresses(self) -> list[str]: ...

@@ -45,7 +45,7 @@ class HalfClosedTransport:
         self._transport.close()
 
     def stop(self) -> None:
-        """Stops the probes."""
+        """Stops sending probes to the client."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
