@@ -1,4 +1,4 @@
-"""Attacks that are no calls of a client: what peers, Redis, files and a machine do, each with the tests that try it."""
+"""Attacks other than client calls: by peers, Redis, files or the machine, each with the tests that cover it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attacks below HTTP's calls: heads, chunks and trailers that no client writes, as the bytes that arrive."""
+"""Attacks below HTTP calls: heads, chunks and trailers that no client sends, as raw bytes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ QUIET_S = 3.0  # without a byte: nothing more comes
 
 @dataclass(frozen=True, slots=True)
 class RawHttp:
-    """A connection that sends `data` as it is."""
+    """A connection that sends `data` unchanged."""
 
     data: bytes
     reads: bool = True  # else the client never takes its answer
@@ -31,7 +31,7 @@ class RawHttp:
         return len(self.data)
 
     async def send(self, target: Target) -> str:
-        """Returns the statuses that came, and whether the server closed the connection behind them."""
+        """Returns the received statuses, and whether the server closed the connection."""
         host, _, port = target.http.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         sending = asyncio.create_task(self._write(writer))

@@ -1,4 +1,4 @@
-"""A frontend in the test's own event loop, reached over real gRPC and HTTP."""
+"""A frontend in the test's event loop, reached over real gRPC and HTTP."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 @dataclass
 class Running:
-    """The frontend and ways to talk to it."""
+    """A running frontend with clients for it."""
 
     frontend: Frontend
     shutdown: Shutdown
@@ -51,33 +51,33 @@ class Running:
 
     @property
     def num_usable_sessions(self) -> int:
-        """With schedulers that requests may go to: whoever took the session has been heard."""
+        """Number of sessions that accept requests."""
         return len(self.frontend.core.client.usable_sessions)
 
     async def until_sessions(self, count: int) -> None:
         await eventually(lambda: self.num_usable_sessions == count)
 
     async def until_view(self, holds: Callable[[pb.ClusterView], bool]) -> None:
-        """Of all schedulers: what they told last."""
+        """Waits until the last views of all schedulers satisfy the condition."""
         await eventually(lambda: all(holds(session.view) for session in self.frontend.core.client.sessions))
 
     async def until_open(self, is_open: bool) -> None:
-        """Until there is a session, or none."""
+        """Waits until a session is open, or none is."""
         await eventually(lambda: self.frontend.core.client.is_open == is_open)
 
     async def until_idle(self, **shown: str) -> None:
-        """Until no call has a place: an answer is read a moment before its place is given back. `shown`: headers."""
+        """Waits until nothing is in flight: an answer is complete a moment before its lease is released."""
         await eventually(
             lambda: self.http.get("/load", headers=shown), lambda found: found.json() == {"server_load": 0}
         )
 
     @property
     def live(self) -> list[Sequence]:
-        """Of all sessions."""
+        """Number of live sequences over all sessions."""
         return [sequence for session in self.frontend.core.client.sessions for sequence in session.live.values()]
 
     def has_caught_up(self, script: ScriptedScheduler) -> bool:
-        """Whether every token that the script has said has come here."""
+        """Whether every token that the script has sent has arrived here."""
         live = {
             (session.epoch, sequence_id): len(sequence.tokens)
             for session in self.frontend.core.client.sessions
@@ -91,21 +91,21 @@ class Running:
         )
 
     async def until_caught_up(self, script: ScriptedScheduler) -> None:
-        """By then the script is to be paused."""
+        """Waits until all sent tokens have arrived; the script must be paused."""
         await eventually(lambda: self.has_caught_up(script))
 
     def write_each_token(self, script: ScriptedScheduler) -> None:
-        """The script says nothing new before its last words have been taken by whoever writes them to their client:
-        none are merged, however long this process stands still."""
+        """Makes the script wait until each token has been written to its client, so that deltas are never merged,
+        however long this process is suspended."""
         script.is_heard = lambda: self.has_caught_up(script) and not self.has_unread_output
 
     @property
     def has_unread_output(self) -> bool:
-        """Which nobody has taken yet."""
+        """Whether any generation has output that its reader has not taken."""
         return any(getattr(sequence.sink, "_is_posted", False) for sequence in self.live)
 
     async def metrics(self) -> dict[str, float]:
-        """Sample name and labels (but for model and engine) to value."""
+        """Returns the samples by name and labels (without model and engine)."""
         page = (await self.http.get("/metrics")).text
         found = {}
         for family in text_string_to_metric_families(page):
@@ -120,7 +120,7 @@ class Running:
 async def running(
     folder: Path, *schedulers: str, until_health: Collection[int] = (200,), **settings: Any
 ) -> AsyncIterator[Running]:
-    """`until_health`: statuses of /health to wait for; none: do not wait."""
+    """Starts a frontend. `until_health`: statuses of /health to wait for; none: does not wait."""
     values = {
         "model": str(folder),
         "grpc_port": 0,
@@ -155,7 +155,7 @@ async def _serve(frontend: Frontend) -> None:
 
 
 async def _until_health(started: Running, statuses: Collection[int]) -> None:
-    """Polls, as whoever starts a real process has to."""
+    """Polls /health, as for a real process."""
 
     async def status() -> int:
         try:

@@ -1,4 +1,4 @@
-"""A scheduler played by a script: real gRPC, and a "model" that is a function of the tokens so far."""
+"""A scripted scheduler: real gRPC, and a "model" that is a function of the tokens so far."""
 
 from __future__ import annotations
 
@@ -37,8 +37,7 @@ CANCELLED = finish_pb2.FINISH_REASON_CANCELLED
 
 
 class ReceivedSubmission:
-    """A submission, and in `params` and `sampling` what it asks of the worker, as that will read it for the first
-    sample."""
+    """A submission with `params` and `sampling` parsed as a worker would, for the first sample."""
 
     def __init__(self, submission: pb.Submission) -> None:
         self._submission = submission
@@ -61,7 +60,7 @@ class ReceivedSubmission:
 
 @dataclass
 class Running:
-    """A sequence in the script's hands."""
+    """A sequence that the script runs."""
 
     id: int
     number: int
@@ -74,7 +73,7 @@ class Running:
 
     @property
     def untold(self) -> range:
-        """Positions of the prompt whose log-probabilities are still to be told."""
+        """Prompt positions whose log-probabilities have not been sent."""
         first = self.submission.prompt_logprobs_from if self.number == 0 else 0
         return range(first + self.told, self.submission.num_prompt_tokens) if first else range(0)
 
@@ -92,7 +91,7 @@ class Running:
 
     @property
     def repeats(self) -> bool:
-        """The output ends with copies of its last tokens; of the longest pattern only, which is enough for a script."""
+        """Whether the output ends with copies of its last tokens; checks only the longest pattern."""
         rule = self.submission.repetition_detection
         size, count = rule.max_pattern_size, rule.min_count
         tail = self.tokens[-size * count :]
@@ -103,7 +102,7 @@ Model = Callable[[Running], int]
 
 
 def echo(sequence: Running) -> int:
-    """Says the prompt again, then ends."""
+    """Repeats the prompt, then ends."""
     prompt, position = sequence.prompt, sequence.num_outputs
     if position < len(prompt):
         return prompt[position]
@@ -111,7 +110,7 @@ def echo(sequence: Running) -> int:
 
 
 def count_up(sequence: Running) -> int:
-    """Each token is the one before it plus one, among the first 200; the seed is where it begins."""
+    """Returns the previous token plus one, within the first 200; starts at the seed."""
     if sequence.num_outputs == 0:
         return sequence.seed % 200
     return (sequence.tokens[-1] + 1) % 200
@@ -119,7 +118,7 @@ def count_up(sequence: Running) -> int:
 
 @dataclass
 class Session:
-    """What one frontend has open."""
+    """The script's side of one frontend's session."""
 
     duplex: Duplex[pb.SessionRequest, pb.SessionResponse]
     hello: pb.FrontendHello
@@ -129,7 +128,7 @@ class Session:
 
 
 class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
-    """Steps by itself every `step_s` unless `paused`; everything it was told is kept for tests to look at."""
+    """Steps by itself every `step_s` unless `paused`, and records everything it receives."""
 
     def __init__(self, model: Model = echo, *, step_s: float = 0.001, **view: Any) -> None:
         self.model = model
@@ -202,7 +201,7 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     @property
     def most_outputs(self) -> int:
-        """Of any sequence that runs."""
+        """Largest number of output tokens of a running sequence."""
         return max((one.num_outputs for session in self.sessions for one in session.running.values()), default=0)
 
     async def Session(self, request_iterator: Any, context: Any) -> None:
@@ -320,8 +319,7 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         session.duplex.send(pb.SessionResponse(tokens=batch))
 
     def _pool(self, batch: pb.TokenBatch, sequence: Running) -> None:
-        """The vector of a prompt is its length and its first token; what is compared with a query has the length of
-        both."""
+        """Sends the pooling result: length and first token of the prompt; with a query, the length of both."""
         batch.finished.add(sequence_id=sequence.id, reason=STOP)
         if sequence.submission.HasField("late_query") and self.compares:
             batch.pooled.sequence_ids += u32_bytes([sequence.id])
@@ -334,7 +332,8 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
             batch.pooled.values += f32_bytes([float(len(sequence.tokens)), float(sequence.tokens[0])])
 
     def _tell(self, batch: pb.PromptLogprobBatch, sequence: Running) -> None:
-        """The prompt's token has minus its position, the i-th of the others -(i + 1)."""
+        """Sends prompt log-probabilities: minus the position for the prompt's token, -(i + 1) for the i-th other
+        candidate."""
         positions = sequence.untold[: self.prompt_positions_per_step]
         sequence.told += len(positions)
         num_top = sequence.submission.sampling.prompt_logprobs
@@ -398,7 +397,7 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         )
 
     async def _adapters(self, kind: str, question: Any, context: Any) -> pb.AdministerResponse:
-        """One that was loaded offers frontends the adapter, one that was unloaded does not; the view follows later."""
+        """Adds or removes the adapter from the view that follows."""
         asked = getattr(question, kind)
         if kind == "list_adapters":
             listed = [admin_pb2.Adapter(name=name, num_workers=2, num_sequences=1) for name in self.view.adapters]
@@ -438,7 +437,7 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
 
 
 def _logprobs(asked: Iterable[tuple[Running, int]]) -> pb.LogprobBatch:
-    """The sampled token has -0.5, the i-th of the top list, or of those that were named, -(i + 1)."""
+    """Returns log-probabilities: -0.5 for the sampled token, -(i + 1) for the i-th candidate."""
     ids, counts, tokens, values, ranks = [], [], [], [], []
     for sequence, num_new in asked:
         named = sequence.submission.sampling.logprob_token_ids
@@ -465,7 +464,7 @@ def prompt_of(submission: pb.Submission) -> list[int]:
 
 @contextmanager
 def slowly(script: ScriptedScheduler) -> Iterator[None]:
-    """So that it has not ended before a client that is slow itself has read some of it."""
+    """Slows the script, so that a slow client reads some output before the end."""
     usual_s, script.step_s = script.step_s, 5 * script.step_s
     try:
         yield

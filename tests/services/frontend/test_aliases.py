@@ -1,4 +1,4 @@
-"""Further names of the model are names of it at every edge."""
+"""Aliases of the model work at every edge."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What gateways read of a frontend: the load of the cluster behind it, and its adapters."""
+"""Load and adapters of the cluster, as gateways read them from a frontend."""
 
 from __future__ import annotations
 

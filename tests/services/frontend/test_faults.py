@@ -1,6 +1,6 @@
-"""Whatever goes wrong on a request's way, wherever: its client hears of an end, and nothing of it is left behind.
+"""A fault anywhere on a request's path ends the client's call and leaves nothing behind.
 
-`QUIRE_FAULTS=all` tries every call of the way; else some of them are drawn, the same in every run.
+`QUIRE_FAULTS=all` injects a fault into every call on the path; otherwise a fixed random subset is used.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def as_engine(*, stream: bool) -> Ask:
 
 
 def over_the_web(kind: str, message: pb.GenerateRequest) -> Ask:
-    """`kind`: a content type."""
+    """Calls over gRPC-Web or Connect. `kind`: content type."""
     body = frame(0, message.SerializeToString())
 
     async def ask(frontend: Running) -> bool:
@@ -214,7 +214,7 @@ NAMES = [pytest.param(way, marks=pytest.mark.slow) if way in OTHERS_WORDS else w
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """Thousands of tracebacks tell nothing."""
+    """Silences thousands of tracebacks."""
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)
@@ -222,12 +222,12 @@ def quiet() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Faults that end the session come one after the other: pauses that double would make hours of them."""
+    """Removes the reconnect backoff, which would make consecutive faults take hours."""
     monkeypatch.setattr(connection, "LONGEST_PAUSE_S", connection.FIRST_PAUSE_S)
 
 
 def left_behind(frontend: Running) -> dict[str, Any]:
-    """What is held for requests, by kind; only what is not zero."""
+    """Returns what is held for requests, by kind, without zeros."""
     parts = frontend.frontend
     client, admission = parts.core.client, parts.ingress.admission
     sessions = client.sessions
@@ -279,7 +279,7 @@ async def test_a_fault_anywhere_leaves_nothing_behind(folder: Path, way: str) ->
 
 @pytest.mark.parametrize("way", NAMES)
 async def test_a_client_that_leaves_at_any_moment_leaves_nothing_behind(folder: Path, way: str) -> None:
-    """Counted in turns of the event loop that it stays: before the headers, while a body is written, behind the end."""
+    """The client stays for a number of event loop iterations: before the headers, within a body, after the end."""
     script = ScriptedScheduler(count_up)
     async with scheduler(script), running(folder, script.address, max_inflight_requests=64) as frontend:
         stay = 0

@@ -1,4 +1,4 @@
-"""Nothing stays behind calls, of whatever kind: objects are counted, not bytes."""
+"""Calls of any kind leak no objects; objects are counted instead of bytes."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ async def served(folder: Path) -> AsyncIterator[Running]:
 
 
 def counted() -> Counter[str]:
-    """Of what is ours, or made for us."""
+    """Counts objects of this project's classes and of protobuf messages."""
     gc.collect()
     kinds = ((str(kind.__module__), kind.__qualname__) for kind in map(type, gc.get_objects()))
     ours = (f"{module}.{name}" for module, name in kinds if module.startswith(OURS) and not module.startswith(NOT_OURS))
@@ -129,7 +129,7 @@ def counted() -> Counter[str]:
 
 
 async def grown(frontend: Running, before: Counter[str]) -> dict[str, int]:
-    """What there is more of, once all calls have ended: a client may hear of that before the frontend is done."""
+    """Returns which classes have more objects once all calls have ended."""
     await frontend.until_idle()
     for _ in range(TRIES):
         more = {name: count for name, count in (counted() - before).items() if count > MOST}
@@ -154,7 +154,7 @@ async def test_calls_leave_no_objects(folder: Path, kind: Callable[[Running], Aw
 
 @pytest.mark.slow
 async def test_what_a_call_leaves_is_seen(folder: Path) -> None:
-    """So that the test above can fail."""
+    """Proves that the test above can fail."""
     async with served(folder) as frontend:
         before = counted()
         kept = [asyncio.get_running_loop().create_future() for _ in range(MOST + 1)]

@@ -1,4 +1,4 @@
-"""Nothing that is taken for a request outlives it, whatever goes wrong on its way."""
+"""Resources acquired for a request are released, whatever goes wrong."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.waiting import eventually
 
 @pytest.mark.parametrize("name", ["\\ud800", "a\\u0000b", "a\\nb", "\\u2028", "a" * 257])
 async def test_an_id_that_is_no_plain_text_is_refused_and_holds_nothing(folder: Path, name: str) -> None:
-    """A lone surrogate is text to Python and JSON, and to nobody else; a line break would end a line of the log."""
+    """A lone surrogate cannot be encoded elsewhere, and a line break would split a log line."""
     script = ScriptedScheduler()
     async with scheduler(script), running(folder, script.address, max_inflight_requests=16) as frontend:
         body = f'{{"prompt": "a", "n": 16, "temperature": 1, "max_tokens": 1, "request_id": "{name}"}}'
@@ -59,7 +59,7 @@ async def test_a_submission_that_cannot_be_built_costs_only_its_own_request(
 
 
 async def test_those_who_wait_for_a_worker_are_forgotten_when_they_leave(folder: Path) -> None:
-    """Not only once their patience is over."""
+    """They are removed at once, not only when their wait is over."""
     script = ScriptedScheduler(count_up)
     async with scheduler(script), running(folder, script.address, unavailable_after_s=60.0) as frontend:
         call = frontend.inference.Generate(

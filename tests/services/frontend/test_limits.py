@@ -1,4 +1,4 @@
-"""Full at the door, and leaving: what clients of both edges read, with the hint when to come back."""
+"""A full or draining frontend: what clients of both edges get, including the retry hint."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def test_more_than_fits_is_refused_before_tokenizing(folder: Path) -> None
 
 
 async def test_who_is_refused_for_what_is_wrong_may_come_again_at_once(folder: Path) -> None:
-    """Its place is free, and the refusal counted, when it hears of it."""
+    """The lease is released and the refusal counted before the client gets it."""
     script = ScriptedScheduler(count_up)
     wrong = pb.GenerateRequest(text="x", sampling=sampling_pb2.SamplingParams(n=3, temperature=-1))
     right = pb.GenerateRequest(text="x", sampling=sampling_pb2.SamplingParams(n=3, max_tokens=1))
@@ -75,7 +75,7 @@ async def test_who_is_refused_for_what_is_wrong_may_come_again_at_once(folder: P
 
 
 async def test_what_can_never_fit_is_told_so_also_while_others_run(folder: Path) -> None:
-    """Not to come back later. Where lengths are shortened, no more is promised than can come."""
+    """The error has no retry hint. Shortened lengths are charged at what can be generated."""
     script = ScriptedScheduler(count_up)
     script.pause()
     said = [{"role": "user", "content": "x"}]
@@ -208,7 +208,7 @@ async def test_bodies_are_bounded(folder: Path, announced: bool, path: str) -> N
 
 
 async def test_a_client_that_sends_too_much_reads_why(folder: Path) -> None:
-    """Though it is still writing when that is clear."""
+    """Although it is still sending when the limit is exceeded."""
     script = ScriptedScheduler()
     async with scheduler(script), running(folder, script.address, max_request_bytes=8 << 20) as frontend:
         assert b" 413 " in await asyncio.to_thread(send_all_then_read, frontend.frontend.http_address, 24 << 20)
@@ -237,8 +237,8 @@ async def test_a_message_that_is_too_long_is_refused_unread(folder: Path) -> Non
 @pytest.mark.parametrize("edge", ["http", "grpc"])
 @pytest.mark.slow
 async def test_ten_times_what_fits_is_refused_at_once_and_disturbs_nobody(folder: Path, edge: str) -> None:
-    """Measured against answers in calm times on the same machine, which may have much else to do: with steps of 40 ms
-    ten times what fits are 200 calls a second, so that clients and frontend do not need all of it."""
+    """Compared with quiet times on the same, possibly busy machine: with steps of 40 ms, ten times the capacity is 200
+    calls per second, which do not need the whole machine."""
     for chance in range(5):
         calm, crowded = await overload.measure(folder, edge, times=10, seconds=4, step_s=0.04)
         usual_s = at(calm.accepted, 0.5)
@@ -253,7 +253,7 @@ async def test_ten_times_what_fits_is_refused_at_once_and_disturbs_nobody(folder
 async def test_who_finds_no_place_hears_of_it_before_those_who_have_one_are_served(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Counted in work, not in time: of a burst, hardly anything is prepared before the last refusal is written."""
+    """Measured in work, not in time: of a burst, hardly any request is prepared before the last refusal is sent."""
     happened: list[str] = []
     prepare, refuse = InputProcessor.prepare, Calls.log_refusal
 
@@ -302,7 +302,7 @@ async def test_a_body_that_is_slow_holds_no_place(folder: Path) -> None:
 
 
 async def test_a_refused_connection_serves_the_next_call(folder: Path) -> None:
-    """Also where the body that nobody wanted comes late, and where the client asked for the end."""
+    """Also if the refused call's body arrives late, or the client asked to close."""
     script = ScriptedScheduler()
     async with scheduler(script), running(folder, script.address, max_inflight_requests=1) as frontend:
         host, _, port = frontend.frontend.http_address.rpartition(":")

@@ -1,4 +1,4 @@
-"""The metrics page says what clients saw: every count is compared with what came over the wire."""
+"""The metrics match what clients received over the wire."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CALLS = "quire_frontend_tenant_calls_total"
 
 @dataclass
 class Seen:
-    """What clients were told."""
+    """What clients received."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -100,7 +100,7 @@ async def test_metrics_equal_what_clients_saw(folder: Path) -> None:
 
 
 async def test_a_sample_counts_as_often_as_its_scheduler_preempted_it(folder: Path) -> None:
-    """vLLM's vllm:request_num_preemptions: also of samples that were never, and that end at a stop string."""
+    """vllm:request_num_preemptions includes samples without preemptions and samples ended by a stop string."""
     script = ScriptedScheduler(count_up)
     async with scheduler(script), running(folder, script.address) as frontend:
         for num_preemptions in (0, 3, 0):

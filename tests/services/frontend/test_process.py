@@ -1,4 +1,4 @@
-"""A frontend as a process of its own: its ready line, its signals, its exit status, ports shared by two."""
+"""A frontend as a process: ready line, signals, exit status, ports shared by two."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def test_it_announces_serves_and_leaves_on_sigterm(folder: Path) -> None:
 
 
 async def test_whoever_hears_that_it_is_ready_finds_it_ready(folder: Path) -> None:
-    """Its scheduler is there only later."""
+    """The scheduler starts later."""
     port = quiet_port()
     async with process(folder, f"127.0.0.1:{port}") as frontend:
         assert frontend.stderr is not None

@@ -1,4 +1,4 @@
-"""Streams whose clients do not read them: bounded here, no burden to others, and gone with their connections."""
+"""Streams whose clients do not read: bounded, no burden to others, and released with their connections."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BODY = {"prompt": "x", "max_tokens": 1800, "stream": True, "logprobs": 5, "ignor
 
 
 async def unread(frontend: Running, model: str) -> socket.socket:
-    """Asks for a stream with a small window, and leaves what comes."""
+    """Requests a stream with a small receive window and does not read it."""
     asked = socket.socket()
     asked.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     asked.setblocking(False)

@@ -1,4 +1,4 @@
-"""A model folder as a frontend reads it: a small byte-level BPE, made here, and the JSON files beside it."""
+"""A model folder for a frontend: a small byte-level BPE tokenizer and JSON files."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def byte_level_tokenizer() -> Tokenizer:
 
 
 def metaspace_tokenizer() -> Tokenizer:
-    """In the manner of SentencePiece with byte fallback: its decoder drops the first space and joins bytes."""
+    """A SentencePiece-like tokenizer with byte fallback; its decoder drops the first space and joins bytes."""
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Sequence([

@@ -1,4 +1,4 @@
-"""Keys of clients: who gets in at which edge, as whom, and for how much."""
+"""API keys at every edge: authentication, tenant and limits."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ async def test_a_key_that_is_shown_twice_is_not_shown(folder: Path) -> None:
 
 
 def test_work_goes_on_in_the_name_of_its_own_tenant_alone(tmp_path: Path) -> None:
-    """A name may come back with a key of somebody else's, and keys may come where there were none."""
+    """The key's name may belong to another tenant by now, or keys may have been configured since."""
     keys = KeyFile(key_file(tmp_path, entry("a", tenant="x"), {**entry("b", tenant="y"), "name": "a"}), lambda: None)
     access = Access([keys], FrontendMetrics("tiny", 64), lambda: 0.0)
     for tenant in ("x", "y"):
@@ -140,7 +140,7 @@ def test_work_goes_on_in_the_name_of_its_own_tenant_alone(tmp_path: Path) -> Non
 
 
 async def test_a_file_without_keys_lets_nobody_in(folder: Path, tmp_path: Path) -> None:
-    """Also who was let in by the one that was there before."""
+    """Keys of the previous file are refused as well."""
     keys = key_file(tmp_path, entry("a"))
     async with running(folder, until_health=(503,), api_keys=keys) as frontend:
         assert (await frontend.http.get("/v1/models", headers=shows("a"))).status_code == 200
@@ -475,7 +475,7 @@ async def test_without_the_setting_no_page_may_call(folder: Path) -> None:
 async def test_what_a_page_of_another_origin_sends_without_asking_is_refused(
     folder: Path, sent: dict[str, str], status: int
 ) -> None:
-    """What says no content type, as a Blob without one, needs no leave of CORS."""
+    """A body without content type, such as an untyped Blob, needs no preflight."""
     script = ScriptedScheduler(count_up)
     origins = ("https://app.example",)
     async with scheduler(script), running(folder, script.address, cors_origins=origins) as frontend:
@@ -486,7 +486,7 @@ async def test_what_a_page_of_another_origin_sends_without_asking_is_refused(
 
 @asynccontextmanager
 async def taken_up(folder: Path, tmp_path: Path, **settings: Any) -> AsyncIterator[Running]:
-    """A frontend of three tenants, one of which has as much under way as it may."""
+    """A frontend with three tenants, one of which has used up its share."""
     keys = key_file(tmp_path, *(entry(name, tenant=name) for name in ("large", "small", "third")))
     script = ScriptedScheduler(count_up)
     script.pause()

@@ -1,4 +1,4 @@
-"""x-ratelimit headers: of quotas per key, and of what may be in flight (litellm#5957, vercel/ai#5223)."""
+"""x-ratelimit headers: limits per key, and limits on requests in flight (litellm#5957, vercel/ai#5223)."""
 
 from __future__ import annotations
 

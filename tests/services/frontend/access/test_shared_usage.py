@@ -1,4 +1,4 @@
-"""Rates of a key hold over all frontends, as far as they can tell each other through Redis."""
+"""Rate limits of a key hold over all frontends, as far as Redis synchronizes them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHORT = {"model": "tiny", "prompt": "x", "max_tokens": 3}
 
 
 class Frontend:
-    """What one of them knows."""
+    """The account of one frontend."""
 
     def __init__(self, server: RedisServer, **limits: int) -> None:
         self.key = parse_key({"name": "a", **limits}, "")
@@ -37,7 +37,7 @@ class Frontend:
         self.num_errors += 1
 
     def enter(self, count: int = 1) -> int:
-        """How many of them come in."""
+        """Returns how many requests are admitted."""
         for number in range(count):
             try:
                 self.account.admit_request(self.key)

@@ -1,4 +1,4 @@
-"""A frontend's own doors: TLS for clients, an admin port with a key, and no word to a scheduler that proves nothing."""
+"""A frontend's TLS for clients, its admin port, and its refusal of unauthenticated schedulers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SECRET = "s" * 40
 
 
 class FakeScheduler(ScriptedScheduler):
-    """Knows no secret, and notes what it hears."""
+    """A scheduler without the cluster secret; records what it receives."""
 
     def __init__(self) -> None:
         super().__init__()

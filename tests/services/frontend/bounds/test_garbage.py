@@ -1,4 +1,4 @@
-"""What a refused request has cost is given back at once, not when Python next looks for cycles."""
+"""Memory of a refused request is released at once, not at the next garbage collection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The door counts samples and tokens, all or nothing, and knows when nothing is left inside."""
+"""Admission counts samples and tokens, all or nothing, and reports when it is idle."""
 
 from __future__ import annotations
 
@@ -245,7 +245,7 @@ async def test_hundreds_of_small_tenants_share_the_reserve_and_one_large_takes_n
 
 
 def begun_by(admission: CallAdmission, tenant: str, num_samples: int, piece: int = 1) -> Lease:
-    """As a call that takes the place of the smallest request first, and then those of its prompts."""
+    """Acquires one sample first and then those of the prompts, as a call does."""
     lease = admission.lease()
     lease.tenant = tenant
     lease.acquire(1, 0)

@@ -1,4 +1,4 @@
-"""Each call of a client leaves one line in the log: who, what, how, how much, how long, and none of its text."""
+"""Each call writes one log line with identity, outcome, token counts and times, and none of its text."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Lines = list[dict[str, Any]]
 
 @pytest.fixture
 def lines(caplog: pytest.LogCaptureFixture) -> Iterator[Lines]:
-    """The values of the lines so far."""
+    """Yields the fields of the log lines so far."""
 
     class Keep(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -149,7 +149,7 @@ async def test_what_is_wrong_is_named_by_its_field(folder: Path, lines: Lines) -
 async def test_a_book_in_the_place_of_a_name_is_not_copied(
     folder: Path, lines: Lines, path: str, names: tuple[str, ...]
 ) -> None:
-    """Neither into the log nor into the metrics."""
+    """A very long name is copied neither into the log nor into the metrics."""
     script = ScriptedScheduler()
     async with scheduler(script), running(folder, script.address) as frontend:
         body = {**BODIES[path], **dict.fromkeys(names, "a" * 60_000)}
@@ -189,7 +189,7 @@ async def test_calls_that_do_not_get_past_the_interceptors_have_their_line_too(f
 async def test_a_fault_is_told_with_its_request_and_answered(
     folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, path: str, stream: bool
 ) -> None:
-    """And the connection serves the next call."""
+    """The connection then serves the next call."""
 
     async def broken(*_: object) -> None:
         raise ZeroDivisionError("a fault of ours")
@@ -212,7 +212,7 @@ async def test_a_fault_is_told_with_its_request_and_answered(
 
 
 class NoMetadata:
-    """As much of a call's context as is looked at."""
+    """The part of a call's context that call_context() reads."""
 
     def peer(self) -> str:
         return "ipv4:127.0.0.1:1"

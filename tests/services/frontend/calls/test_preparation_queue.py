@@ -1,4 +1,4 @@
-"""Requests are prepared one for each turn of the event loop, and behind those that are refused."""
+"""One request is prepared per event loop iteration, after refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of dialects: what a server does for a path outside of its route, by the dialect that has it."""
+"""The table of dialects determines how a server handles a path outside of its route."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def browser(cluster: Cluster) -> Iterator[Browser]:
 
 
 def ask(browser: Browser, text: str) -> str:
-    """The whole answer, once it has ended."""
+    """Sends a prompt and returns the complete answer."""
     browser.wait("document.getElementById('model').value !== ''")
     browser.evaluate(
         f"document.getElementById('prompt').value = {text!r};"
@@ -132,7 +132,7 @@ def test_a_schema_is_kept_to_and_what_is_no_json_is_said_so(browser: Browser) ->
 
 @contextmanager
 def streaming(cluster: Cluster, count: int = 8) -> Iterator[None]:
-    """So many streams at any time, each of which is another one's when it has ended."""
+    """Keeps `count` streams running, replacing each that ends."""
     over = threading.Event()
     params = SamplingParams(max_tokens=400, ignore_eos=True)
 

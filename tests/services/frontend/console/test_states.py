@@ -1,4 +1,4 @@
-"""What the console says where parts of the cluster are gone, where a key is missing, and in windows of other sizes."""
+"""The console when parts of the cluster are down, when an API key is missing, and in windows of other sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schedulers that a frontend was never told of: found in Redis, dialled once, forgotten when they are gone."""
+"""Discovered schedulers: found in Redis, dialled once, removed when they leave."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def counted(frontend: Running) -> list[int]:
 
 
 async def statuses(frontend: Running) -> list[tuple[str, int]]:
-    """(address, state) of each scheduler that it knows."""
+    """Returns (address, state) of each known scheduler."""
     services = (await frontend.admin.GetStatus(admin_pb2.GetStatusRequest())).services
     return [(s.address, s.state) for s in services if s.role == admin_pb2.ROLE_SCHEDULER]
 
@@ -50,7 +50,7 @@ async def until_metric(frontend: Running, name: str, value: float) -> None:
 
 
 async def until_all_rest(frontend: Running) -> None:
-    """Until each address that it dials has a session, or is known to lead to a scheduler that has one."""
+    """Waits until each address has a session or is known to belong to a connected scheduler."""
     await eventually(
         lambda: (
             frontend.frontend.core.client.is_open
@@ -117,7 +117,7 @@ async def test_a_scheduler_with_two_addresses_has_one_session(
 async def test_two_lives_of_a_scheduler_are_two_sessions(
     folder: Path, redis_server: RedisServer, published: Published
 ) -> None:
-    """It came back elsewhere, and the old address still answers."""
+    """A scheduler restarted at another address while the old address still answers."""
     before, after = named("same"), named("same")
     async with scheduler(before), scheduler(after), running(folder, before.address, redis=redis_server.url):
         await published.lists(after)

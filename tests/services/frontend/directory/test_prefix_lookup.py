@@ -51,7 +51,7 @@ async def outcomes(frontend: Running) -> dict[str, int]:
 
 @dataclass
 class Shards:
-    """Two schedulers, both found in Redis, and a frontend that has read who their workers are."""
+    """Two schedulers discovered in Redis, and a frontend that knows their workers."""
 
     one: ScriptedScheduler
     two: ScriptedScheduler
@@ -88,7 +88,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy machine may take longer than the budget, which is not what the test is about."""
+    """Raises the lookup's time budget, since a busy machine may exceed it."""
     monkeypatch.setattr(prefix_lookup, "BUDGET_S", 60.0)
 
 
@@ -125,7 +125,7 @@ async def test_waiting_and_computing_are_weighed(
 async def test_a_burst_with_one_beginning_stays_together(
     folder: Path, redis_server: RedisServer, published: Published
 ) -> None:
-    """What was just sent there counts without the part that is cached."""
+    """Tokens just submitted count as backlog without their cached part."""
     async with shards(folder, redis_server, published) as cluster:
         cluster.one.pause()
         cluster.two.pause()
@@ -212,7 +212,7 @@ def opened() -> asyncio.Event:
 
 @dataclass
 class ScriptedReader:
-    """Answers after `delay_s` and not before it is `open`, or raises."""
+    """Answers after `delay_s` once `open` is set, or raises."""
 
     delay_s: float = 0.0
     open: asyncio.Event = field(default_factory=opened)
@@ -246,7 +246,7 @@ class ScriptedDirectory:
 
 @dataclass
 class ScriptedSession:
-    """A session."""
+    """A session with a fixed view."""
 
     scheduler_id: str
     num_tokens_since_view: int = 0
@@ -273,7 +273,7 @@ WORK = PromptRequest(
 
 
 class Trial:
-    """A look-up and what it counted."""
+    """A lookup and its counted outcomes."""
 
     def __init__(self, reader: ScriptedReader) -> None:
         self.metrics = FrontendMetrics("m", 100)

@@ -1,4 +1,4 @@
-"""The Python client's calls at a frontend."""
+"""The Python client's calls to a frontend."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_
 
 
 async def test_of_several_prompts_none_goes_on_behind_an_error(folder: Path) -> None:
-    """Which its caller may hold for long."""
+    """A caller may hold the error for long."""
     async with scheduler(ScriptedScheduler(count_up)) as script, running(folder, script.address) as frontend:
         script.pause()
         with Client(frontend.frontend.grpc_address) as client:

@@ -1,4 +1,4 @@
-"""Clients that leave, deadlines that pass: the scheduler hears of it at once, and the place is free again."""
+"""Disconnects and deadlines: the scheduler is notified at once, and admission is released."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def serving(folder: Path, **settings: Any) -> AsyncIterator[tuple[Scripted
 
 
 async def assert_ended(script: ScriptedScheduler, frontend: Running, reason: int) -> None:
-    """The scheduler was told why, runs nothing, and the frontend counts nothing in flight."""
+    """Checks that the scheduler got the reason and runs nothing, and that the frontend has nothing in flight."""
     await script.until(lambda: script.cancellations and not script.num_running)
     assert [why for _, why in script.cancellations] == [reason]
     await frontend.until_idle()
@@ -107,7 +107,7 @@ async def test_a_deadline_is_sent_along_and_ends_the_call(folder: Path) -> None:
 async def test_calls_whose_deadline_passes_are_ended_by_grpc_alone(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A status that meets such an end leaves something in gRPC."""
+    """A status sent at that moment leaks memory in gRPC."""
     told: list[QuireError] = []
     status_of = errors.status_of
     monkeypatch.setattr(errors, "status_of", lambda error: told.append(error) or status_of(error))

@@ -1,4 +1,4 @@
-"""Requests of many prompts are submitted in portions: others have turns of the loop in between."""
+"""Requests with many prompts are submitted in portions, between which the event loop runs other tasks."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def test_a_client_that_leaves_between_two_portions_leaves_nothing_behind(
 async def test_a_large_call_takes_its_places_piece_by_piece_and_others_are_never_refused(
     folder: Path, tmp_path: Path
 ) -> None:
-    """Sixteen places, of which two are kept for tenants that hold little."""
+    """Limit of sixteen samples, two of which are reserved for tenants with little in flight."""
     keys = tmp_path / "keys.yaml"
     keys.write_text(json.dumps({"keys": [{"name": name, "key": f"sk-{name}"} for name in ("large", "small")]}))
     keys.chmod(0o600)

@@ -1,4 +1,4 @@
-"""Operators load and unload adapters through a frontend, over gRPC and HTTP: with their key, at all schedulers."""
+"""Operators load and unload adapters through a frontend, over gRPC and HTTP, at all schedulers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is refused from its headers while there is no room, and what is not."""
+"""Which gRPC calls are refused by their headers while the frontend is full."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ REJECTED = "vllm:admission_rejections_total{reason=max_inflight_requests}"
 
 @asynccontextmanager
 async def full(folder: Path, **settings: Any) -> AsyncIterator[Running]:
-    """A frontend whose only place is held."""
+    """A frontend whose admission limit is used up."""
     script = ScriptedScheduler()
     script.pause()
     one_place = {"max_inflight_requests": 1, "retry_after_ms": 1500, **settings}
@@ -78,7 +78,7 @@ async def test_with_room_it_is_read(folder: Path) -> None:
 
 
 async def test_all_other_methods_are_answered_as_ever(folder: Path) -> None:
-    """INFERENCE_METHODS has every method that acquires a lease, but for request streams, which are refused one by one."""
+    """INFERENCE_METHODS has every method that acquires a lease; request streams are refused request by request."""
     others = sorted(REQUESTS.keys() - INFERENCE_METHODS)
     async with full(folder) as frontend:
         found = {path: code(await error_of(frontend, path, b"", timeout=60)) for path in others}
@@ -110,7 +110,7 @@ async def test_who_has_no_key_learns_nothing_of_how_full_it_is(folder: Path) -> 
 
 
 async def test_a_long_message_is_refused_before_it_is_there(folder: Path) -> None:
-    """A client that has sent the beginning of a call hears of it without having sent a message."""
+    """The refusal is sent while the client has sent only part of its message."""
     async with full(folder) as frontend:
         call = frontend.channel.stream_stream("/quire.inference.v1.InferenceService/Generate")()
         with pytest.raises(grpc.aio.AioRpcError) as refused:

@@ -1,4 +1,4 @@
-"""What clients of other servers send, and how it is answered: with the right status, in their own words."""
+"""Requests as clients of other servers send them, with the expected status and error format."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def frontend(tmp_path: Path) -> AsyncIterator[Running]:
 
 
 async def refused(frontend: Running, path: str, **changes: Any) -> tuple[str | None, str, Any]:
-    """Field, message and code of a 400."""
+    """Returns field, message and code of a 400."""
     answer = await frontend.http.post(path, content=json.dumps({**BODIES[path], **changes}))
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]
@@ -169,7 +169,7 @@ async def test_errors_name_what_was_sent(
 async def test_what_is_not_offered_is_the_clients_to_change(
     frontend: Running, path: str, changes: dict[str, Any], field: str
 ) -> None:
-    """5xx would be tried again and again."""
+    """Clients would retry a 5xx again and again."""
     found, message, code = await refused(frontend, path, **changes)
     assert (found, code) == (field, "not_offered")
     assert "not offered" in message
@@ -239,7 +239,7 @@ async def test_text_offsets_are_those_of_the_echoed_text(frontend: Running) -> N
 async def test_the_document_knows_all_fields_of_a_body(
     frontend: Running, path: str, ignored_fields: str, not_offered: str
 ) -> None:
-    """Such as have no effect, and such as are refused where they ask for something, included."""
+    """Including fields without effect and fields with refused values."""
     body = {**BODIES, **SHORTER}[path]
     document = (await frontend.http.get("/openapi.json")).json()
     place = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
@@ -252,7 +252,7 @@ async def test_the_document_knows_all_fields_of_a_body(
 
 
 async def test_the_document_names_bodies_and_no_modules(frontend: Running) -> None:
-    """Two bodies of one name would be told apart by where they lie."""
+    """Two bodies with the same name would get module-qualified names."""
     schemas = (await frontend.http.get("/openapi.json")).json()["components"]["schemas"]
     assert {"ChatBody", "OllamaChatBody", "NewBatchBody", "ChatBatchBody"} <= schemas.keys()
     assert [name for name in schemas if "__" in name] == []

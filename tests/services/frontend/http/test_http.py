@@ -1,4 +1,4 @@
-"""HTTP beyond what the openai package sends: bodies, errors, headers, the small endpoints."""
+"""HTTP beyond the openai package: bodies, errors, headers, small endpoints."""
 
 from __future__ import annotations
 

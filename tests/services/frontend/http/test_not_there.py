@@ -1,4 +1,4 @@
-"""What is not there is told in the words of the API, with what is there instead."""
+"""Errors about unknown models and paths use the API's format and name what exists."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ async def test_a_long_list_is_cut() -> None:
 async def test_errors_of_the_open_inference_protocol_are_a_text(
     frontend: Running, method: str, path: str, body: bytes | None, status: int
 ) -> None:
-    """tritonclient joins it to its own words, and raised a TypeError for OpenAI's object."""
+    """tritonclient concatenates the error with text and raised a TypeError for OpenAI's object."""
     answer = await frontend.http.request(method, path, content=body)
     told = answer.json()
     assert (answer.status_code, list(told)) == (status, ["error"])
@@ -128,7 +128,7 @@ async def test_paths_of_others_under_v2_keep_their_words(frontend: Running) -> N
 
 
 async def test_compaction_is_not_there(frontend: Running) -> None:
-    """Codex probes for it, and goes on without where it is 404."""
+    """Codex probes for it, and works without it if it gets 404."""
     answer = await frontend.http.post("/v1/responses/compact", json={"model": "tiny", "input": "x"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, 404)
     assert "/v1/responses/compact" not in (await frontend.http.get("/openapi.json")).json()["paths"]

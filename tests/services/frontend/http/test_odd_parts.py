@@ -1,4 +1,4 @@
-"""What stands inside of messages, items and blocks and is none of what may stand there: refused, and by its place."""
+"""Invalid values inside of messages, items and blocks are refused with their location."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def frontend(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ru
 
 
 def bodies() -> Iterator[tuple[str, dict[str, Any], str]]:
-    """Path, body, and what its refusal begins with."""
+    """Yields path, body, and the beginning of the expected error."""
     for odd in (5, "a", {"a": 1}, [1], [None], ["a"], [{"text": 5}], [{"text": None}]):
         for name in ("content", "summary"):
             items = [{"type": "reasoning", name: odd}, {"role": "assistant", "content": "so"}, LAST]

@@ -1,4 +1,4 @@
-"""An error about a path that is not there names the one that was probably meant."""
+"""The error about an unknown path suggests the path that was probably meant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Routes are built when they are called, and say what they would have said."""
+"""Routes are built on first use and behave as if built at start."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def drop(name: str) -> dict[str, str]:
 
 @pytest.fixture
 def built(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Paths of the routes that have been built, in order."""
+    """Returns the paths of the routes built so far, in order."""
     paths: list[str] = []
     late = LazyRoute.__init__
 

@@ -1,4 +1,4 @@
-"""/v2/models/NAME/infer with tensors as bytes behind the JSON."""
+"""/v2/models/NAME/infer with tensors as bytes after the JSON."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def packed(*texts: str) -> bytes:
 
 
 def behind(name: str, size: Any, **more: Any) -> dict[str, Any]:
-    """A tensor whose bytes follow."""
+    """A tensor whose bytes follow the JSON."""
     datatype = "BYTES" if name in (TEXT, "sampling_parameters") else "BOOL"
     parameters = {"binary_data_size": size}
     return {"name": name, "datatype": datatype, "shape": [1], "parameters": parameters, **more}
@@ -53,14 +53,14 @@ def behind(name: str, size: Any, **more: Any) -> dict[str, Any]:
 async def post(
     http: httpx.AsyncClient, body: dict[str, Any], data: bytes, headers: dict[str, str] | None = None
 ) -> httpx.Response:
-    """`headers`: those of the body; None: the right ones."""
+    """Sends the call. `headers`: None for the correct ones."""
     told = json.dumps(body).encode()
     right = {HEADER: str(len(told)), **OCTETS}
     return await http.post(INFER, content=told + data, headers=right if headers is None else headers)
 
 
 def apart(reply: httpx.Response) -> tuple[dict[str, Any], bytes]:
-    """The JSON of an answer, and what follows."""
+    """Returns the JSON part of an answer and the bytes that follow."""
     assert (reply.status_code, reply.headers["content-type"]) == (200, OCTETS["content-type"]), reply.text
     size = int(reply.headers[HEADER])
     return json.loads(reply.content[:size]), reply.content[size:]
@@ -196,7 +196,7 @@ async def test_a_tensor_needs_the_header_for_its_bytes(http: httpx.AsyncClient) 
 
 
 async def test_large_bodies_of_both_kinds(http: httpx.AsyncClient) -> None:
-    """Their JSON is looked at by a process of its own, which leaves what is behind it where it is."""
+    """The child process checks the JSON part and leaves the bytes after it in place."""
     custom = {"binary_data_size": 8, "custom": "x" * HEAVY_BYTES}
     reply = await post(http, {"inputs": [behind(TEXT, 8, parameters=custom)]}, FOUR)
     assert reply.json()["outputs"][0]["data"] == ["Hm? It is sunny."]

@@ -1,4 +1,4 @@
-"""The open inference protocol over gRPC: texts as tensors."""
+"""The open inference protocol over gRPC, with texts as tensors."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def stub(frontend: Running) -> Any:
 
 
 def infer(text: str | bytes | None = "Hm?", *, is_raw: bool = False, **inputs: Any) -> pb.ModelInferRequest:
-    """`inputs`: by name; true and false, or texts."""
+    """Returns a request. `inputs`: by name, booleans or texts."""
     message = pb.ModelInferRequest(model_name=MODEL, id="mine")
     given = ({} if text is None else {"text_input": text}) | inputs
     for name, value in given.items():
@@ -83,7 +83,7 @@ def text_of(responses: Iterable[pb.ModelStreamInferResponse], request_id: str = 
 
 
 async def noted(call: Any, heard: list[Any]) -> None:
-    """Until it ends, or fails."""
+    """Collects the answers until the call ends or fails."""
     async for response in call:
         heard.append(response)
 

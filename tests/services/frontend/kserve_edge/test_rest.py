@@ -1,4 +1,4 @@
-"""/v2 as KServe's and Triton's clients send it over HTTP."""
+"""/v2 as clients of KServe and Triton call it over HTTP."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def test_probes(http: httpx.AsyncClient) -> None:
 
 
 async def test_a_version_that_is_not_there_is_told_by_each_path(http: httpx.AsyncClient) -> None:
-    """A 503 would have its client come back for it."""
+    """A client would retry a 503."""
     for path in (f"{MODEL}/versions/2", f"{MODEL}/versions/2/ready", f"{MODEL}?version=2", f"{MODEL}/ready?version=2"):
         answer = await http.get(path)
         assert (answer.status_code, answer.json()) == (404, {"error": "there is no version '2' of models, only 1"})

@@ -1,4 +1,4 @@
-"""/api with the ollama package, unchanged, against a frontend."""
+"""/api with the unmodified ollama package, against a frontend."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ async def test_an_error_behind_the_first_line_is_the_last_line(tool_model: Path)
 
 
 async def test_curl_needs_no_content_type_and_pages_in_browsers_do(tool_model: Path) -> None:
-    """As Ollama's pages call it: `curl URL -d BODY`, which says that the body is a form."""
+    """`curl URL -d BODY`, as in Ollama's documentation, sends a form's content type."""
     body = json.dumps({"model": "talking", "prompt": "How is the weather?", "stream": False})
     form = {"content-type": "application/x-www-form-urlencoded"}
     async with serving(tool_model, "It is sunny.") as (frontend, _, _script):
@@ -278,7 +278,7 @@ async def test_the_window_of_penalties_that_act_is_refused(tool_model: Path) -> 
     [({"x": 1}, ""), ('{"x": 1}', ""), ("", ""), (["x"], "arguments of the tool call 'f' must be an object, got list")],
 )
 async def test_arguments_of_calls_may_be_text(tool_model: Path, arguments: object, error: str) -> None:
-    """Histories that OpenAI's clients wrote are sent on (open-webui#16235)."""
+    """As in histories written by OpenAI's clients (open-webui#16235)."""
     call = {"function": {"name": "f", "arguments": arguments}}
     said = [*ASK, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "1"}]
     async with tool_server(tool_model, "ok") as (frontend, _, _script):

@@ -1,4 +1,4 @@
-"""Requests that come while a scheduler has no worker are held for the first one: so long, so many, and counted."""
+"""Requests without a worker wait for the first one, within limits on time and number, and are counted."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ async def test_a_scheduler_that_is_restarted_meanwhile_costs_nothing(folder: Pat
 
 
 async def test_before_the_first_worker_any_name_may_be_an_adapters(folder: Path) -> None:
-    """It is the first worker that knows. Afterwards it is refused at once."""
+    """Only the first worker reports the adapters; afterwards unknown names are refused at once."""
     script = ScriptedScheduler(num_workers=0)
     named = pb.GenerateRequest(text="hello", model="unheard-of")
     async with scheduler(script), running(folder, script.address, worker_start_s=60) as frontend:

@@ -1,4 +1,4 @@
-"""A scheduler that leaves, with its workers or without: every token once, in order, with its log-probabilities."""
+"""A draining scheduler, with or without workers: every token arrives once, in order, with its log-probabilities."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who waits, waits for a bounded time in which somebody could have come."""
+"""Pending groups wait for a bounded time, not counting time in which the process was suspended."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from quire.services.frontend.scheduler_client.pending_queue import Group, Pendin
 
 
 def group_of(name: str) -> Any:
-    """The queue looks at identity only."""
+    """Returns a group of plain objects; the queue only compares identities."""
     return (name,)
 
 
@@ -24,7 +24,7 @@ async def test_a_group_that_has_waited_for_its_time_is_told_of_once() -> None:
 
 
 async def test_time_in_which_the_process_stood_still_is_not_all_there_is() -> None:
-    """Sessions that ended meanwhile come back in a few turns, and find the group still there."""
+    """Sessions that broke during a suspension reconnect in a few loop iterations, and the group is still pending."""
     told: list[Group] = []
     queue = PendingQueue(told.append, late_s=0.2, second_wait_s=60.0)
     queue.add(group_of("a"), 0.1, 1.0)

@@ -1,4 +1,4 @@
-"""Sessions with schedulers: what survives when one breaks, where work goes, what cannot be served."""
+"""Sessions with schedulers: broken sessions, placement, and requests that cannot be served."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def tokens_of(messages: list[pb.GenerateResponse], index: int = 0) -> list[int]:
 
 
 async def until_told(script: ScriptedScheduler, frontend: Frontend, num_tokens: int) -> None:
-    """Until a sequence has so many tokens, or a few more, all of which have come to the frontend. The script pauses."""
+    """Waits until a sequence has at least so many tokens and all have arrived at the frontend; pauses the script."""
     await script.until(lambda: script.most_outputs >= num_tokens)
     script.pause()
     await frontend.until_caught_up(script)
@@ -199,7 +199,7 @@ async def test_a_worker_that_comes_in_time_serves_what_waits(folder: Path) -> No
 
 
 async def test_work_waits_longer_while_its_scheduler_comes_back_again_and_again(folder: Path) -> None:
-    """It is killed before its worker is back, time after time; each time it shows that there may soon be one."""
+    """The scheduler is killed repeatedly before its worker is back; each reconnect extends the wait."""
     script = ScriptedScheduler(num_workers=0)
     async with scheduler(script), running(folder, script.address, unavailable_after_s=8.0) as frontend:
         waiting = asyncio.create_task(anext(aiter(frontend.inference.Generate(pb.GenerateRequest(text="hello")))))

@@ -1,4 +1,4 @@
-"""Connections that end in ways nobody asked for come back; one that does nothing at all is seen in liveness."""
+"""Connections that end unexpectedly are reopened; one that makes no progress fails the liveness check."""
 
 from __future__ import annotations
 

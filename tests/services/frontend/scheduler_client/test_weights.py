@@ -1,4 +1,4 @@
-"""A scheduler that has missed an update of weights hears of it from frontends, which know all schedulers."""
+"""Frontends forward the newest weights identity to schedulers that missed the update."""
 
 from __future__ import annotations
 

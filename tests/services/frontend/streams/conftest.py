@@ -1,4 +1,4 @@
-"""A pair of frontends whose model talks."""
+"""A pair of frontends with a chat model."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def pair(talking: Path, server: RedisServer) -> AsyncIterator[Pair]:
 
 @pytest.fixture
 def speaks(pair: Pair, talking: Path) -> Iterator[None]:
-    """Calls tools."""
+    """Returns the output of a model that calls tools."""
     pair.script.model = replying(talking, CALLS)
     yield
     pair.script.model = count_up

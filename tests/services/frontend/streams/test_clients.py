@@ -1,4 +1,4 @@
-"""Clients without a key and a tenant: each address has the streams of one, and none takes another's."""
+"""Clients without key and tenant: each address has its own share, and cannot use up that of others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ASKED = {"model": "tiny", "input": "hello", "background": True, "max_output_toke
 
 @asynccontextmanager
 async def client(frontend: Running, address: str) -> AsyncIterator[httpx.AsyncClient]:
-    """One whose connections come from `address`."""
+    """Returns a client that connects from `address`."""
     transport = httpx.AsyncHTTPTransport(local_address=address, verify=NO_TLS)
     async with httpx.AsyncClient(base_url=frontend.url, transport=transport, timeout=60) as made:
         yield made

@@ -1,4 +1,4 @@
-"""What happens to a stream while somebody asks Redis for it, or takes it over: the answer comes too late."""
+"""Races: a stream changes while a read from Redis or a takeover is under way, and the answer is outdated."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def test_who_hears_that_a_stream_is_not_there_takes_nothing_from_one_that_
 async def test_a_stream_that_was_lost_as_it_was_taken_over_is_found_again(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Redis is away for those who look, and has just given its lease."""
+    """Reads from Redis fail right after the lease was acquired."""
     streams, taken, goes_on = streams_of(pair.b), asyncio.Event(), asyncio.Event()
     take = streams.store.acquire_lease
 

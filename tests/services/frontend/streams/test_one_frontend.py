@@ -1,4 +1,4 @@
-"""Streams that go on without their client, at one frontend without Redis."""
+"""Streams that continue without their client, at one frontend without Redis."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ async def test_an_answer_of_chat_is_taken_up_as_well(frontend: Running) -> None:
 
 
 async def test_the_python_client_takes_a_stream_up(frontend: Running) -> None:
-    """From any thread; and ends it."""
+    """From any thread; it can also cancel it."""
 
     def attached() -> list[Delta]:
         with Client(frontend.frontend.grpc_address) as client:
@@ -214,7 +214,7 @@ async def test_the_memory_of_a_stream_is_that_of_its_request_as_well(folder: Pat
 
 
 class Clock:
-    """Stands still."""
+    """A clock that only moves when told to."""
 
     now = 0.0
 
@@ -288,7 +288,7 @@ async def test_the_page_counts_how_streams_end_and_why_they_are_refused(
 async def test_a_stream_whose_client_left_while_it_began_is_counted(
     folder: Path, script: ScriptedScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was begun, and goes on: what has ended was begun."""
+    """The stream continues, so it counts as started, like every ended one."""
     begins, may_begin = asyncio.Event(), asyncio.Event()
 
     async def create(*_: Any, **__: Any) -> None:

@@ -1,4 +1,4 @@
-"""Decoding within the bounds of a body: whatever is sent, in whatever pieces."""
+"""Decoding of content encodings within the body's limits, for any input and piece size."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def bare_deflate(data: bytes) -> bytes:
 
 
 def without_a_size(data: bytes) -> bytes:
-    """A frame of zstd that does not say how much it holds, as encoders of streams write it."""
+    """Returns a zstd frame without a content size, as streaming encoders write it."""
     packer = zstd.ZstdCompressor()
     return packer.compress(data) + packer.flush()
 
@@ -80,7 +80,7 @@ def test_a_body_that_is_not_whole_or_not_what_it_says_is_wrong(name: str, pack: 
 
 
 def taken(packed: bytes, step: int, most: int) -> Iterator[bytes]:
-    """As a decoder asks for more; at most `most` bytes."""
+    """Feeds a decoder step by step; yields at most `most` bytes at a time."""
     for at in range(0, len(packed), step):
         assert at < most, "more of the body is read than it takes to refuse it"
         yield packed[at : at + step]
@@ -123,7 +123,7 @@ def test_members_without_end_are_refused() -> None:
 
 
 def test_a_window_beyond_what_http_allows_is_refused() -> None:
-    """RFC 9659: 8 MiB; an encoder set to `--ultra --long=27` asks for 128."""
+    """RFC 9659 allows 8 MiB; an encoder run with `--ultra --long=27` needs 128."""
     packer = zstd.ZstdCompressor(options={zstd.CompressionParameter.window_log: 27})
     packed = packer.compress(random.Random(1).randbytes(9 * MIB)) + packer.flush()
     with pytest.raises(InvalidArgument, match="the body is not zstd"):

@@ -1,4 +1,4 @@
-"""What /docs sends when a reader presses "Execute": every example of the OpenAPI document, at a cluster."""
+"""The example requests of the OpenAPI document succeed at a cluster."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def example(document: dict[str, Any], path: str) -> Any:
 
 
 def url(cluster: Cluster, document: dict[str, Any], path: str) -> str:
-    """With its parameters' examples."""
+    """Returns the URL with example values of its parameters."""
     named = document["paths"][path]["post"].get("parameters", ())
     values = {one["name"]: one["example"] for one in named if one["in"] == "path"}
     return f"http://{cluster.http_address}{path.format(**values)}"
@@ -93,7 +93,7 @@ def posted(cluster: Cluster, document: dict[str, Any], path: str) -> httpx.Respo
 
 
 def test_weights_are_updated_as_the_example_says(tmp_path: Path) -> None:
-    """In a cluster of its own: where adapters were added, weights stay."""
+    """Uses a cluster of its own, since weights cannot be updated where adapters were loaded."""
     secret_file.write(tmp_path / "key", KEY)
     worker = {"num_blocks": 300, "weights_folders": (str(FOLDER.parent),)}
     with running_cluster(worker=worker, frontend={"admin_key_file": str(tmp_path / "key")}) as running:

@@ -1,4 +1,4 @@
-"""Unknown fields of messages, tools, parts and options inside a body: ignored and counted, or misspelt and refused."""
+"""Unknown fields of messages, tools, parts and options: ignored and counted, or refused as misspelt."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def test_a_name_is_counted_once_for_all_objects_of_a_kind() -> None:
     ],
 )
 async def test_more_names_than_are_looked_at_are_refused(path: str, body: dict[str, Any], tmp_path: Path) -> None:
-    """Each is compared with all that are known, on the loop: 5,000 of them took seconds."""
+    """Each name is compared with all known ones on the event loop; 5,000 of them took seconds."""
     script = ScriptedScheduler(count_up)
     async with scheduler(script), running(tool_model_folder(tmp_path / "talking"), script.address) as frontend:
         answer = await frontend.http.post(path, json={**FEW[path], **body})

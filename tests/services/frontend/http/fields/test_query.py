@@ -1,4 +1,4 @@
-"""Parameters of queries that a route does not have: refused by name where a query says anything at all."""
+"""Unknown query parameters are refused by name on routes that read a query."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def test_known_ones_and_those_of_azure_are_read(frontend: Running) -> None
 
 
 async def test_where_a_query_has_no_meaning_any_is_read_over(frontend: Running) -> None:
-    """Anthropic's clients, proxies and probes send some."""
+    """Anthropic's clients, proxies and probes send query parameters."""
     said = {"model": "talking", "max_tokens": 2, "messages": [{"role": "user", "content": "hi"}]}
     for path in ("/v1/messages?beta=true", "/v1/chat/completions?beta=true"):
         assert (await frontend.http.post(path, json=said)).status_code == 200

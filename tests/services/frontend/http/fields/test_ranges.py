@@ -1,4 +1,4 @@
-"""The document forbids what the server refuses, and allows what it takes, up to the last value of a range."""
+"""The OpenAPI document and the server agree on the range of every field, including its limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which pages of browsers may call: DNS rebinding, forms of other sites, preflights.
+"""Which web pages may call: DNS rebinding, forms of other sites, preflights.
 
 Sources: open-webui#20604, #13114, openclaw PR 20731, RouteLLM#43, llama-swap#42 (preflights); obsidian-copilot#2877
 (any header); gptme PR 3324, colibri PR 993, forge PR 361 (hosts).
@@ -158,7 +158,7 @@ def test_pages_of_the_server_and_of_named_origins_may_call(host: str, sent: dict
     ],
 )
 def test_other_pages_may_read_but_not_call(host: str, sent: dict[str, str]) -> None:
-    """What they read is theirs only if CORS says so."""
+    """The browser shows them the answer only if CORS headers permit it."""
     asked = rules(has_keys=True, cors_origins=("https://app.example",))
     with pytest.raises(PermissionDenied, match="cors_origins"):
         check(asked, host, **sent)
@@ -221,7 +221,7 @@ async def test_two_hosts_on_one_request(keyless: tuple[Running, ScriptedSchedule
 
 
 async def test_every_path_answers_a_preflight_and_no_trace(folder: Path) -> None:
-    """Without a key: browsers send none with a preflight."""
+    """Without an API key, since browsers send none with a preflight."""
     async with running(folder, until_health=(503,), api_key="secret") as frontend:
         document = (await frontend.http.get("/openapi.json", headers={"x-api-key": "secret"})).json()
         paths = {path: {method.upper() for method in found} for path, found in document["paths"].items()}
@@ -272,7 +272,7 @@ async def test_a_port_for_everybody_without_keys_is_told(folder: Path, caplog: p
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
 async def test_as_curl_and_a_proxy_ask(keyless: tuple[Running, ScriptedScheduler]) -> None:
-    """By address, by name, through --resolve as a rebound name is, over HTTP/1.0."""
+    """By address, by name, with --resolve as a rebound name is, and over HTTP/1.0."""
     frontend, _ = keyless
     port = frontend.frontend.http_address.rpartition(":")[2]
     for args, status in (

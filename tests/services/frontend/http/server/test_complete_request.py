@@ -1,4 +1,4 @@
-"""A call in one piece is refused without a parser, in the same words as one that comes in drops."""
+"""A request in one piece is refused without a parser, with the same answer as one that arrives in pieces."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def answer(reader: asyncio.StreamReader) -> bytes:
 
 
 async def exchange(frontend: Running, sent: list[bytes]) -> list[bytes]:
-    """Answers to calls on one connection, each in two pieces where it holds a `|`."""
+    """Sends calls on one connection, each in two pieces if it contains a `|`, and returns the answers."""
     host, _, port = frontend.frontend.http_address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     answers = []

@@ -1,4 +1,4 @@
-"""Connections that cost a client nothing and a server something: idle, half, slow, deaf, or simply many."""
+"""Connections that are cheap for a client and costly for a server: idle, incomplete, slow, not reading, or many."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ SHORT = {"model": "tiny", "prompt": "x", "max_tokens": 3}
 
 
 class Peer:
-    """A connection that does what it is told."""
+    """A connection controlled by the test."""
 
     def __init__(self, frontend: Running, *, takes_little: bool = False) -> None:
-        """`takes_little`: the system keeps a few kilobytes for it, where it would keep megabytes until it reads."""
+        """Connects. `takes_little`: the system buffers a few kilobytes for it instead of megabytes."""
         self._host, _, self._port = frontend.frontend.http_address.rpartition(":")
         self._takes_little = takes_little
 
@@ -48,7 +48,7 @@ class Peer:
 
     @asynccontextmanager
     async def having_sent(self, data: bytes) -> AsyncIterator[Peer]:
-        """What it has sent is there before the server knows of it."""
+        """Connects with data already sent before the server accepts."""
         connected = socket.create_connection((self._host, int(self._port)))
         connected.sendall(data)
         self.reader, self.writer = await asyncio.open_connection(sock=connected)
@@ -61,7 +61,7 @@ class Peer:
         self.writer.close()
 
     async def said(self) -> bytes:
-        """Until the server says no more."""
+        """Returns everything until the server closes."""
         async with asyncio.timeout(60):
             try:
                 return await self.reader.read()
@@ -69,7 +69,7 @@ class Peer:
                 return b""
 
     async def goes_on(self, piece: bytes = b" ") -> None:
-        """Until it cannot."""
+        """Sends until that fails."""
         async with asyncio.timeout(60):
             while True:
                 self.writer.write(piece)
@@ -109,7 +109,7 @@ async def test_who_does_not_go_on_is_closed(folder: Path, sent: bytes, status: b
 
 
 def test_an_unused_connection_is_closed_by_the_client() -> None:
-    """Else a call could meet the end of its connection."""
+    """Otherwise a call could race with the server's close."""
     of_httpx, of_load_balancers = httpx.Limits().keepalive_expiry, 60
     assert of_httpx is not None
     assert ConnectionLimits().idle_s > max(of_httpx, of_load_balancers)
@@ -177,7 +177,7 @@ BODY = b'{"model": "tiny", "prompt": "x", "max_tokens": 3}'
 
 @pytest.mark.parametrize("behind", [b"a" * 10_000, b"a: b\r\n" * 2000, b"a: " + b"b" * 10_000])
 async def test_endless_trailers_are_cut_off(folder: Path, behind: bytes) -> None:
-    """They come behind the last chunk, and are no part of the body, whose size has a bound of its own."""
+    """Trailers follow the last chunk and do not count as the body, so they have a limit of their own."""
     sent = CHUNKED + b"\r\n%x\r\n%b\r\n0\r\n" % (len(BODY), BODY)
     script = ScriptedScheduler(count_up)
     async with (
@@ -194,7 +194,7 @@ async def test_endless_trailers_are_cut_off(folder: Path, behind: bytes) -> None
 
 
 async def test_trailers_become_no_headers(folder: Path) -> None:
-    """RFC 9110 6.5.1. In as many packets as there are bytes, so that the call has begun when they come."""
+    """RFC 9110 6.5.1. Sent byte by byte, so that the call has begun when the trailers arrive."""
     script = ScriptedScheduler(count_up)
     sent = b"1\r\n{\r\n%x\r\n%b\r\n0\r\nx-request-id: late\r\nhost: b\r\n\r\n" % (len(BODY) - 1, BODY[1:])
     async with (
@@ -292,7 +292,7 @@ GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\4" + bytes(5)  # 
 
 
 class Grpc:
-    """Connections to the gRPC port, each with the greeting of HTTP/2, or without."""
+    """Connections to the gRPC port, with or without the HTTP/2 preface."""
 
     def __init__(self, frontend: Running) -> None:
         self._host, _, self._port = frontend.frontend.grpc_address.rpartition(":")
@@ -375,14 +375,14 @@ async def test_grpc_connections_that_say_nothing_or_ask_nothing_are_closed(folde
 
 
 async def talk(frontend: Running) -> None:
-    """Over the channel that the test has anyway, which opens its connection again when it has been closed."""
+    """Calls over the test's channel, which reconnects if it was closed."""
     message = inference_pb2.GenerateRequest(text="x", sampling=SamplingParams(max_tokens=3))
     deltas = [delta async for delta in frontend.inference.Generate(message, timeout=60, wait_for_ready=True)]
     assert deltas[-1].finish_reason
 
 
 async def test_connections_that_come_at_once_are_accepted_in_portions_and_none_is_dropped(folder: Path) -> None:
-    """Between two portions the loop does other things; whoever is not accepted yet waits in the system's queue."""
+    """The loop runs other tasks between two portions; further connections wait in the backlog."""
     script = ScriptedScheduler(count_up)
     async with scheduler(script), running(folder, script.address) as frontend:
         host, _, port = frontend.frontend.http_address.rpartition(":")

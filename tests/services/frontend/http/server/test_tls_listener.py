@@ -83,7 +83,7 @@ async def _who_does_not_greet(tmp_path: Path) -> None:
 
 @loops
 def test_one_too_many_is_closed_before_its_handshake(tmp_path: Path, run: Run) -> None:
-    """And who leaves makes room, whether its handshake was done or not."""
+    """A closed connection frees its place, whether its handshake was done or not."""
     run(_one_too_many(tmp_path))
 
 
