@@ -20,7 +20,7 @@ class Noticed:
     """Waiting times of the bystander, in seconds."""
 
     first_tokens: list[float] = field(default_factory=list)
-    gaps: list[float] = field(default_factory=list)  # between two pieces of the stream
+    gaps: list[float] = field(default_factory=list)  # seconds between two pieces of the stream
     refused: list[str] = field(default_factory=list)
 
     def at(self, share: float) -> float:

@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 
 LONGEST_S = 60.0
-ATTACKER, BYSTANDER = "sk-attacker-0123456789", "sk-bystander-0123456789"  # keys of two tenants
+ATTACKER, BYSTANDER = "sk-attacker-0123456789", "sk-bystander-0123456789"  # API keys of two tenants
 SHOWN = f"authorization: Bearer {ATTACKER}\r\n"
 UNBOUNDED = [("grpc.max_send_message_length", -1)]
 
@@ -32,7 +32,7 @@ class Post:
     chunked: bool = False
     leaves_after_s: float | None = None
     content_type: str = "application/json"
-    json_bytes: int | None = None  # of the body, where tensors follow
+    json_bytes: int | None = None  # length of the JSON part, if tensors follow
     encoding: str = ""  # of the body
 
     @property

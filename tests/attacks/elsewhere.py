@@ -8,7 +8,7 @@ SCHEDULER = "tests/services/scheduler"
 FRONTEND = "tests/services/frontend"
 WORKER = "tests/services/worker"
 
-# By attack: what holds, and where that is tested (file::function).
+# Attack -> expected effect, and the test that covers it (file::function).
 ELSEWHERE: Mapping[str, tuple[str, Sequence[str]]] = {
     "a worker that joins with another model": (
         "refused by name; the cluster serves on",

@@ -13,9 +13,9 @@ from tests.attacks.sizes import MB
 
 CHECK = "/grpc.health.v1.Health/Check"  # needs no key
 CHAT = "/quire.inference.v1.InferenceService/Chat"
-VALUE = b"a" * 3_500  # the dynamic table takes 4,096 bytes with the rest
-REFERENCES = 15_000  # a frame takes 16,384 bytes
-QUIET_S = 3.0  # without an answer: nothing more comes
+VALUE = b"a" * 3_500  # fits the dynamic table of 4,096 bytes with the rest
+REFERENCES = 15_000  # maximum size of a frame
+QUIET_S = 3.0  # the server sends nothing more
 LONGEST_S = 60.0
 
 
@@ -25,7 +25,7 @@ class Flood:
 
     data: bytes
     num_streams: int
-    acknowledges: bool = True  # the server's settings: those that nothing acknowledges do not bind its parser
+    acknowledges: bool = True  # acknowledges the server's settings; otherwise they do not bind its parser
     quiet_s: float = QUIET_S
 
     @property

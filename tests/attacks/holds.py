@@ -56,7 +56,7 @@ def watched() -> Iterator[Holds]:
 @contextlib.asynccontextmanager
 async def frontend() -> AsyncIterator[Target]:
     gc.collect()
-    gc.freeze()  # as a frontend does: what was made before is not to be looked through in the middle of an attack
+    gc.freeze()  # as a frontend does, so that no garbage collection of older objects falls into an attack
     try:
         script = ScriptedScheduler(count_up, max_model_len=4096)
         async with scheduler(script), running(bundled.FOLDER, script.address) as started:

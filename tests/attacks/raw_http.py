@@ -14,9 +14,9 @@ from tests.attacks.sizes import MB
 
 BODY = json.dumps({"prompt": "a", "max_tokens": 1}).encode()
 POST = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n" + SHOWN
-HIDDEN = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n"  # must never be read as a call of its own
+HIDDEN = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n"  # must never be parsed as a separate call
 STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) ")
-QUIET_S = 3.0  # without a byte: nothing more comes
+QUIET_S = 3.0  # the server sends nothing more
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class RawHttp:
     """A connection that sends `data` unchanged."""
 
     data: bytes
-    reads: bool = True  # else the client never takes its answer
+    reads: bool = True  # otherwise the client never reads the answer
 
     @property
     def num_bytes(self) -> int:

@@ -25,7 +25,7 @@ from tests.admin import Admin, calling
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler
 from tests.waiting import eventually
 
-# Of clients that speak plain HTTP: one of their own would read all certificates of this machine each time.
+# Shared by plain-HTTP clients: each new context would load all certificates of this machine.
 NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 

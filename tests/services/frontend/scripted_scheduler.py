@@ -27,8 +27,12 @@ from quire.shared.rpc.server import Server
 from tests.waiting import eventually
 
 EPOCHS = itertools.count(1)
-SLOWLY_S = 0.01  # of a step, where a test wants an answer in pieces: what comes while a frontend stands still is merged
-HEARTBEAT_S = 1.0  # silence of five ends a session: scheduler, frontend and client are one process that may stand still
+SLOWLY_S = (
+    0.01  # minimum step time for tests of streamed answers: output that arrives while a frontend is blocked is merged
+)
+HEARTBEAT_S = (
+    1.0  # five missed heartbeats end a session; scheduler, frontend and client share a process that may be suspended
+)
 
 STOP = finish_pb2.FINISH_REASON_STOP
 LENGTH = finish_pb2.FINISH_REASON_LENGTH

@@ -33,7 +33,7 @@ from tests.waiting import eventually, loop_turns
 
 pytestmark = [
     pytest.mark.timeout(7200 if os.environ.get("QUIRE_FAULTS") == "all" else 600),
-    # A fault between a coroutine and the task that it is for.
+    # A fault between creating a coroutine and its task.
     pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
@@ -41,7 +41,7 @@ pytestmark = [
 TRIES = 30
 PATIENCE_S = 60.0
 
-# What the others rely on: these give back, and tell the reader.
+# Excluded: these release resources and report errors for all others.
 GIVES_BACK = frozenset(
     {
         "Lease.release",
@@ -75,7 +75,7 @@ GIVES_BACK = frozenset(
         "SmallestFirstLimiter._pass_on",
     }
 )
-# Not a request's way: the session itself, the process, and connections, which hold nothing of a request.
+# Not on a request's path: sessions, the process, and connections, which hold nothing of a request.
 ELSEWHERE = (
     "/connection.py",
     "/connections.py",
@@ -85,7 +85,7 @@ ELSEWHERE = (
     "/http/server/protocol.py",
 )
 
-Ask = Callable[[Running], Awaitable[bool]]  # whether it was answered in full
+Ask = Callable[[Running], Awaitable[bool]]  # whether the answer was complete
 
 
 def over_http(path: str, body: dict[str, Any]) -> Ask:
@@ -94,7 +94,7 @@ def over_http(path: str, body: dict[str, Any]) -> Ask:
         try:
             reply = await frontend.http.post(path, json={**named, **body})
         except httpx.TransportError:
-            return False  # the end of a connection is an end
+            return False  # a closed connection counts as an end
         if reply.status_code == 200 and body.get("stream"):
             text = reply.text
             assert any(end in text for end in ("[DONE]", "error", "message_stop", "response.completed")), text
@@ -168,7 +168,7 @@ def over_the_web(kind: str, message: pb.GenerateRequest) -> Ask:
         try:
             reply = await frontend.http.post(path, content=body, headers=headers)
         except httpx.TransportError:
-            return False  # the end of a connection is an end
+            return False  # a closed connection counts as an end
         if reply.status_code != 200:
             return False
         ends = [ending in reply.content for ending in (b"\x02\0\0\0\x02{}", b"grpc-status: 0")]
@@ -208,7 +208,7 @@ WAYS: dict[str, Ask] = {
     "gRPC-Web": over_the_web("application/grpc-web", pb.GenerateRequest(text="x", sampling=SAMPLING)),
 }
 
-OTHERS_WORDS = ("tensors", "engine", "Connect", "gRPC-Web")  # for what is tried in every way already
+OTHERS_WORDS = ("tensors", "engine", "Connect", "gRPC-Web")  # already covered by the other cases
 NAMES = [pytest.param(way, marks=pytest.mark.slow) if way in OTHERS_WORDS else way for way in WAYS]
 
 

@@ -30,10 +30,10 @@ OURS = (
     "starlette",
     "prometheus",
 )
-NOT_OURS = ("quire.services.worker",)  # of the scripted scheduler, which keeps what it was told
-UNTIL_DUE = "asyncio.events.TimerHandle"  # those that were cancelled stay in asyncio's heap until then
-BEFORE, CALLS = 20, 60  # calls: those that fill pools and caches, and those that must leave nothing
-MOST = 12  # objects of a kind that may be there by chance; CALLS that leave one each are far more
+NOT_OURS = ("quire.services.worker",)  # the scripted scheduler records what it receives
+UNTIL_DUE = "asyncio.events.TimerHandle"  # cancelled timers stay in asyncio's heap until then
+BEFORE, CALLS = 20, 60  # number of warm-up calls, and of calls that must leak nothing
+MOST = 12  # objects per class tolerated by chance; one leaked object per call would exceed it by far
 TRIES = 10
 
 

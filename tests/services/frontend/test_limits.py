@@ -269,12 +269,10 @@ async def test_who_finds_no_place_hears_of_it_before_those_who_have_one_are_serv
     monkeypatch.setattr(Calls, "log_refusal", watched_refuse)
     script = ScriptedScheduler()
     async with scheduler(script), running(folder, script.address, max_inflight_requests=16) as frontend:
-        frontend.frontend.ingress.calls.preparation_queue.clock = lambda: (
-            100.0
-        )  # refusals come first for a bounded time
+        frontend.frontend.ingress.calls.preparation_queue.clock = lambda: 100.0  # refusals go first for a bounded time
         host, _, port = frontend.frontend.http_address.rpartition(":")
         sent = burst.message(480, 16)
-        callers = [socket.create_connection((host, int(port))) for _ in range(100)]  # nobody is let in meanwhile
+        callers = [socket.create_connection((host, int(port))) for _ in range(100)]  # no call is admitted meanwhile
         for caller in callers:
             caller.sendall(sent)
         await eventually(lambda: happened.count("refused") + happened.count("prepared") >= 100)

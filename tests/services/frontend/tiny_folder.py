@@ -54,9 +54,7 @@ def metaspace_tokenizer() -> Tokenizer:
     )
     tokenizer.train_from_iterator([line for line in CORPUS if line.isascii()], trainer)
     document = json.loads(tokenizer.to_str())
-    document["added_tokens"] = document["added_tokens"][
-        :3
-    ]  # bytes are ordinary tokens; only the trainer needs them named
+    document["added_tokens"] = document["added_tokens"][:3]  # bytes are ordinary tokens; only the trainer lists them
     return Tokenizer.from_str(json.dumps(document))
 
 

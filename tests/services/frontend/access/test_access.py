@@ -302,7 +302,7 @@ async def test_a_key_bounds_the_priorities_that_may_be_asked_for(folder: Path, t
         call = frontend.inference.Generate(request, metadata=(("authorization", "Bearer sk-a"),))
         with pytest.raises(grpc.aio.AioRpcError, match="may ask for 'normal' at most"):
             _ = [message async for message in call]
-        await frontend.until_idle(**shows("b"))  # who is refused hears of it before the place is free
+        await frontend.until_idle(**shows("b"))  # the refusal is sent before the lease is released
     assert len(script.submissions) == 3
 
 
@@ -493,7 +493,7 @@ async def taken_up(folder: Path, tmp_path: Path, **settings: Any) -> AsyncIterat
     async with scheduler(script), running(folder, script.address, api_keys=keys, **settings) as frontend:
         call = complete(frontend, "large", prompt=["x"] * 16)
         held = asyncio.create_task(call)
-        await script.until(lambda: script.num_running == 14)  # the other two prompts wait for places of its tenant
+        await script.until(lambda: script.num_running == 14)  # the other two prompts wait for the tenant's share
         yield frontend
         script.resume()
         assert (await held).status_code == 200

@@ -28,7 +28,7 @@ class Frontend:
 
     def __init__(self, server: RedisServer, **limits: int) -> None:
         self.key = parse_key({"name": "a", **limits}, "")
-        self.account = Account(self.key, lambda: 0.0, lambda: 0.0)  # no time passes here, only in Redis
+        self.account = Account(self.key, lambda: 0.0, lambda: 0.0)  # the local clock stands still, Redis' does not
         self.num_errors = 0
         client = redis.asyncio.Redis.from_url(server.url, socket_timeout=1.0)
         self.shared = SharedUsage(client, "quire", {"a": self.account}, self._on_error)
@@ -144,13 +144,13 @@ async def test_two_frontends_keep_one_rate(folder: Path, tmp_path: Path, server:
             return (await frontend.http.post("/v1/completions", json=SHORT, headers=headers)).status_code
 
         assert [await status(first) for _ in range(4)] == [200] * 4
-        assert await status(second) == 200  # which has not heard of the key yet
+        assert await status(second) == 200  # not synchronized with the other frontend yet
         async with asyncio.timeout(60):
-            await eventually(  # told by both; it grows by one in 15 s
+            await eventually(  # reported by both; refilled by one per 15 s
                 lambda: _use(server), lambda use: float(use.get(b"requests", b"4")) <= -0.5
             )
             while await status(second) == 200:
-                await asyncio.sleep(3 * SYNC_S)  # it has heard by then
+                await asyncio.sleep(3 * SYNC_S)  # synchronized by then
         assert float((await _use(server))[b"requests"]) > -3.5, "it went on with what all had left, not with its own"
 
 
@@ -163,6 +163,6 @@ async def test_a_clock_of_redis_that_is_set_back_takes_nothing_away(
     await first.shared.sync()
     async with redis.asyncio.Redis.from_url(server.url) as direct:
         seen = float(await direct.hget("quire:use:a", "seen"))
-        await direct.hset("quire:use:a", "seen", str(seen + DAY_S))  # the clock was a day ahead when it was written
+        await direct.hset("quire:use:a", "seen", str(seen + DAY_S))  # written while the clock was a day ahead
     await second.shared.sync()
     assert second.enter(10) == 7, "or nobody is let in for a day"

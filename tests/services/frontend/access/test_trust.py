@@ -127,7 +127,7 @@ async def test_clients_are_served_under_tls_and_certificates_change_while_it_run
         with pytest.raises(httpx.TransportError):
             async with httpx.AsyncClient() as http:
                 await http.get(url.replace("https", "http"))
-        files("first", trustme.CA())  # another CA altogether
+        files("first", trustme.CA())  # an unrelated CA
         assert await models(trusting("first")) == 200
         assert await text("first") == before
         with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):

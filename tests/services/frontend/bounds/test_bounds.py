@@ -268,7 +268,7 @@ async def test_nothing_is_tokenized_for_a_client_that_has_left(
     assert await asyncio.to_thread(begun.wait, 60)
     writer.close()
     await writer.wait_closed()
-    for _ in range(3):  # the loop has seen that it is gone
+    for _ in range(3):  # the loop has noticed the disconnect
         assert (await frontend.http.get("/version")).status_code == 200
     go_on.set()
     monkeypatch.undo()

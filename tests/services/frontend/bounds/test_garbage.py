@@ -13,7 +13,7 @@ from quire.shared.pb.inference.v1 import inference_pb2 as pb
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
 
-LONG = "a" * 40_000  # one word, which is tokenized as a whole: more tokens than the context holds
+LONG = "a" * 40_000  # one word, tokenized as a whole: more tokens than the context length
 MANY = 5_000
 
 

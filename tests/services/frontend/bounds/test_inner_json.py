@@ -29,7 +29,7 @@ WRONG = {
     "no JSON": ("{", "Expecting"),
 }
 DEEP = ("[" * 60_000 + "]" * 60_000, "nested")
-OF_CALLS = {"chat", "responses", "tokenize", "arguments"}  # a call of the model's, which may have been cut off
+OF_CALLS = {"chat", "responses", "tokenize", "arguments"}  # a tool call of the model, which may be truncated
 HELLO = pb.ChatMessage(role="user", content="hi")
 
 

@@ -86,7 +86,7 @@ async def test_an_answer_over_grpc(folder: Path, lines: Lines) -> None:
         request = pb.GenerateRequest(text=SECRET, sampling=sampling, options=pb.RequestOptions(request_id="mine"))
         async for _ in frontend.inference.Generate(request, metadata=[("x-tenant", "them")]):
             pass
-        await frontend.until_idle()  # it is told of when its place is given back
+        await frontend.until_idle()  # reported when the lease is released
         await frontend.inference.ListModels(pb.ListModelsRequest())
     first, second = lines
     assert (first["request"], first["tenant"], first["route"], first["status"]) == ("mine", "them", "Generate", "OK")

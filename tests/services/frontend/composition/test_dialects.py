@@ -26,7 +26,7 @@ from quire.shared.errors import InvalidArgument, NotFound, QuireError
         ("/api/nope", b'{"error":"'),
         ("/v2", b'{"error":"'),
         ("/v2/models/llama/infer", b'{"error":"'),
-        ("/v2/rerank", b'{"error":{'),  # of Cohere and Jina, whose clients read OpenAI's errors
+        ("/v2/rerank", b'{"error":{'),  # paths of Cohere and Jina, whose clients expect OpenAI's errors
         ("/v2/embed", b'{"error":{'),
         ("/v2/chat", b'{"error":{'),
     ],

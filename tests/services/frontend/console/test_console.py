@@ -111,7 +111,7 @@ def test_a_question_is_answered_and_inspected(browser: Browser) -> None:
     tokens = browser.evaluate("[...document.querySelectorAll('#tokens span')].map(s => s.textContent)")
     assert "".join(tokens).startswith("42")
     parts = browser.evaluate("[...document.querySelectorAll('#budget div')].map(d => d.className)")
-    # A start and a first token that come together leave nothing for what is between them.
+    # A start and a first token in one message leave no time for prefill.
     assert {"tokenize", "schedule"} <= set(parts) <= {"tokenize", "schedule", "prefill", "decode", "write"}
     browser.evaluate("document.querySelector('#tokens span').focus()")
     alternatives = browser.evaluate("document.querySelectorAll('#alternatives i').length")

@@ -69,7 +69,7 @@ async def measure(asked: Any, url: str, folder: Path) -> None:
 
     async def one() -> None:
         hashes = PromptHashes(block_hash.root_hash(), column)
-        hashes.block_hashes(BLOCK_SIZE)  # which a submission needs in any case
+        hashes.block_hashes(BLOCK_SIZE)  # computed by a submission in any case
         work = replace(WORK, prompt=column, num_prompt_tokens=len(prompt), hashes=hashes)
         start = time.perf_counter()
         (held,) = await lookup.cached_tokens([work])

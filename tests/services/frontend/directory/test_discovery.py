@@ -110,7 +110,7 @@ async def test_a_scheduler_with_two_addresses_has_one_session(
             num_hellos = len(one.hellos)
             assert await counted(frontend) == COUNTED
             assert len(await statuses(frontend)) == 1
-            # It rests, instead of dialling again and again.
+            # It waits instead of reconnecting.
             await stays(lambda: (len(one.sessions), len(one.hellos)) == (1, num_hellos), 0.5)
 
 
@@ -146,7 +146,7 @@ async def test_a_configured_scheduler_is_never_forgotten(folder: Path, redis_ser
         await first_life.enter_async_context(scheduler(only))
         async with running(folder, only.address, redis=redis_server.url) as frontend:
             await first_life.aclose()
-            await asyncio.sleep(0.6)  # longer than others are remembered
+            await asyncio.sleep(0.6)  # longer than FORGET_AFTER_S
             await eventually(lambda: statuses(frontend), lambda found: found == [(only.address, admin_pb2.STATE_DOWN)])
             async with scheduler(only, int(only.address.rpartition(":")[2])):
                 assert await counted(frontend) == COUNTED

@@ -96,10 +96,10 @@ def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("waiting_there", "prompt", "goes_to"),
     [
-        (200, PROMPT, "two"),  # 200 tokens wait, 320 are saved
-        (400, PROMPT, "one"),  # 400 tokens wait
-        (200, PROMPT[: 8 * BLOCK_SIZE], "one"),  # no more than 128 can be saved
-        (200, PROMPT[1:], "one"),  # nothing is held
+        (200, PROMPT, "two"),  # backlog of 200 tokens, 320 cached
+        (400, PROMPT, "one"),  # backlog of 400 tokens
+        (200, PROMPT[: 8 * BLOCK_SIZE], "one"),  # at most 128 cached
+        (200, PROMPT[1:], "one"),  # nothing cached
     ],
 )
 async def test_waiting_and_computing_are_weighed(
@@ -176,7 +176,7 @@ async def test_trouble_with_redis_costs_one_request_a_moment(
         seen = await outcomes(cluster.frontend)
         assert cluster.submissions == (10, 0)  # by load alone
         assert sorted(took)[-2] < 5, took
-        assert seen.get("timeout", 0) + seen.get("error", 0) <= 1  # else the directory had noticed first
+        assert seen.get("timeout", 0) + seen.get("error", 0) <= 1  # otherwise the directory notices the outage first
         assert seen["skipped"] >= 9
 
 
@@ -192,16 +192,16 @@ async def test_redis_that_comes_back_empty_is_asked_again(
         await published.until_it_answers()
         assert await run(cluster.frontend, asking()) == 2
         assert cluster.submissions == (2, 0)
-        # The one that wins comes first: between the two the frontend may read who is there, and ask.
+        # The preferred scheduler is published first: the frontend may read the registry between the two.
         for worker, script, num_blocks in (("worker-c", cluster.two, 20), ("worker-a", cluster.one, 1)):
             await published.holds(script, worker, PROMPT, num_blocks)
         async with asyncio.timeout(60):
-            while not cluster.submissions[1]:  # who holds what is read again every so often
+            while not cluster.submissions[1]:  # the published caches are read periodically
                 assert await run(cluster.frontend, asking()) == 2
         assert (await outcomes(cluster.frontend))["hit"] == 1
 
 
-# The look-up alone, with an index that does what it is told.
+# The lookup alone, with a scripted index.
 
 
 def opened() -> asyncio.Event:
@@ -299,13 +299,13 @@ async def test_what_a_schedulers_best_worker_holds_counts() -> None:
 
 async def test_a_slow_index_is_given_up_and_left_alone_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     reader = ScriptedReader()
-    reader.open.clear()  # nobody waits for it
+    reader.open.clear()  # no caller waits for it
     trial = Trial(reader)
     await trial.ask()
     await trial.ask(20)
     assert (trial.seen, reader.num_asked) == ({"timeout": 1, "skipped": 20}, 1)
     trial.now_s += prefix_lookup.PAUSE_S
-    await trial.ask(20)  # one tries, the others go on
+    await trial.ask(20)  # one lookup tries, the others are skipped
     assert (trial.seen, reader.num_asked) == ({"timeout": 2, "skipped": 39}, 2)
     reader.open.set()
     monkeypatch.setattr(prefix_lookup, "BUDGET_S", 60.0)

@@ -41,7 +41,7 @@ async def test_cancelling_a_grpc_call(folder: Path) -> None:
     async with serving(folder) as (script, frontend):
         call = frontend.inference.Generate(LONG)
         await anext(aiter(call))
-        script.pause()  # it is not to end by itself
+        script.pause()  # it must not end by itself
         call.cancel()
         await assert_ended(script, frontend, finish_pb2.FINISH_REASON_CANCELLED)
         metrics = await frontend.metrics()
@@ -99,7 +99,7 @@ async def test_a_deadline_is_sent_along_and_ends_the_call(folder: Path) -> None:
                 pass
         assert late.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         await assert_ended(script, frontend, finish_pb2.FINISH_REASON_DEADLINE)
-        assert 0 < script.submissions[0].timeout_ms < 3100  # on the wire gRPC rounds up, in steps of up to 1 %
+        assert 0 < script.submissions[0].timeout_ms < 3100  # gRPC rounds the timeout up on the wire, by up to 1 %
         metrics = await frontend.metrics()
     assert metrics["quire_frontend_cancellations_total{reason=deadline}"] == 1
 

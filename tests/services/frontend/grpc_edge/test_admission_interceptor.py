@@ -21,7 +21,7 @@ from quire.shared.pb.inference.v1 import inference_pb2 as pb
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, scheduler
 
-NO_MESSAGE = b"\xff\xff"  # no protobuf message at all: whoever reads it says INVALID_ARGUMENT
+NO_MESSAGE = b"\xff\xff"  # not a protobuf message: parsing it gives INVALID_ARGUMENT
 LONG = pb.GenerateRequest(text="x", sampling=sampling_pb2.SamplingParams(max_tokens=60, ignore_eos=True))
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 COUNT = "quire_frontend_grpc_requests_total{code=RESOURCE_EXHAUSTED,method=Generate}"

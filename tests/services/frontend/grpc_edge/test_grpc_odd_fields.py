@@ -36,7 +36,7 @@ FLOATS = (0.0, -0.0, -1.0, 1e30, math.inf, -math.inf, math.nan)
 BITS = {FieldDescriptor.TYPE_INT32: 31, FieldDescriptor.TYPE_INT64: 63}
 BITS |= {FieldDescriptor.TYPE_UINT32: 32, FieldDescriptor.TYPE_UINT64: 64}
 DEPTH = 4
-Put = Callable[[Message], None]  # the odd value into a good message
+Put = Callable[[Message], None]  # inserts the unusual value into a valid message
 
 
 def odd_values(field: FieldDescriptor) -> tuple[Any, ...]:

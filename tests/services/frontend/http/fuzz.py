@@ -49,7 +49,7 @@ BODIES: dict[str, dict[str, Any]] = {
 }
 MARK = "the place"
 Place = tuple[str | int, ...]
-# As JSON: some of them no encoder writes.
+# JSON texts, since some of them cannot be produced by an encoder.
 LEAVES = (
     *("null", "true", '""', "[]", "{}", "0", "-1", "-0.0", "0.5", "1e30", "-1e30", "1e400", "1E-400", "2147483648"),
     *("4294967296", "9223372036854775808", "18446744073709551616", "1" + "0" * 400, '"1"', '"NaN"', '"\\ud83d"'),
@@ -65,7 +65,7 @@ class Findings:
     def __init__(self) -> None:
         self.statuses: Counter[int] = Counter()
         self.wrong: list[str] = []
-        self.untried: list[str] = []  # operations that nothing can be made for
+        self.untried: list[str] = []  # operations for which no call can be generated
 
     def of_document(self, url: str, examples: int) -> None:
         """Sends `examples` valid and invalid calls for each operation."""
@@ -117,12 +117,12 @@ class Findings:
             ask(value)
 
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of generators, about schemas they find hard
+            warnings.simplefilter("ignore")  # warnings of the generators about difficult schemas
             each()
 
     def _case(self, checks: list[Any], case: Any) -> None:
         if isinstance(case.body, dict) and isinstance(case.body.get("model"), str):
-            case.body["model"] = "talking"  # any other is 404, and nothing else of the body is looked at
+            case.body["model"] = "talking"  # another model is 404 before the rest of the body is validated
         try:
             response = case.call(timeout=CALL_TIMEOUT_S)
             self.statuses[response.status_code] += 1

@@ -250,7 +250,7 @@ async def test_the_chunk_that_opens_a_choice_counts_no_token_yet(frontend: Runni
     )
     chunks = [json.loads(line[6:]) for line in answer.text.split("\n\n") if line and line != "data: [DONE]"]
     counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
-    # Of three tokens, as one, two or all of them have come by the time of the first message: all that there can be.
+    # Three tokens may arrive as one, two or three messages.
     assert counts in ([0, 1, 3, 3], [0, 2, 3, 3], [0, 3, 3]), "what has come together goes together"
     assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
 

@@ -173,7 +173,7 @@ async def test_vectors(tool_model: Path) -> None:
 
 async def test_an_error_behind_the_first_line_is_the_last_line(tool_model: Path) -> None:
     async with tool_server(tool_model, "a b c d e f g h i j k l m n o p") as (frontend, _, script):
-        script.step_s = 0.2  # of 17 tokens at least
+        script.step_s = 0.2  # at least 17 tokens
         body = {"model": "talking", "messages": ASK}
         reply = await frontend.http.post("/api/chat", json=body, headers={"x-request-timeout": "3"})
     first, *_, last = [json.loads(line) for line in reply.text.splitlines()]
@@ -246,7 +246,7 @@ async def test_a_call_to_the_wrong_path_is_told_the_right_one(
         },
         {"penalize_newline": None, "repeat_last_n": -1},
         {"penalize_newline": True, "repeat_penalty": 1.2},  # every token is penalized here
-        {"repeat_last_n": 64},  # Ollama's own default, of penalties that nothing asks for
+        {"repeat_last_n": 64},  # Ollama's default for unset penalties
         {"repeat_last_n": 33, "repeat_penalty": 1.0, "presence_penalty": 0.0},
     ],
 )  # fmt: skip

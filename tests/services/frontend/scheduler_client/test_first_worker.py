@@ -39,7 +39,7 @@ async def test_the_first_worker_is_waited_for_longer_than_a_scheduler(folder: Pa
         assert (await posted).status_code == 200
         metrics = await frontend.metrics()
     assert (metrics[HELD], metrics["quire_frontend_held_seconds_count"]) == (0, 4)
-    assert metrics["quire_frontend_worker_start_seconds"] == 60  # what alerts ask whether a worker is missed
+    assert metrics["quire_frontend_worker_start_seconds"] == 60  # the metric that alerts use for a missing worker
 
 
 async def test_no_worker_in_time_is_an_error_that_says_so(folder: Path) -> None:
@@ -118,8 +118,8 @@ async def test_before_the_first_worker_any_name_may_be_an_adapters(folder: Path)
     [
         (0, -100, False, 30),  # an outage from the beginning
         (0, -100, True, 600),  # a scheduler without workers
-        (0, 300, False, 330),  # its scheduler has just gone
-        (0, 590, False, 600),  # that changes nothing about how long one waits in all
+        (0, 300, False, 330),  # its scheduler has just disconnected
+        (0, 590, False, 600),  # does not change the maximum wait
         (0, 590, True, 600),
         (100, 50, False, 130),
     ],

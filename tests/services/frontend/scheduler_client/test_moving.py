@@ -57,7 +57,7 @@ async def test_a_drain_with_hand_over_loses_and_repeats_nothing(folder: Path) ->
         new = asyncio.create_task(read(frontend))
         await heir.until(lambda: heir.submissions)
         leaving.resume()
-        await until_told(leaving, frontend, 10)  # nothing new there, but what runs goes on while its worker does
+        await until_told(leaving, frontend, 10)  # no new sequences there; running ones continue while the worker lives
         assert leaving.num_running == 3
         leaving.set_view(num_workers=0)
         messages = await reading

@@ -45,7 +45,7 @@ async def test_who_waits_waits_anew_when_somebody_shows_up_and_not_for_ever() ->
     told: asyncio.Queue[Group] = asyncio.Queue()
     queue, loop = PendingQueue(told.put_nowait), asyncio.get_running_loop()
     began_s = loop.time()
-    queue.add(group_of("a"), 0.9, 1.0)  # each renewal gives more than there may be
+    queue.add(group_of("a"), 0.9, 1.0)  # each extension asks for more than the maximum
     while told.empty():
         queue.extend_waits(0.9)
         await asyncio.sleep(0.01)

@@ -167,7 +167,7 @@ async def test_another_model_ends_the_process_with_the_schedulers_words(folder: 
 
 async def test_another_model_behind_the_scheduler_names_both_sides(folder: Path) -> None:
     script = ScriptedScheduler()
-    async with scheduler(script), running(folder, script.address) as frontend:  # no worker has said its model yet
+    async with scheduler(script), running(folder, script.address) as frontend:  # no worker has reported its model yet
         script.view.model.CopyFrom(model_pb2.ModelIdentity(name="tiny", fingerprint="other", vocab_size=5))
         script.set_view()
         with pytest.raises(FailedPrecondition, match=r"model.vocab_size: frontend .* has .*, scheduler scripted has 5"):

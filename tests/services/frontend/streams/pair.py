@@ -52,7 +52,7 @@ class Pair(NamedTuple):
         assert done, "it was asked to end, and goes on"
         streams.forget(made.stream)
         with self.ask_redis() as client:
-            for lease in client.keys(f"*:lease:{request_id}"):  # none where this took longer than it lasts
+            for lease in client.keys(f"*:lease:{request_id}"):  # no lease if this took longer than its time to live
                 client.delete(lease)
         self.script.resume()
 
@@ -65,7 +65,7 @@ async def paired(folder: Path, server: RedisServer, **settings: Any) -> AsyncIte
         running(folder, script.address, redis=server.url, id="a", **settings) as a,
         running(folder, script.address, redis=server.url, id="b", **settings) as b,
     ):
-        for one in (a, b):  # gone is gone at once, and a machine that pauses takes nobody for gone
+        for one in (a, b):  # a suspended machine must not expire a live producer
             pool = one.frontend.core.streams.store._redis.connection_pool
             pool.connection_kwargs |= {"socket_timeout": 60, "socket_connect_timeout": 60}
         yield Pair(a, b, script, server)

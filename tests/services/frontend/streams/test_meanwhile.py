@@ -83,7 +83,7 @@ async def test_a_stream_that_was_lost_as_it_was_taken_over_is_found_again(
     assert (await reader).code() == grpc.StatusCode.UNAVAILABLE
     goes_on.set()
     await asyncio.gather(*streams.follower.tasks.running)
-    with pair.ask_redis() as client:  # as if its time were over
+    with pair.ask_redis() as client:  # as if its lease had expired
         client.delete(*client.keys("*:lease:lost"))
     async with asyncio.timeout(60):
         after = await bare(attach(pair.b, "lost", 3))

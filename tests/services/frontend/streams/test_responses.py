@@ -254,7 +254,7 @@ async def test_a_stream_that_another_frontend_has_deleted_is_gone_at_once_where_
 ) -> None:
     name = f"gone-{next(NUMBERS)}"
     streams = pair.a.frontend.core.streams
-    monkeypatch.setattr(streams, "expire", lambda _: None)  # what is kept in Redis would soon be forgotten here
+    monkeypatch.setattr(streams, "expire", lambda _: None)  # streams stored in Redis would soon be dropped here
     response = await begun(pair.a, request_id=name, max_output_tokens=5)
     await until(pair.a, response["id"], "incomplete")
     (made,) = (one for key, one in streams.local.items() if key.request_id == name)
@@ -314,7 +314,7 @@ async def test_one_that_its_next_frontend_may_not_go_on_with_has_failed(
     await pair.kill_maker(name)
     monkeypatch.setattr(pair.b.frontend.core.streams, "restorers", {})
     failed = await until(pair.b, response["id"], "failed", "in_progress")
-    assert failed["status"] == "in_progress"  # another frontend may know how
+    assert failed["status"] == "in_progress"  # a frontend of another version may be able to
     monkeypatch.undo()
     await pair.b.http.post(f"/v1/responses/{response['id']}/cancel")
     await until(pair.b, response["id"], "cancelled")

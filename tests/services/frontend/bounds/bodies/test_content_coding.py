@@ -86,7 +86,7 @@ def taken(packed: bytes, step: int, most: int) -> Iterator[bytes]:
         yield packed[at : at + step]
 
 
-BOMB = b"a" * (64 * MIB)  # mlflow#24784: 6 KB of zstd that hold 200 MB
+BOMB = b"a" * (64 * MIB)  # mlflow#24784: 6 KB of zstd that decode to 200 MB
 
 
 @pytest.mark.parametrize(

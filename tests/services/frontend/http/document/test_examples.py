@@ -21,7 +21,7 @@ from tests.e2e.encoders import encoder_folder
 
 KEY = "k" * 40
 CLASSIFIES, UPDATES = {"/classify"}, {"/update_weights_from_disk"}
-NEEDS_MORE = {  # than a body: a trainer with its process group, a file that was sent, a response that runs
+NEEDS_MORE = {  # needs more than a body: a trainer's process group, an uploaded file, a running response
     "/init_weights_update_group",
     "/update_weights_from_distributed",
     "/destroy_weights_update_group",
@@ -30,7 +30,7 @@ NEEDS_MORE = {  # than a body: a trainer with its process group, a file that was
     "/v1/batches/{batch_id}/cancel",
     "/v1/responses/{response_id}/cancel",
 }
-FOLDERS = {"/adapters/sql": str(ADAPTERS / "json"), "/weights/step-7": str(FOLDER)}  # as operators write theirs
+FOLDERS = {"/adapters/sql": str(ADAPTERS / "json"), "/weights/step-7": str(FOLDER)}  # as operators send them
 PATHS = sorted(examples("model", DIALECTS))
 
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 KEY = "an operator's key that is long enough"
 SHOWN = {"authorization": f"Bearer {KEY}"}
-STRICT = {"batches", "responses", "streams", "operations"}  # tags of the routes that any query has a meaning for
+STRICT = {"batches", "responses", "streams", "operations"}  # tags of routes that read a query
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -106,7 +106,7 @@ def test_hosts_may_be_counted_up_elsewhere_too() -> None:
         check(asked, "localhost:8000")
         with pytest.raises(PermissionDenied):
             check(asked, "evil.com")
-        asked.check("GET", "/health", [(b"host", b"10.0.0.7:8000")])  # as a kubelet asks
+        asked.check("GET", "/health", [(b"host", b"10.0.0.7:8000")])  # as a kubelet probes
 
 
 def test_there_is_one_host() -> None:

@@ -40,7 +40,7 @@ class Peer:
         sock = socket.socket()
         if self._takes_little:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)  # by which the other side measures its own
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)  # the peer scales its window by it
         sock.setblocking(False)
         await asyncio.get_running_loop().sock_connect(sock, (self._host, int(self._port)))
         self.reader, self.writer = await asyncio.open_connection(sock=sock)
@@ -98,7 +98,7 @@ async def test_who_does_not_go_on_is_closed(folder: Path, sent: bytes, status: b
             peers = []
             for _ in range(50):
                 peers.append(await stack.enter_async_context(Peer(frontend)))
-                peers[-1].writer.write(sent)  # at once: a machine that stands still must not make it late
+                peers[-1].writer.write(sent)  # at once, so that a suspended machine does not delay it
             assert await served(frontend)
             for answer in await asyncio.gather(*(peer.said() for peer in peers)):
                 assert answer[9:12] == status
@@ -139,10 +139,10 @@ async def test_last_words_are_heard_though_more_was_on_its_way(folder: Path) -> 
     async with running(folder, until_health=(503,), connections=limits) as frontend, Peer(frontend) as peer:
         peer.writer.write(HEAD)
         await asyncio.sleep(0.1)
-        peer.writer.write(b"a: b\r\n" * 100_000)  # more than is read in one turn of the loop
+        peer.writer.write(b"a: b\r\n" * 100_000)  # more than one loop iteration reads
         time.sleep(QUICK["header_s"])  # noqa: ASYNC251 - which does not turn, so that time is up with some of it unread
         assert (await peer.said())[9:12] == b"408"
-        with pytest.raises(ConnectionError):  # it is closed, though the peer does not close
+        with pytest.raises(ConnectionError):  # the server closes it, though the peer does not
             await peer.goes_on()
 
 
@@ -150,7 +150,7 @@ async def test_a_call_refused_at_the_door_hears_so_while_more_is_on_its_way(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     last = HEAD + b"connection: close\r\ncontent-length: %d\r\n\r\n"
-    long = last % 400_000 + b" " * 400_000  # more than is read in one turn of the loop
+    long = last % 400_000 + b" " * 400_000  # more than one loop iteration reads
     short, odd = last % 2 + b"{}", HEAD + b"connection: close\r\ntransfer-encoding: chunked\r\n\r\nodd"
     script = ScriptedScheduler()
     async with scheduler(script), running(folder, script.address, max_inflight_requests=1) as frontend:
@@ -390,7 +390,7 @@ async def test_connections_that_come_at_once_are_accepted_in_portions_and_none_i
         try:
             for sock in sockets:
                 sock.settimeout(60)
-                sock.connect((host, int(port)))  # the loop stands still meanwhile
+                sock.connect((host, int(port)))  # the loop is blocked meanwhile
             kept: list[float] = []
             while not kept or kept[-1] < len(sockets):
                 await loop_turns()

@@ -26,7 +26,7 @@ HELLO = b"\x16\x03\x01\x02\x00\x01"  # the first bytes of a client's
 PATIENCE_S = 60
 Run = Callable[[Any], Any]
 
-# What services run on, and what they are tested on.
+# The event loops of services and of tests.
 loops = pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
 
 
