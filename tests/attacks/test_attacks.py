@@ -90,7 +90,7 @@ async def test_long_log_probabilities_are_not_written_on_the_loop(target: Target
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("name", SMUGGLING)
-async def test_what_could_hide_a_call_is_refused_and_nothing_behind_it_is_read(target: Target, name: str) -> None:
+async def test_ambiguous_framing_is_refused_and_nothing_after_it_is_read(target: Target, name: str) -> None:
     for call in SMUGGLING[name]():
         status = await call.send(target)
         assert status in ("400 closed", "400"), status

@@ -11,7 +11,7 @@ from tests.services.frontend.running import running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, scheduler
 
 
-async def test_a_frontend_tells_the_load_of_its_cluster(folder: Path) -> None:
+async def test_a_frontend_reports_the_load_of_its_cluster(folder: Path) -> None:
     script = ScriptedScheduler(num_waiting=3, num_running=2, kv_cache_usage=0.25, num_workers=2)
     async with scheduler(script), running(folder, script.address) as frontend:
         await frontend.until_sessions(1)

@@ -255,7 +255,7 @@ async def until_nothing_is_left(script: ScriptedScheduler, frontend: Running, wh
 
 
 @pytest.mark.parametrize("way", NAMES)
-async def test_a_fault_anywhere_leaves_nothing_behind(folder: Path, way: str) -> None:
+async def test_a_fault_anywhere_leaks_nothing(folder: Path, way: str) -> None:
     faults = Faults((Path(quire.services.frontend.__file__).parent,), not_in=GIVES_BACK, not_under=ELSEWHERE)
     script = ScriptedScheduler(count_up)
     async with scheduler(script), running(folder, script.address, max_inflight_requests=64) as frontend:
@@ -278,7 +278,7 @@ async def test_a_fault_anywhere_leaves_nothing_behind(folder: Path, way: str) ->
 
 
 @pytest.mark.parametrize("way", NAMES)
-async def test_a_client_that_leaves_at_any_moment_leaves_nothing_behind(folder: Path, way: str) -> None:
+async def test_a_disconnect_at_any_moment_leaks_nothing(folder: Path, way: str) -> None:
     """The client stays for a number of event loop iterations: before the headers, within a body, after the end."""
     script = ScriptedScheduler(count_up)
     async with scheduler(script), running(folder, script.address, max_inflight_requests=64) as frontend:
@@ -296,7 +296,7 @@ async def test_a_client_that_leaves_at_any_moment_leaves_nothing_behind(folder: 
     assert stay > 10
 
 
-async def test_a_deadline_at_any_moment_leaves_nothing_behind(folder: Path) -> None:
+async def test_a_deadline_at_any_moment_leaks_nothing(folder: Path) -> None:
     message = pb.GenerateRequest(text="x", sampling=SamplingParams(n=2, max_tokens=300, ignore_eos=True))
     script = ScriptedScheduler(count_up)
     async with scheduler(script), running(folder, script.address, max_inflight_requests=64) as frontend:

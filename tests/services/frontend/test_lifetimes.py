@@ -58,7 +58,7 @@ async def test_a_submission_that_cannot_be_built_costs_only_its_own_request(
         assert len(script.hellos) == 1, "the session goes on"
 
 
-async def test_those_who_wait_for_a_worker_are_forgotten_when_they_leave(folder: Path) -> None:
+async def test_requests_waiting_for_a_worker_are_removed_on_disconnect(folder: Path) -> None:
     """They are removed at once, not only when their wait is over."""
     script = ScriptedScheduler(count_up)
     async with scheduler(script), running(folder, script.address, unavailable_after_s=60.0) as frontend:

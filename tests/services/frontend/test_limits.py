@@ -59,7 +59,7 @@ async def test_more_than_fits_is_refused_before_tokenizing(folder: Path) -> None
     assert metrics["quire_frontend_inflight_requests"] == 2
 
 
-async def test_who_is_refused_for_what_is_wrong_may_come_again_at_once(folder: Path) -> None:
+async def test_a_refused_client_can_retry_at_once(folder: Path) -> None:
     """The lease is released and the refusal counted before the client gets it."""
     script = ScriptedScheduler(count_up)
     wrong = pb.GenerateRequest(text="x", sampling=sampling_pb2.SamplingParams(n=3, temperature=-1))
@@ -74,7 +74,7 @@ async def test_who_is_refused_for_what_is_wrong_may_come_again_at_once(folder: P
             assert len(await read(frontend, right)) == 3
 
 
-async def test_what_can_never_fit_is_told_so_also_while_others_run(folder: Path) -> None:
+async def test_a_request_that_can_never_fit_gets_no_retry_hint(folder: Path) -> None:
     """The error has no retry hint. Shortened lengths are charged at what can be generated."""
     script = ScriptedScheduler(count_up)
     script.pause()
@@ -236,7 +236,7 @@ async def test_a_message_that_is_too_long_is_refused_unread(folder: Path) -> Non
 
 @pytest.mark.parametrize("edge", ["http", "grpc"])
 @pytest.mark.slow
-async def test_ten_times_what_fits_is_refused_at_once_and_disturbs_nobody(folder: Path, edge: str) -> None:
+async def test_ten_times_the_capacity_is_refused_at_once_without_delaying_others(folder: Path, edge: str) -> None:
     """Compared with quiet times on the same, possibly busy machine: with steps of 40 ms, ten times the capacity is 200
     calls per second, which do not need the whole machine."""
     for chance in range(5):
@@ -250,7 +250,7 @@ async def test_ten_times_what_fits_is_refused_at_once_and_disturbs_nobody(folder
     assert crowded.hints == ({"2"} if edge == "http" else {"grpc-status-details-bin"})
 
 
-async def test_who_finds_no_place_hears_of_it_before_those_who_have_one_are_served(
+async def test_refusals_are_sent_before_admitted_requests_are_prepared(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Measured in work, not in time: of a burst, hardly any request is prepared before the last refusal is sent."""
@@ -283,7 +283,7 @@ async def test_who_finds_no_place_hears_of_it_before_those_who_have_one_are_serv
     assert before_the_last.count("prepared") <= 4
 
 
-async def test_a_body_that_is_slow_holds_no_place(folder: Path) -> None:
+async def test_a_slow_body_holds_no_lease(folder: Path) -> None:
     script = ScriptedScheduler()
     async with scheduler(script), running(folder, script.address, max_inflight_requests=1) as frontend:
         host, _, port = frontend.frontend.http_address.rpartition(":")

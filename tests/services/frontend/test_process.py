@@ -73,7 +73,7 @@ async def test_it_announces_serves_and_leaves_on_sigterm(folder: Path) -> None:
     assert script.hellos[0].address == where["grpc"]
 
 
-async def test_whoever_hears_that_it_is_ready_finds_it_ready(folder: Path) -> None:
+async def test_an_announced_frontend_is_ready(folder: Path) -> None:
     """The scheduler starts later."""
     port = quiet_port()
     async with process(folder, f"127.0.0.1:{port}") as frontend:
@@ -90,7 +90,7 @@ async def test_whoever_hears_that_it_is_ready_finds_it_ready(folder: Path) -> No
 @pytest.mark.parametrize(
     ("settings", "warned"), [({}, False), ({"insecure": True, "host": "0.0.0.0"}, True)], ids=["loopback", "everywhere"]
 )
-async def test_whoever_opens_it_to_other_machines_without_keys_is_warned(
+async def test_a_port_open_to_other_machines_without_keys_logs_a_warning(
     folder: Path, settings: dict[str, Any], warned: bool
 ) -> None:
     async with scheduler(ScriptedScheduler()) as script, process(folder, script.address, **settings) as frontend:
@@ -100,7 +100,7 @@ async def test_whoever_opens_it_to_other_machines_without_keys_is_warned(
     assert (b"no API keys are configured: every host that reaches this port can use it" in said) is warned
 
 
-async def test_sigterm_lets_a_stream_end_first(folder: Path) -> None:
+async def test_sigterm_waits_for_a_running_stream(folder: Path) -> None:
     script = ScriptedScheduler(count_up, step_s=0.005)
     async with scheduler(script), process(folder, script.address) as frontend:
         where = await ready(frontend)

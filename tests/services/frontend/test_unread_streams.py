@@ -29,7 +29,7 @@ async def unread(frontend: Running, model: str) -> socket.socket:
     return asked
 
 
-async def test_streams_that_nobody_reads_hold_up_nobody(folder: Path) -> None:
+async def test_unread_streams_do_not_delay_others(folder: Path) -> None:
     """sc06, opencti#13908, IBM/mcp-context-forge#1682, vllm-metal#199."""
     script = ScriptedScheduler(count_up, max_model_len=4096)
     async with scheduler(script), running(folder, script.address) as frontend:

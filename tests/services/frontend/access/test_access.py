@@ -125,7 +125,7 @@ async def test_a_key_that_is_shown_twice_is_not_shown(folder: Path) -> None:
             assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
-def test_work_goes_on_in_the_name_of_its_own_tenant_alone(tmp_path: Path) -> None:
+def test_work_is_continued_only_for_its_own_tenant(tmp_path: Path) -> None:
     """The key's name may belong to another tenant by now, or keys may have been configured since."""
     keys = KeyFile(key_file(tmp_path, entry("a", tenant="x"), {**entry("b", tenant="y"), "name": "a"}), lambda: None)
     access = Access([keys], FrontendMetrics("tiny", 64), lambda: 0.0)
@@ -139,7 +139,7 @@ def test_work_goes_on_in_the_name_of_its_own_tenant_alone(tmp_path: Path) -> Non
     assert Access([], FrontendMetrics("tiny", 64), lambda: 0.0).find_caller("", "x") is None
 
 
-async def test_a_file_without_keys_lets_nobody_in(folder: Path, tmp_path: Path) -> None:
+async def test_a_file_without_keys_refuses_every_call(folder: Path, tmp_path: Path) -> None:
     """Keys of the previous file are refused as well."""
     keys = key_file(tmp_path, entry("a"))
     async with running(folder, until_health=(503,), api_keys=keys) as frontend:
@@ -215,7 +215,7 @@ async def test_the_tenant_is_the_keys_whatever_the_request_says(folder: Path, tm
     assert block_hash.root_hash(salt="s") not in (first, other)
 
 
-async def test_metrics_tell_nobody_with_a_key_what_other_tenants_do(folder: Path, tmp_path: Path) -> None:
+async def test_metrics_on_the_client_port_omit_other_tenants(folder: Path, tmp_path: Path) -> None:
     keys = key_file(tmp_path, entry("a", tenant="alpha"), entry("b"))
     script = ScriptedScheduler()
     async with scheduler(script), running(folder, script.address, api_keys=keys, metrics_port=0) as frontend:
@@ -348,7 +348,7 @@ def test_an_account_fills_up_and_forgets_yesterday() -> None:
     account.admit_request(key)
 
 
-def test_what_was_used_without_a_limit_does_not_count_once_there_is_one() -> None:
+def test_use_without_a_limit_does_not_count_against_a_later_limit() -> None:
     now = [0.0]
     free = parse_key({"name": "a"}, "")
     account = Account(free, lambda: now[0], lambda: now[0])
@@ -500,7 +500,7 @@ async def taken_up(folder: Path, tmp_path: Path, **settings: Any) -> AsyncIterat
         await frontend.until_idle(**shows("large"))
 
 
-async def test_a_call_with_as_many_prompts_as_places_leaves_some_to_other_tenants(folder: Path, tmp_path: Path) -> None:
+async def test_a_call_with_many_prompts_leaves_a_share_to_other_tenants(folder: Path, tmp_path: Path) -> None:
     async with taken_up(folder, tmp_path, max_inflight_requests=16) as frontend:
         refused = await complete(frontend, "large")
         assert refused.status_code == 429
@@ -514,7 +514,7 @@ async def test_a_call_with_as_many_prompts_as_places_leaves_some_to_other_tenant
     assert [(await call).status_code for call in waiting] == [200, 200]
 
 
-async def test_another_tenant_finds_a_place_over_grpc_as_well(folder: Path, tmp_path: Path) -> None:
+async def test_another_tenant_is_admitted_over_grpc_as_well(folder: Path, tmp_path: Path) -> None:
     message = pb.GenerateRequest(text="x", sampling=sampling_pb2.SamplingParams(max_tokens=1))
     async with taken_up(folder, tmp_path, max_inflight_requests=16) as frontend:
         call = frontend.inference.Generate(message, metadata=tuple(shows("small").items()))
@@ -524,7 +524,7 @@ async def test_another_tenant_finds_a_place_over_grpc_as_well(folder: Path, tmp_
     assert await waiting
 
 
-async def test_keys_of_one_tenant_share_all_places(folder: Path, tmp_path: Path) -> None:
+async def test_keys_of_one_tenant_share_the_whole_limit(folder: Path, tmp_path: Path) -> None:
     keys = key_file(tmp_path, entry("one", tenant="t"), entry("two", tenant="t"))
     script = ScriptedScheduler(count_up)
     script.pause()

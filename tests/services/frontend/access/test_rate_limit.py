@@ -64,7 +64,7 @@ def test_what_is_overdrawn_is_nothing() -> None:
     }
 
 
-def test_an_account_tells_what_is_left_and_when_all_is_back() -> None:
+def test_an_account_reports_what_is_left_and_when_it_is_full_again() -> None:
     now = [100.0]
     key = ApiKey(name="a", requests_per_minute=60, tokens_per_minute=600)
     account = Account(key, lambda: now[0], lambda: 0.0)

@@ -104,7 +104,7 @@ async def test_a_day_counts_over_restarts(frontends: list[Frontend]) -> None:
 
 
 @pytest.mark.parametrize("frontends", [{"requests_per_minute": 10}], indirect=True)
-async def test_without_redis_each_counts_for_itself_and_tells_later(
+async def test_without_redis_each_frontend_counts_alone_and_reports_later(
     frontends: list[Frontend], server: RedisServer
 ) -> None:
     first, second, _ = frontends

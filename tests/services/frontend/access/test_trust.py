@@ -44,7 +44,7 @@ class FakeScheduler(ScriptedScheduler):
             await context.write(scheduler_pb2.SessionResponse(handshake={"challenge": challenge}))
 
 
-async def test_a_scheduler_that_cannot_prove_itself_hears_no_hello_and_no_prompt(folder: Path, tmp_path: Path) -> None:
+async def test_an_unauthenticated_scheduler_gets_no_hello_and_no_prompt(folder: Path, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text(SECRET)
     secret.chmod(0o600)

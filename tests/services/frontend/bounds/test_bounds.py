@@ -277,7 +277,7 @@ async def test_nothing_is_tokenized_for_a_client_that_has_left(
 
 
 @pytest.mark.parametrize("kind", ["json_schema", "structural_tag"])
-def test_a_form_that_is_nested_too_deeply_is_left_to_those_who_refuse_it(kind: str) -> None:
+def test_a_schema_nested_too_deeply_is_left_to_its_own_check(kind: str) -> None:
     assert constraint.to_structural_format(sampling_pb2.StructuredOutput(**{kind: '{"a":' * 4000})) is None
 
 

@@ -59,7 +59,7 @@ async def over_grpc(frontend: Running, path: str, _: str) -> None:
         (over_grpc, "Chat", ""),
     ],
 )
-async def test_a_refused_prompt_leaves_no_tokens_behind(edge: object, path: str, field: str) -> None:
+async def test_a_refused_prompt_leaves_no_tokens_in_memory(edge: object, path: str, field: str) -> None:
     script = ScriptedScheduler(count_up, max_model_len=4096)
     async with scheduler(script), running(bundled.FOLDER, script.address) as frontend:
         await edge(frontend, path, field)  # type: ignore[operator]

@@ -31,7 +31,7 @@ from quire.shared.errors import InvalidArgument, NotFound, QuireError
         ("/v2/chat", b'{"error":{'),
     ],
 )
-def test_an_error_is_worded_as_the_clients_of_its_path_read_it(path: str, begin: bytes) -> None:
+def test_an_error_has_the_format_of_its_path(path: str, begin: bytes) -> None:
     assert bytes(DIALECTS.refusal(path, NotFound("gone")).body).startswith(begin)
     assert bytes(DIALECTS.status(path, 405, "no").body).startswith(begin)
 

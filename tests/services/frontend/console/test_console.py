@@ -78,7 +78,7 @@ def test_everything_that_the_page_names_is_served_from_here(cluster: Cluster) ->
             assert f"/console/{inner.removeprefix('./')}" in routes.FILES, (path, inner)
 
 
-def test_the_cluster_is_told_without_what_is_for_operators(cluster: Cluster) -> None:
+def test_the_cluster_status_omits_fields_for_operators(cluster: Cluster) -> None:
     services = httpx.get(f"http://{cluster.http_address}/cluster").json()["services"]
     assert {service["id"] for service in services} == {"frontend-0", "scheduler-0", "worker-0", "worker-1"}
     assert not any(set(service) & set(routes.PRIVATE) for service in services)
@@ -94,7 +94,7 @@ def test_with_keys_the_page_is_there_and_what_it_shows_is_not() -> None:
         assert httpx.get(f"{base}/cluster", headers=key).status_code == 200
 
 
-def test_docs_need_nobody_else(cluster: Cluster) -> None:
+def test_docs_need_no_external_resources(cluster: Cluster) -> None:
     pytest.importorskip("fastapi_offline", reason="fastapi-offline is not installed")
     base = f"http://{cluster.http_address}"
     named = re.findall(r"(?:src|href)=\"([^\"]+)\"", httpx.get(f"{base}/docs").text)

@@ -143,7 +143,7 @@ def test_nothing_is_cut_off_or_too_small_to_read(cluster: Cluster, width: int) -
         assert browser.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def test_figures_have_an_axis_and_empty_places_say_what_comes_there(cluster: Cluster) -> None:
+def test_charts_have_an_axis_and_empty_views_explain_themselves(cluster: Cluster) -> None:
     with opened(cluster) as browser:
         browser.evaluate("document.querySelector('[data-tab=cluster]').click()")
         assert "Nothing yet" in browser.evaluate(

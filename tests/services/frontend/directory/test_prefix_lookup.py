@@ -137,7 +137,7 @@ async def test_a_burst_with_one_beginning_stays_together(
 
 
 @pytest.mark.usefixtures("unhurried")
-async def test_nobody_asks_where_the_answer_changes_nothing(
+async def test_no_lookup_is_made_if_it_cannot_change_the_placement(
     folder: Path, redis_server: RedisServer, published: Published
 ) -> None:
     async with shards(folder, redis_server, published, num_running=1) as cluster:

@@ -104,9 +104,7 @@ async def test_a_deadline_is_sent_along_and_ends_the_call(folder: Path) -> None:
     assert metrics["quire_frontend_cancellations_total{reason=deadline}"] == 1
 
 
-async def test_calls_whose_deadline_passes_are_ended_by_grpc_alone(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_expired_calls_are_ended_by_grpc_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A status sent at that moment leaks memory in gRPC."""
     told: list[QuireError] = []
     status_of = errors.status_of

@@ -57,7 +57,7 @@ def code(error: grpc.aio.AioRpcError | None) -> grpc.StatusCode:
     return grpc.StatusCode.OK if error is None else error.code()
 
 
-async def test_what_takes_a_place_is_refused_unread_with_a_hint_when_to_come_again(folder: Path) -> None:
+async def test_inference_calls_are_refused_unread_with_a_retry_hint(folder: Path) -> None:
     async with full(folder) as frontend:
         refused = [await error_of(frontend, path, NO_MESSAGE) for path in sorted(INFERENCE_METHODS)]
     assert [code(error) for error in refused] == [EXHAUSTED] * len(INFERENCE_METHODS)
@@ -71,13 +71,13 @@ async def test_what_takes_a_place_is_refused_unread_with_a_hint_when_to_come_aga
         assert retry.retry_delay.ToMilliseconds() == 1500
 
 
-async def test_with_room_it_is_read(folder: Path) -> None:
+async def test_below_the_limit_the_message_is_read(folder: Path) -> None:
     async with running(folder, until_health=(503,)) as frontend:
         found = [code(await error_of(frontend, path, NO_MESSAGE)) for path in sorted(INFERENCE_METHODS)]
     assert found == [grpc.StatusCode.INVALID_ARGUMENT] * len(INFERENCE_METHODS)
 
 
-async def test_all_other_methods_are_answered_as_ever(folder: Path) -> None:
+async def test_all_other_methods_are_still_answered(folder: Path) -> None:
     """INFERENCE_METHODS has every method that acquires a lease; request streams are refused request by request."""
     others = sorted(REQUESTS.keys() - INFERENCE_METHODS)
     async with full(folder) as frontend:
@@ -103,7 +103,7 @@ async def test_a_draining_frontend_says_so(folder: Path) -> None:
     assert (error.code(), error.details()) == (grpc.StatusCode.UNAVAILABLE, "this frontend is draining")
 
 
-async def test_who_has_no_key_learns_nothing_of_how_full_it_is(folder: Path) -> None:
+async def test_without_a_key_the_load_is_not_revealed(folder: Path) -> None:
     async with full(folder, api_key="secret") as frontend:
         found = [code(await error_of(frontend, path, NO_MESSAGE)) for path in sorted(INFERENCE_METHODS)]
     assert found == [grpc.StatusCode.UNAUTHENTICATED] * len(INFERENCE_METHODS)

@@ -49,7 +49,7 @@ async def refused(frontend: Running, path: str, **changes: Any) -> tuple[str | N
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_half_of_a_surrogate_pair_is_named_wherever_it_stands(frontend: Running, path: str) -> None:
+async def test_a_lone_surrogate_is_named_wherever_it_occurs(frontend: Running, path: str) -> None:
     _, message, _ = await refused(frontend, path, model=HALF)
     assert message == "model holds \\ud83d, half of a surrogate pair, which is no text."
     deep = {"a": [{"b": f"x{HALF}"}]}
@@ -70,7 +70,7 @@ async def test_half_of_a_pair_is_named_however_the_body_is_encoded(frontend: Run
         assert answer.json()["error"]["message"].startswith("model holds \\ud83d")
 
 
-async def test_whole_pairs_are_text(frontend: Running) -> None:
+async def test_complete_surrogate_pairs_are_text(frontend: Running) -> None:
     body = {**BODIES["/v1/completions"], "prompt": "\N{GRINNING FACE}"}
     answer = await frontend.http.post("/v1/completions", content=json.dumps(body, ensure_ascii=True))
     assert answer.status_code == 200
@@ -184,7 +184,7 @@ async def test_older_names_mean_what_the_newer_do(frontend: Running, tmp_path: P
         assert answer.status_code == 200
 
 
-async def test_what_is_no_json_is_told_with_its_place(frontend: Running) -> None:
+async def test_invalid_json_is_reported_with_its_position(frontend: Running) -> None:
     for path in ("/v1/completions", "/v1/messages"):
         answer = await frontend.http.post(path, content=b'{"model": "talking", x')
         error = answer.json()["error"]
@@ -304,7 +304,7 @@ async def test_bodies_in_chunks_are_read(frontend: Running) -> None:
     ("value", "text"),
     [(b"1" * 5000, "4300 digits"), (b'"\xff"', "'utf-8' codec can't decode byte 0xff"), (b'"\xed"', "can't decode")],
 )
-async def test_what_no_parser_takes_is_told_with_its_reason(frontend: Running, value: bytes, text: str) -> None:
+async def test_unparsable_tool_calls_are_reported_with_a_reason(frontend: Running, value: bytes, text: str) -> None:
     for path in BODIES:
         answer = await frontend.http.post(path, content=b'{"model": ' + value + b"}")
         message = answer.json()["error"]["message"]

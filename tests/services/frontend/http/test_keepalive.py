@@ -50,7 +50,7 @@ async def test_an_invalid_request_still_has_its_own_status(tmp_path: Path) -> No
         assert (await frontend.http.post("/v1/chat/completions", json=wrong)).status_code == 400
 
 
-async def test_a_failure_behind_the_headers_is_an_event(tmp_path: Path) -> None:
+async def test_a_failure_after_the_headers_is_an_event(tmp_path: Path) -> None:
     script = ScriptedScheduler(count_up)
     script.pause()
     folder = tool_model_folder(tmp_path / "talking")

@@ -52,16 +52,14 @@ def bodies() -> Iterator[tuple[str, dict[str, Any], str]]:
 
 
 @pytest.mark.parametrize(("path", "body", "refusal"), [*bodies()])
-async def test_parts_that_nobody_can_read_are_refused(
-    frontend: Running, path: str, body: dict[str, Any], refusal: str
-) -> None:
+async def test_unsupported_parts_are_refused(frontend: Running, path: str, body: dict[str, Any], refusal: str) -> None:
     answer = await frontend.http.post(path, json=body)
     assert answer.status_code == 400
     assert answer.json()["error"]["message"].startswith(refusal)
     assert len(answer.text) < 400
 
 
-async def test_what_is_empty_in_their_places_is_nothing(frontend: Running) -> None:
+async def test_empty_optional_values_count_as_omitted(frontend: Running) -> None:
     for empty in (None, []):
         items = [{"type": "reasoning", "content": empty, "summary": empty}, LAST]
         calls = [{"role": "assistant", "content": "so", "tool_calls": empty}, LAST]

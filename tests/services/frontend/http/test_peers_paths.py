@@ -46,7 +46,7 @@ async def test_tokenizer_info_has_what_the_folder_says_and_the_template_in_use(f
     assert info["model_max_length"] == int(1e30), "what Hugging HttpApplication writes for: no limit"
 
 
-async def test_probes_tell_alive_from_ready(tmp_path: Path) -> None:
+async def test_probes_distinguish_alive_from_ready(tmp_path: Path) -> None:
     """Without a scheduler the frontend is alive but not ready; probes need no key."""
     folder = tool_model_folder(tmp_path / "talking")
     async with running(folder, until_health=(503,), api_key="secret") as lonely:
@@ -54,7 +54,7 @@ async def test_probes_tell_alive_from_ready(tmp_path: Path) -> None:
         assert statuses == [200, 503, 503]
 
 
-async def test_it_is_ready_once_a_worker_has_told_its_adapters(tmp_path: Path) -> None:
+async def test_it_is_ready_once_a_worker_has_reported_its_adapters(tmp_path: Path) -> None:
     """With health_awaits_worker: a client that waits for /health and lists the models finds all of them."""
     script = ScriptedScheduler(count_up, num_workers=0)
     folder = tool_model_folder(tmp_path / "talking")
@@ -92,7 +92,7 @@ async def test_a_slash_at_the_end_is_none(tmp_path: Path) -> None:
             assert (await frontend.http.post("/v1/completions/?a", content=b"no JSON")).status_code == 429
 
 
-async def test_a_body_that_is_none_is_told(frontend: Running) -> None:
+async def test_an_invalid_body_is_reported(frontend: Running) -> None:
     for path in ("/v1/completions", "/v1/chat/completions/batch", "/v1/messages", "/invocations"):
         message = (await post_raw(frontend, path, b""))["error"]["message"]
         assert message == "the body is empty; it must be a JSON object"
@@ -166,7 +166,7 @@ async def test_invocations_read_texts_as_well(frontend: Running, path: str, body
         ({**COMPLETION, "modle": 1}, "modle"),
     ],
 )
-async def test_invocations_are_refused_in_the_words_of_the_call(frontend: Running, body: Any, field: str) -> None:
+async def test_invocations_are_refused_in_the_format_of_their_body(frontend: Running, body: Any, field: str) -> None:
     status, answer = await post(frontend, "/invocations", body)
     assert (status, answer["error"]["param"]) == (400, field)
 
@@ -258,7 +258,7 @@ async def test_the_chunk_that_opens_a_choice_counts_no_token_yet(frontend: Runni
 LOAD = {"kv_cache_usage_perc": 0.25, "num_requests_waiting": 3.0, "num_requests_running": 7.0}
 
 
-async def test_whoever_asks_for_it_is_told_the_load_with_each_answer(tmp_path: Path) -> None:
+async def test_the_load_header_is_sent_on_request(tmp_path: Path) -> None:
     """With the names and formats of vLLM's header."""
     folder = tool_model_folder(tmp_path / "talking")
     script = ScriptedScheduler(count_up)
@@ -302,7 +302,7 @@ async def test_a_path_in_front_of_all_paths(tmp_path: Path) -> None:
         assert 'handler="/llm' not in counted
 
 
-async def test_places_are_kept_under_a_path_in_front(tmp_path: Path) -> None:
+async def test_admission_works_under_a_path_prefix(tmp_path: Path) -> None:
     folder = tool_model_folder(tmp_path / "talking")
     script = ScriptedScheduler(count_up)
     settings: Any = {"root_path": "/llm", "max_inflight_requests": 1}

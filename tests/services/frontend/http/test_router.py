@@ -67,7 +67,7 @@ async def test_of_several_with_one_path_the_method_chooses(app: FastAPI) -> None
     assert (await asked(app, "POST", "/inner/ada")).status_code == 405
 
 
-async def test_what_nobody_serves_builds_nothing(app: FastAPI, built: list[str]) -> None:
+async def test_unknown_paths_build_no_route(app: FastAPI, built: list[str]) -> None:
     assert (await asked(app, "GET", "/outer/ada")).status_code == 404
     assert built == []
 

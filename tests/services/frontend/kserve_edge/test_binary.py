@@ -165,7 +165,7 @@ FOUR = packed("Hm? ")
         ),
     ],
 )
-async def test_sizes_that_lie_are_told(http: httpx.AsyncClient, body: dict[str, Any], data: bytes, error: str) -> None:
+async def test_wrong_sizes_are_reported(http: httpx.AsyncClient, body: dict[str, Any], data: bytes, error: str) -> None:
     reply = await post(http, body, data)
     assert (reply.status_code, reply.json()["error"][: len(error)]) == (400, error)
 
@@ -184,7 +184,7 @@ async def test_sizes_that_lie_are_told(http: httpx.AsyncClient, body: dict[str, 
         ({**OCTETS}, "content-type is 'application/octet-stream': bodies are application/json"),
     ],
 )
-async def test_a_header_that_lies_is_told(http: httpx.AsyncClient, headers: dict[str, str], error: str) -> None:
+async def test_a_wrong_header_is_reported(http: httpx.AsyncClient, headers: dict[str, str], error: str) -> None:
     reply = await post(http, text_of(8), FOUR, headers)
     assert (reply.status_code, reply.json()["error"][: len(error)]) == (400, error)
 

@@ -94,7 +94,7 @@ async def refused(call: Any) -> tuple[grpc.StatusCode, str]:
     return failed.value.code(), str(failed.value.details())
 
 
-async def test_who_this_is_and_what_it_takes(frontend: Running, stub: Any) -> None:
+async def test_server_and_model_metadata(frontend: Running, stub: Any) -> None:
     server = await stub.ServerMetadata(pb.ServerMetadataRequest())
     model = await stub.ModelMetadata(pb.ModelMetadataRequest(name=MODEL))
     assert (server.name, server.version) == ("quire", VERSION)
@@ -114,7 +114,7 @@ async def test_models_that_are_not_there_are_not_ready(stub: Any) -> None:
     assert (await refused(stub.ModelMetadata(pb.ModelMetadataRequest(name="other"))))[0] is grpc.StatusCode.NOT_FOUND
 
 
-async def test_a_text_goes_on_behind_the_prompt_or_alone(stub: Any) -> None:
+async def test_a_text_is_returned_with_or_without_the_prompt(stub: Any) -> None:
     whole = await stub.ModelInfer(infer("Hm? "))
     alone = await stub.ModelInfer(infer("Hm? ", exclude_input_in_output=True))
     assert outputs(whole) == {"text_output": [b"Hm? It is sunny."]}
@@ -151,7 +151,7 @@ async def test_sampling_parameters_come_as_a_tensor_or_as_parameters(
     assert b"sun" not in outputs(first)["text_output"][0]
 
 
-async def test_what_is_told_on_request(stub: Any) -> None:
+async def test_optional_outputs_are_returned_on_request(stub: Any) -> None:
     wanted = (
         "return_finish_reason",
         "return_cumulative_logprob",
@@ -283,7 +283,7 @@ def of_priority_4() -> pb.ModelInferRequest:
         (infer(sampling_parameters="[" * 200), "INVALID_ARGUMENT", "the body is nested"),
     ],
 )
-async def test_wrong_requests_are_told_what_is_wrong(
+async def test_invalid_requests_are_refused_with_a_reason(
     stub: Any, message: pb.ModelInferRequest, code: str, text: str
 ) -> None:
     told = await refused(stub.ModelInfer(message))

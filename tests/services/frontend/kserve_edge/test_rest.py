@@ -46,7 +46,7 @@ def infer(*more: dict[str, Any], text: str = "Hm? ", **fields: Any) -> dict[str,
     return {"inputs": [tensor("text_input", text), *more], **fields}
 
 
-async def test_who_this_is_and_what_it_takes(http: httpx.AsyncClient) -> None:
+async def test_server_and_model_metadata(http: httpx.AsyncClient) -> None:
     server, model, versioned = [(await http.get(path)).json() for path in ("/v2", MODEL, f"{MODEL}/versions/1")]
     assert (server["name"], server["version"]) == ("quire", VERSION)
     assert (model["name"], model["versions"]) == ("talking", ["1"])
@@ -62,7 +62,7 @@ async def test_probes(http: httpx.AsyncClient) -> None:
     assert (await http.get("/v2/models/other/ready")).status_code == 404
 
 
-async def test_a_version_that_is_not_there_is_told_by_each_path(http: httpx.AsyncClient) -> None:
+async def test_an_unknown_version_is_reported_by_each_path(http: httpx.AsyncClient) -> None:
     """A client would retry a 503."""
     for path in (f"{MODEL}/versions/2", f"{MODEL}/versions/2/ready", f"{MODEL}?version=2", f"{MODEL}/ready?version=2"):
         answer = await http.get(path)
@@ -122,7 +122,7 @@ async def test_a_stream_of_events(http: httpx.AsyncClient) -> None:
         ("versions/2/infer", infer(), 404, "there is no version '2' of models, only 1"),
     ],
 )
-async def test_wrong_bodies_are_told_what_is_wrong(
+async def test_invalid_bodies_are_refused_with_a_reason(
     http: httpx.AsyncClient, path: str, body: dict[str, Any], status: int, error: str
 ) -> None:
     reply = await http.post(f"{MODEL}/{path}", json=body)

@@ -55,7 +55,7 @@ async def test_an_adapter_of_two_contents_is_none(folder: Path) -> None:
     assert refused.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-async def test_a_scheduler_whose_first_words_make_no_sense_gets_no_work(folder: Path) -> None:
+async def test_a_scheduler_with_a_malformed_welcome_gets_no_sequences(folder: Path) -> None:
     """Its answers would not be read."""
     odd, good = (ScriptedScheduler(count_up, adapters=["a"], adapter_digests=digest) for digest in (b"x", DIGEST))
     async with scheduler(odd), scheduler(good), running(folder, odd.address, good.address) as frontend:

@@ -54,7 +54,7 @@ async def test_no_worker_in_time_is_an_error_that_says_so(folder: Path) -> None:
     assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
 
 
-async def test_so_many_are_held_as_are_let_in(folder: Path) -> None:
+async def test_as_many_requests_wait_as_are_admitted(folder: Path) -> None:
     script = ScriptedScheduler(num_workers=0)
     settings = {"worker_start_s": 60, "max_inflight_requests": 2}
     async with scheduler(script), running(folder, script.address, **settings) as frontend:
@@ -65,7 +65,7 @@ async def test_so_many_are_held_as_are_let_in(folder: Path) -> None:
         assert all(await asyncio.gather(*asked))
 
 
-async def test_who_leaves_is_held_no_longer(folder: Path) -> None:
+async def test_a_disconnected_request_is_removed(folder: Path) -> None:
     script = ScriptedScheduler(num_workers=0)
     async with scheduler(script), running(folder, script.address, worker_start_s=60) as frontend:
         call = frontend.inference.Generate(HELLO)

@@ -14,7 +14,7 @@ def group_of(name: str) -> Any:
     return (name,)
 
 
-async def test_a_group_that_has_waited_for_its_time_is_told_of_once() -> None:
+async def test_a_group_whose_wait_is_over_is_reported_once() -> None:
     told: asyncio.Queue[Group] = asyncio.Queue()
     queue = PendingQueue(told.put_nowait)
     queue.add(group_of("a"), 0.01, 1.0)
@@ -23,7 +23,7 @@ async def test_a_group_that_has_waited_for_its_time_is_told_of_once() -> None:
     assert told.empty()
 
 
-async def test_time_in_which_the_process_stood_still_is_not_all_there_is() -> None:
+async def test_a_suspension_does_not_use_up_the_wait() -> None:
     """Sessions that broke during a suspension reconnect in a few loop iterations, and the group is still pending."""
     told: list[Group] = []
     queue = PendingQueue(told.append, late_s=0.2, second_wait_s=60.0)
@@ -34,14 +34,14 @@ async def test_time_in_which_the_process_stood_still_is_not_all_there_is() -> No
     assert queue.take_all() == [group_of("a")]
 
 
-async def test_a_standstill_is_forgiven_for_a_bounded_time() -> None:
+async def test_a_stall_is_tolerated_for_a_bounded_time() -> None:
     told: asyncio.Queue[Group] = asyncio.Queue()
     PendingQueue(told.put_nowait, late_s=0.2, second_wait_s=0.01).add(group_of("a"), 0.1, 1.0)
     time.sleep(0.5)  # noqa: ASYNC251 - the standstill
     assert await asyncio.wait_for(told.get(), 60) == group_of("a")
 
 
-async def test_who_waits_waits_anew_when_somebody_shows_up_and_not_for_ever() -> None:
+async def test_waits_are_extended_when_a_scheduler_connects_within_a_maximum() -> None:
     told: asyncio.Queue[Group] = asyncio.Queue()
     queue, loop = PendingQueue(told.put_nowait), asyncio.get_running_loop()
     began_s = loop.time()

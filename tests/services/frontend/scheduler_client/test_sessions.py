@@ -62,7 +62,7 @@ async def test_a_session_that_breaks_in_mid_stream_costs_no_token(folder: Path) 
     assert metrics["vllm:request_queue_time_seconds_count"] == 1
 
 
-async def test_samples_go_on_one_by_one_with_seeds_of_their_own(folder: Path) -> None:
+async def test_samples_continue_separately_with_their_own_seeds(folder: Path) -> None:
     script = ScriptedScheduler(count_up, step_s=0.005)
     request = pb.GenerateRequest()
     request.CopyFrom(COUNTING)
@@ -157,7 +157,7 @@ async def test_a_burst_between_two_views_is_spread(folder: Path) -> None:
     assert len(one.submissions) == len(two.submissions) == 3
 
 
-async def test_another_model_ends_the_process_with_the_schedulers_words(folder: Path) -> None:
+async def test_another_model_ends_the_process_with_the_schedulers_error(folder: Path) -> None:
     script = ScriptedScheduler()
     script.reject_hello = "model.fingerprint: frontend has 'a', scheduler has 'b'"
     async with scheduler(script), running(folder, script.address, until_health=()) as frontend:
@@ -165,7 +165,7 @@ async def test_another_model_ends_the_process_with_the_schedulers_words(folder: 
             await asyncio.wait_for(frontend.task, 60)
 
 
-async def test_another_model_behind_the_scheduler_names_both_sides(folder: Path) -> None:
+async def test_a_scheduler_with_another_model_is_an_error_that_names_both(folder: Path) -> None:
     script = ScriptedScheduler()
     async with scheduler(script), running(folder, script.address) as frontend:  # no worker has reported its model yet
         script.view.model.CopyFrom(model_pb2.ModelIdentity(name="tiny", fingerprint="other", vocab_size=5))

@@ -46,7 +46,7 @@ def test_what_waits_is_one_message() -> None:
     assert [ids(message) for message in (taken, *link.waiting)] == [[1, 2], [3, 4, 5]]
 
 
-def test_a_cancellation_keeps_its_place() -> None:
+def test_a_cancellation_keeps_its_order() -> None:
     link = Link()
     box = Outbox(link, supports_merging=True)
     submit(box, 1)

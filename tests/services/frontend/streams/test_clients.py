@@ -50,7 +50,7 @@ async def test_background_responses_are_bounded_by_address(
         script.resume()
 
 
-def test_clients_without_a_name_have_half_of_all_places() -> None:
+def test_anonymous_clients_have_half_of_all_streams() -> None:
     terms = StreamPolicy(60.0, StreamLimits(per_tenant=3, all_tenants=20))
     assert (terms.store_limits("named").per_tenant, terms.store_limits("").per_tenant) == (3, 10)
     assert StreamPolicy(60.0, StreamLimits(per_tenant=3, all_tenants=4)).store_limits("").per_tenant == 3

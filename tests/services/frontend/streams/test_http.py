@@ -31,7 +31,7 @@ PATHS = {
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_a_stream_is_taken_up_behind_any_event_at_any_frontend(pair: Pair, path: str) -> None:
+async def test_a_stream_can_be_attached_after_any_event_at_any_frontend(pair: Pair, path: str) -> None:
     name = f"any-{next(NUMBERS)}"
     events = await read(pair.a, "POST", path, json={**ASK, **PATHS[path], "request_id": name})
     assert [event.id for event in events] == list(range(len(events)))
@@ -42,7 +42,7 @@ async def test_a_stream_is_taken_up_behind_any_event_at_any_frontend(pair: Pair,
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_whoever_reads_goes_on_with_what_a_dead_frontend_has_left(pair: Pair, path: str) -> None:
+async def test_a_reader_takes_over_from_a_dead_frontend(pair: Pair, path: str) -> None:
     for num_before in (1, 6):
         name = f"dead-{next(NUMBERS)}"
         body = {**ASK, **PATHS[path], "request_id": name}

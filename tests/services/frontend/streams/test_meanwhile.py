@@ -28,7 +28,7 @@ async def until_made(streams: Streams, key: StreamKey) -> None:
     await eventually(lambda: key in streams.local)
 
 
-async def test_who_hears_that_a_stream_is_not_there_takes_nothing_from_one_that_has_begun_since(
+async def test_a_late_not_found_does_not_drop_a_stream_started_since(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     streams, looked, begun = streams_of(pair.a), asyncio.Event(), asyncio.Event()

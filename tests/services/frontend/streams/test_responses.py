@@ -129,7 +129,7 @@ async def test_a_response_without_a_stream_is_begun_and_polled_at_any_frontend(p
 
 
 @pytest.mark.parametrize("is_told", [False, True], ids=["queued", "in progress"])
-async def test_whoever_polls_goes_on_with_what_a_dead_frontend_has_left(pair: Pair, is_told: bool) -> None:
+async def test_polling_takes_over_from_a_dead_frontend(pair: Pair, is_told: bool) -> None:
     name = f"orphan-{next(NUMBERS)}"
     if not is_told:
         pair.script.pause()
@@ -176,7 +176,7 @@ async def test_a_request_that_the_next_frontend_cannot_read_stays_for_another(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_who_asks_for_no_stream_need_not_come_back_before_it_has_ended(
+async def test_a_background_response_need_not_be_polled_before_it_ends(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
     """An unread stream is cancelled after its retention; a background response runs to its end unpolled."""
@@ -278,7 +278,7 @@ async def test_a_copy_outlives_a_redis_that_has_lost_it_but_not_what_is_known_of
     assert (await get(pair.a, response["id"])).status_code == 404
 
 
-async def test_a_response_is_gone_on_from_at_any_frontend(pair: Pair) -> None:
+async def test_a_response_can_be_continued_at_any_frontend(pair: Pair) -> None:
     """At its producer and elsewhere, the continued conversation is the same to the token."""
     first = await begun(pair.a, max_output_tokens=5)
     path = f"/v1/responses/{first['id']}"
@@ -305,9 +305,7 @@ async def test_a_response_that_breaks_off_has_failed(pair: Pair, monkeypatch: py
         assert "messages=8" in failed["error"]["message"]
 
 
-async def test_one_that_its_next_frontend_may_not_go_on_with_has_failed(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_stream_that_may_not_be_continued_fails(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     name = f"unwanted-{next(NUMBERS)}"
     response = await begun(pair.a, request_id=name)
     await until(pair.a, response["id"], "in_progress")

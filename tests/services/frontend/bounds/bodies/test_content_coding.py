@@ -69,7 +69,7 @@ def test_large_bodies_come_in_pieces() -> None:
 
 
 @pytest.mark.parametrize(("name", "pack"), WAYS)
-def test_a_body_that_is_not_whole_or_not_what_it_says_is_wrong(name: str, pack: Callable[[bytes], bytes]) -> None:
+def test_a_truncated_or_mislabelled_body_is_refused(name: str, pack: Callable[[bytes], bytes]) -> None:
     packed = pack(b"hello, hello, hello")
     for sent in (packed[:-1], packed[:3], b""):
         with pytest.raises(InvalidArgument, match=f"ends within its {name}"):

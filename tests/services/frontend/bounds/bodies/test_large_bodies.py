@@ -202,14 +202,14 @@ async def test_a_process_that_was_killed_is_replaced_and_one_that_ends_leaves_th
         assert await large.check(spool)
 
 
-async def test_it_steps_back_behind_what_clients_wait_for(large: LargeBodies) -> None:
+async def test_background_work_yields_to_client_calls(large: LargeBodies) -> None:
     with spooled(BODIES["fine"]) as spool:
         assert await large.check(spool)
     assert large.pid is not None
     assert has_stepped_back(large.pid)
 
 
-async def test_a_body_whose_client_has_left_is_not_taken_for_the_next_one(
+async def test_a_body_of_a_disconnected_client_is_not_mistaken_for_the_next_one(
     large: LargeBodies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process gets a file by its descriptor number, which another file reuses once it is closed."""

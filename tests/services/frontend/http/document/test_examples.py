@@ -103,7 +103,7 @@ def test_weights_are_updated_as_the_example_says(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["/pause", "/resume", "/sleep", "/wake_up"])
-def test_what_has_no_body_is_answered_as_it_stands(path: str, cluster: Cluster, document: dict[str, Any]) -> None:
+def test_calls_without_body_are_answered(path: str, cluster: Cluster, document: dict[str, Any]) -> None:
     answer = httpx.post(url(cluster, {"paths": {path: {"post": {}}}}, path), headers={"authorization": f"Bearer {KEY}"})
     assert answer.status_code == 200, answer.text
 

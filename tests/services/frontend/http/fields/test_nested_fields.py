@@ -143,7 +143,7 @@ async def test_an_unknown_field_inside_is_ignored_and_counted(frontend: Running)
         assert (await frontend.metrics())[name] > before, body
 
 
-async def test_a_misspelt_field_inside_is_refused_by_its_place(frontend: Running) -> None:
+async def test_a_misspelt_nested_field_is_refused_with_its_path(frontend: Running) -> None:
     for path, body, field, meant in MISSPELT:
         answer = await frontend.http.post(path, json={**FEW[path], **body})
         assert answer.status_code == 400, (body, answer.text)

@@ -78,7 +78,7 @@ async def test_where_a_query_has_no_meaning_any_is_read_over(frontend: Running) 
         assert (await frontend.http.get(path)).status_code == 200
 
 
-async def test_a_method_that_is_not_there_is_told_before(frontend: Running) -> None:
+async def test_an_unknown_method_is_reported_first(frontend: Running) -> None:
     assert (await frontend.http.delete("/v1/files?limt=1")).status_code == 405
 
 

@@ -206,7 +206,7 @@ async def test_as_curl_sends_it(frontend: Running, tmp_path: Path) -> None:
             assert out == b"200"
 
 
-async def test_bodies_of_many_calls_hold_only_so_much_together() -> None:
+async def test_decoded_bytes_of_all_calls_are_limited() -> None:
     """Each body is small as sent; a single one always fits, and read bodies are released."""
     decoders = BodyDecoders(most_held=1 << 20)
     body = gzip.compress(random.Random(5).randbytes(400_000).hex().encode())

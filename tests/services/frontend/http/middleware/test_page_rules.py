@@ -109,7 +109,7 @@ def test_hosts_may_be_counted_up_elsewhere_too() -> None:
         asked.check("GET", "/health", [(b"host", b"10.0.0.7:8000")])  # as a kubelet probes
 
 
-def test_there_is_one_host() -> None:
+def test_a_request_needs_exactly_one_host_header() -> None:
     two = [(b"host", b"localhost"), (b"host", b"localhost")]
     for asked in (LOOPBACK, rules(host="0.0.0.0"), rules(has_keys=True)):
         for path in ("/v1/completions", "/health"):
@@ -199,7 +199,7 @@ async def test_a_rebound_page_reads_nothing_on_any_path(keyless: tuple[Running, 
     assert not script.submissions
 
 
-async def test_errors_are_in_the_words_of_the_api(keyless: tuple[Running, ScriptedScheduler]) -> None:
+async def test_errors_have_the_format_of_the_api(keyless: tuple[Running, ScriptedScheduler]) -> None:
     frontend, _ = keyless
     for path, read in (("/v1/models", "error.message"), ("/v1/messages", "error.message"), ("/api/tags", "error")):
         told: Any = (await frontend.http.get(path, headers={"host": "evil.com"})).json()
@@ -262,7 +262,7 @@ async def test_pages_of_named_origins_get_cors_headers_with_every_answer(folder:
             assert ("access-control-allow-origin" in other.headers) == (origins[0] == "*")
 
 
-async def test_a_port_for_everybody_without_keys_is_told(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_open_port_without_keys_is_logged(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     for settings, is_told in (({"host": "0.0.0.0"}, True), ({"host": "0.0.0.0", "api_key": "k"}, False), ({}, False)):
         caplog.clear()
         async with running(folder, until_health=(503,), advertise="127.0.0.1", **settings):

@@ -118,7 +118,7 @@ async def test_answers_are_the_same_and_so_is_what_is_counted(folder: Path, monk
     assert sum(refused.values()) == 3 + 3 + 4 + 2, counted
 
 
-async def test_a_connection_that_is_idle_behind_a_refusal_is_closed(folder: Path) -> None:
+async def test_a_connection_that_is_idle_after_a_refusal_is_closed(folder: Path) -> None:
     script = ScriptedScheduler(count_up)
     async with (
         scheduler(script),

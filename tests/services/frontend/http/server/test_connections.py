@@ -91,7 +91,7 @@ async def served(frontend: Running) -> bool:
         (HEAD + b"transfer-encoding: chunked\r\n\r\n1\r\n{\r\n", b"408"),
     ],
 )
-async def test_who_does_not_go_on_is_closed(folder: Path, sent: bytes, status: bytes) -> None:
+async def test_a_stalled_request_is_closed(folder: Path, sent: bytes, status: bytes) -> None:
     script = ScriptedScheduler(count_up)
     async with scheduler(script), running(folder, script.address, connections=QUICK) as frontend:
         async with AsyncExitStack() as stack:
@@ -134,7 +134,7 @@ async def test_a_drop_of_body_at_a_time_does_not_buy_time(folder: Path) -> None:
         dripping.cancel()
 
 
-async def test_last_words_are_heard_though_more_was_on_its_way(folder: Path) -> None:
+async def test_a_last_response_arrives_although_input_is_unread(folder: Path) -> None:
     limits = {**QUICK, "header_bytes": 10_000_000}
     async with running(folder, until_health=(503,), connections=limits) as frontend, Peer(frontend) as peer:
         peer.writer.write(HEAD)
@@ -146,7 +146,7 @@ async def test_last_words_are_heard_though_more_was_on_its_way(folder: Path) -> 
             await peer.goes_on()
 
 
-async def test_a_call_refused_at_the_door_hears_so_while_more_is_on_its_way(
+async def test_a_call_refused_by_its_headers_is_answered_while_its_body_is_sent(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     last = HEAD + b"connection: close\r\ncontent-length: %d\r\n\r\n"
@@ -214,7 +214,9 @@ async def test_trailers_become_no_headers(folder: Path) -> None:
 @pytest.mark.parametrize(
     "cut", [b"content-length: 100\r\n\r\n{", b"transfer-encoding: chunked\r\n\r\n1\r\n{\r\nodd\r\n"]
 )
-async def test_who_leaves_within_a_body_is_no_fault(folder: Path, cut: bytes, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_disconnect_within_a_body_is_no_internal_error(
+    folder: Path, cut: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     script = ScriptedScheduler(count_up)
     async with scheduler(script), running(folder, script.address) as frontend:
         async with Peer(frontend) as peer:
@@ -232,7 +234,7 @@ async def test_who_leaves_within_a_body_is_no_fault(folder: Path, cut: bytes, ca
     assert not [record for record in caplog.records if record.exc_info]
 
 
-async def test_who_never_reads_loses_the_connection_and_its_place(folder: Path) -> None:
+async def test_a_client_that_never_reads_loses_its_connection_and_lease(folder: Path) -> None:
     script = ScriptedScheduler(count_up, step_s=0.0002)
     script.tokens_per_step = 20
     script.set_view(max_model_len=200_000)
@@ -251,7 +253,7 @@ async def test_who_never_reads_loses_the_connection_and_its_place(folder: Path) 
         await frontend.until_idle()
 
 
-async def test_one_connection_too_many_is_told_so(folder: Path) -> None:
+async def test_one_connection_too_many_gets_a_refusal(folder: Path) -> None:
     async with (
         running(folder, until_health=(503,), connections={"per_address": 20, "header_s": 60}) as frontend,
         AsyncExitStack() as stack,

@@ -66,7 +66,7 @@ async def closed(reader: asyncio.StreamReader) -> None:
 
 
 @loops
-def test_who_does_not_greet_is_closed(tmp_path: Path, run: Run) -> None:
+def test_a_connection_without_handshake_is_closed(tmp_path: Path, run: Run) -> None:
     run(_who_does_not_greet(tmp_path))
 
 
