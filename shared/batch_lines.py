@@ -1,7 +1,8 @@
-"""The lines of a batch: what each asks, and what is written of its answer. OpenAI's form, and that of vLLM's run-batch.
+"""Reads the request lines of a batch file and writes the lines of its output, in OpenAI's format (also that of vLLM's
+run-batch).
 
-A line asks {"custom_id", "method": "POST", "url", "body"}; its answer is {"id", "custom_id",
-"response": {"status_code", "request_id", "body"}, "error"}.
+A request line is {"custom_id", "method": "POST", "url", "body"}; an output line is {"id", "custom_id", "response":
+{"status_code", "request_id", "body"}, "error"}.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ ENDPOINTS = (
     "/v2/rerank",
 )
 MAX_LINES = 50_000  # OpenAI's bound
-MAX_LINE_BYTES = 1 << 20  # parsed in 10 ms at most, in which nobody else is heard
+MAX_LINE_BYTES = 1 << 20  # parsing takes at most 10 ms, which block the event loop
 MAX_ID_CHARACTERS = 512
-MAX_ERRORS = 50  # that are told of one file
-RETRYABLE_STATUSES = frozenset({429, 502, 503})  # statuses that tell to come back
+MAX_ERRORS = 50  # reported per file
+RETRYABLE_STATUSES = frozenset({429, 502, 503})
 
 
 @dataclass(frozen=True, slots=True)
 class BatchLine:
-    """One call of a batch."""
+    """One request of a batch."""
 
     number: int  # from 1
     custom_id: str
@@ -43,7 +44,7 @@ class BatchLine:
 
 
 class InvalidBatchLine(InvalidArgument):
-    """`number`: of the line, from 1."""
+    """A request line that cannot be processed; `number` is its line number, from 1."""
 
     def __init__(self, number: int, message: str, field: str = "") -> None:
         super().__init__(f"line {number}: {message}", field=field)
@@ -51,7 +52,8 @@ class InvalidBatchLine(InvalidArgument):
 
 
 def numbered_lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """Those that are not empty, with their numbers; of one that is too long the beginning, one byte too many."""
+    """Yields the non-empty lines of a file with their line numbers. A line that exceeds MAX_LINE_BYTES is truncated
+    to one byte more than that."""
     number = 0
     while line := file.readline(MAX_LINE_BYTES + 1):
         number += 1
@@ -63,7 +65,7 @@ def numbered_lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
 
 
 def parse_line(number: int, line: bytes, endpoints: Sequence[str] = ENDPOINTS) -> BatchLine:
-    """Raises InvalidBatchLine."""
+    """Parses and validates one request line. Raises InvalidBatchLine."""
     if len(line) > MAX_LINE_BYTES:
         raise InvalidBatchLine(number, f"it has more than {MAX_LINE_BYTES} bytes")
     try:
@@ -87,7 +89,7 @@ def parse_line(number: int, line: bytes, endpoints: Sequence[str] = ENDPOINTS) -
 
 
 def check_file(file: BinaryIO, endpoints: Sequence[str]) -> tuple[int, list[InvalidBatchLine]]:
-    """How many lines there are, and what is wrong with the first of those that are wrong."""
+    """Returns the number of lines of a batch file and the first MAX_ERRORS errors in it."""
     wrong: list[InvalidBatchLine] = []
     seen: set[str] = set()
     count = 0
@@ -112,19 +114,20 @@ def check_file(file: BinaryIO, endpoints: Sequence[str]) -> tuple[int, list[Inva
 
 
 def output_line(answer_id: str, custom_id: str, status: int, request_id: str, body: Any) -> bytes:
-    """A line of the output. What failed has its error there twice: as the server worded it, and as OpenAI has it."""
+    """Returns an output line. A failed request has its error twice: in the server's wording and in OpenAI's format."""
     error = None
     if status // 100 != 2:
-        told = body.get("error") if isinstance(body, dict) else None
-        message = told.get("message") if isinstance(told, dict) else told
+        failure = body.get("error") if isinstance(body, dict) else None
+        message = failure.get("message") if isinstance(failure, dict) else failure
         error = {"code": str(status), "message": str(message or f"status {status}")}
     response = {"status_code": status, "request_id": request_id, "body": body}
-    told_all = {"id": answer_id, "custom_id": custom_id, "response": response, "error": error}
-    return json.dumps(told_all, ensure_ascii=False).encode() + b"\n"
+    entry = {"id": answer_id, "custom_id": custom_id, "response": response, "error": error}
+    return json.dumps(entry, ensure_ascii=False).encode() + b"\n"
 
 
 def read_output(file: Iterable[bytes]) -> Iterator[tuple[dict[str, Any], int]]:
-    """What stands in an output already, with the end of each line in bytes; a line that was torn ends it."""
+    """Yields the entries of an existing output file, each with the offset of the end of its line; stops at a torn
+    line."""
     end = 0
     for line in file:
         end += len(line)

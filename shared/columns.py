@@ -1,6 +1,7 @@
 """Columns of the step protocols: `bytes` fields that hold little-endian arrays (protos/README.md).
 
-Reading gives a read-only view without copying, ColumnError for what is none; writing takes any sequence of numbers.
+Reading returns a read-only view without copying and raises ColumnError for malformed bytes; writing accepts any
+sequence of numbers.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ F32 = npt.NDArray[np.float32]
 
 
 class ColumnError(ValueError):
-    """Whoever sent this made a mistake."""
+    """A peer sent a column whose length is not a multiple of the element size."""
 
 
 def u32(column: bytes) -> U32:

@@ -1,6 +1,7 @@
-"""One tree of errors, and one table from it to gRPC codes, HTTP statuses and OpenAI's error types.
+"""One tree of errors, and one table that maps it to gRPC codes, HTTP statuses and OpenAI error types.
 
-Raise the class; only the edges look at the table. `to_proto` and `from_proto` carry an error between services.
+Code raises the classes; only the edges use the table. `to_proto` and `from_proto` convert errors for transport
+between services.
 """
 
 from __future__ import annotations
@@ -11,30 +12,33 @@ import grpc
 
 from quire.shared.pb.common.v1 import finish_pb2 as pb
 
-FIRST_CHARACTERS, LAST_CHARACTERS = 1200, 400  # of a message: what is wrong stands at its beginning or its end
+FIRST_CHARACTERS, LAST_CHARACTERS = (
+    1200,
+    400,
+)  # parts of a long message that are kept: the cause is at its beginning or its end
 FIELD_CHARACTERS = 200
 NAME_CHARACTERS = 256
 
 
 def _shortened(text: str) -> str:
-    """Messages quote what was sent, which may be megabytes."""
+    """Limits the length of a message, which may quote megabytes of a request."""
     if len(text) <= FIRST_CHARACTERS + LAST_CHARACTERS:
         return text
     return f"{text[:FIRST_CHARACTERS]} ... {text[-LAST_CHARACTERS:]}"
 
 
 def truncated_name(text: str) -> str:
-    """As logs and metrics have it: where a name belongs a client may have written megabytes."""
+    """Limits the length of a client-supplied name for logs and metrics."""
     return text[:NAME_CHARACTERS]
 
 
 class QuireError(Exception):
-    """Anything that ends a request or a session with a reason for whoever sent it."""
+    """Base class of errors that end a request or a session and are reported to its sender."""
 
     code = pb.ERROR_CODE_INTERNAL
 
     def __init__(self, message: str, *, field: str = "", retry_after_ms: int = 0, reason: str = "") -> None:
-        """`reason`: a word that clients look for; not carried between services."""
+        """`reason`: machine-readable word for clients; not carried between services."""
         message = _shortened(message)
         super().__init__(message)
         self.reason = reason
@@ -44,25 +48,25 @@ class QuireError(Exception):
 
 
 class InvalidArgument(QuireError):
-    """The request is wrong, and would be wrong again."""
+    """The request is invalid; retrying cannot help."""
 
     code = pb.ERROR_CODE_INVALID_ARGUMENT
 
 
 class NotFound(QuireError):
-    """No such model, adapter or resource."""
+    """The model, adapter or other resource does not exist."""
 
     code = pb.ERROR_CODE_NOT_FOUND
 
 
 class ResourceExhausted(QuireError):
-    """Full; `retry_after_ms` says when to try again."""
+    """A limit is exceeded; `retry_after_ms` says when to retry."""
 
     code = pb.ERROR_CODE_RESOURCE_EXHAUSTED
 
 
 class Unavailable(QuireError):
-    """Nobody can serve this now."""
+    """No service can handle the request at present."""
 
     code = pb.ERROR_CODE_UNAVAILABLE
 
@@ -74,46 +78,46 @@ class DeadlineExceeded(QuireError):
 
 
 class FailedPrecondition(QuireError):
-    """Two sides do not fit: a mismatched block size, a wrong epoch, a state that forbids the call."""
+    """Two sides are incompatible, or a state forbids the call: mismatched block size, wrong epoch."""
 
     code = pb.ERROR_CODE_FAILED_PRECONDITION
 
 
 class Unauthenticated(QuireError):
-    """Whoever asks has not shown who it is."""
+    """The caller is not authenticated."""
 
     code = pb.ERROR_CODE_UNAUTHENTICATED
 
 
 class PermissionDenied(QuireError):
-    """Whoever asks is known, and may not do this."""
+    """The caller is authenticated, but not permitted to do this."""
 
     code = pb.ERROR_CODE_PERMISSION_DENIED
 
 
 class Unimplemented(QuireError):
-    """Known, but not offered here."""
+    """A known feature that is not offered here."""
 
     code = pb.ERROR_CODE_UNIMPLEMENTED
 
 
 class UnsupportedEncoding(Unimplemented):
-    """A body in an encoding that is not offered here."""
+    """A request body has an encoding that is not supported."""
 
 
 class BodyTooLarge(InvalidArgument):
-    """A body, or what it decodes to, of more bytes than are taken."""
+    """A request body, or its decoded form, exceeds the size limit."""
 
 
 class Internal(QuireError):
-    """A fault of ours."""
+    """A fault of the server."""
 
     code = pb.ERROR_CODE_INTERNAL
 
 
 @dataclass(frozen=True, slots=True)
 class Transport:
-    """How an error looks from outside."""
+    """Representation of an error in gRPC, HTTP and the OpenAI API."""
 
     grpc_code: grpc.StatusCode
     http_status: int
@@ -133,7 +137,7 @@ TRANSPORTS: dict[int, Transport] = {
     pb.ERROR_CODE_INTERNAL: Transport(grpc.StatusCode.INTERNAL, 500, "InternalServerError"),
 }
 
-# Errors that HTTP has a status of its own for.
+# Errors with a more specific HTTP status than that of their code.
 _OWN_TRANSPORTS: dict[type[QuireError], Transport] = {
     UnsupportedEncoding: Transport(grpc.StatusCode.UNIMPLEMENTED, 415, "UnsupportedMediaTypeError"),
     BodyTooLarge: Transport(grpc.StatusCode.INVALID_ARGUMENT, 413, "RequestEntityTooLargeError"),

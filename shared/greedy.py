@@ -1,4 +1,4 @@
-"""When a request takes the likeliest token instead of sampling: the one rule for all who refuse, settle or sample."""
+"""The rule for greedy decoding, shared by validation, scheduling and sampling."""
 
 from __future__ import annotations
 

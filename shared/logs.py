@@ -1,4 +1,4 @@
-"""Logs: one line an event, a message and named values, as text for people or JSON for collectors."""
+"""Structured logs: one line per event, with a message and named values, as text or JSON."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from typing import Any, Literal, TextIO
 
 LogFormat = Literal["text", "json"]
 
-MOST_LINES = 10_000  # that wait to be written
-GATHER_S = 0.02  # lines of so long are written together
-MOST_OWN_CHARACTERS = 200
-NO_ROOM = "nobody reads them fast enough, or there was no room"
+MAX_LINES = 10_000  # waiting to be written
+GATHER_S = 0.02  # lines of this period are written together
+MAX_OWN_CHARACTERS = 200
+NO_ROOM = "the reader is too slow, or the disk was full"
 LAST_LINES_S = 1.0
 PLAIN = re.compile(r"[\w\-.,:;/@+*<>()\[\]{}'!?%&#|~^$]*")
 AS_JSON = json.JSONEncoder(default=str).encode
-logging._srcfile = None  # nobody is told which line of code it was, so nobody looks
+logging._srcfile = None  # skip the caller lookup: records carry no source location
 
 
 class Logger:
-    """log.info("worker attached", worker=id, blocks=n)"""
+    """Logger with named values: log.info("worker attached", worker=id, blocks=n)."""
 
     def __init__(self, name: str) -> None:
         self._log = logging.getLogger(f"quire.{name}")
@@ -36,7 +36,7 @@ class Logger:
 
     @property
     def is_info_enabled(self) -> bool:
-        """Whether info() says anything: for values that take work."""
+        """Whether info() has an effect, for values that are expensive to compute."""
         return self._log.isEnabledFor(logging.INFO)
 
     def info(self, message: str, **values: Any) -> None:
@@ -49,7 +49,7 @@ class Logger:
         self._log.error(message, extra={"values": values})
 
     def exception(self, message: str, **values: Any) -> None:
-        """An error with the traceback of the exception being handled."""
+        """Logs an error with the traceback of the exception being handled."""
         self._log.exception(message, extra={"values": values})
 
 
@@ -58,6 +58,8 @@ def logger(name: str) -> Logger:
 
 
 class _Text(logging.Formatter):
+    """Formats a record as one line of text."""
+
     def __init__(self, service: str) -> None:
         super().__init__()
         self._service = service
@@ -76,13 +78,15 @@ def _clock(second: int) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A text that could be taken for more than one value, or for the end of a line, stands in quotes."""
+    """Quotes a text that could be mistaken for several values or for the end of a line."""
     if not isinstance(value, str):
         return value
     return value if PLAIN.fullmatch(value) else json.dumps(value)
 
 
 class _Json(logging.Formatter):
+    """Formats a record as one line of JSON."""
+
     def __init__(self, service: str) -> None:
         super().__init__()
         self._service = service
@@ -102,16 +106,17 @@ class _Json(logging.Formatter):
 
 
 class _Writer(logging.Handler):
-    """Writes from a thread of its own: whoever reads the lines slowly, or not at all, holds up nobody. What is too
-    much, or cannot be written, is left out and counted: a disk that is full may have room again."""
+    """Writes lines in a thread of its own, so that a slow or missing reader does not block the service. Lines beyond
+    MAX_LINES, or that cannot be written, are dropped and counted; writing is retried, because a full disk may have
+    room again."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__()
         self._stream = stream
         self._lines: deque[str] = deque()
         self._num_lost = 0
-        self._failure = ""  # of the last attempt to write
-        self._is_torn = False  # the last line
+        self._failure = ""  # why the last write failed; empty: it did not
+        self._is_torn = False  # the last line was written only in part
         self._has_news = threading.Event()
         self._is_idle = threading.Event()
         self._is_idle.set()
@@ -120,21 +125,20 @@ class _Writer(logging.Handler):
         threading.Thread(target=self._run, name="logs", daemon=True).start()
 
     def emit(self, record: logging.LogRecord) -> None:
-        if len(self._lines) >= MOST_LINES:
+        if len(self._lines) >= MAX_LINES:
             self._num_lost += 1
             return
         try:
             self._lines.append(self.format(record))
         except Exception as error:
-            self._lines.append(
-                self._own("a line of the log cannot be written", template=record.msg, reason=repr(error))
-            )
+            self._lines.append(self._own("a log line cannot be formatted", template=record.msg, reason=repr(error)))
         if not self._has_news.is_set():
             self._is_idle.clear()
             self._has_news.set()
 
     def flush(self) -> None:
-        """Returns when everything is written, or nobody seems to read. From now on nothing waits for more."""
+        """Waits until everything is written, or until LAST_LINES_S have passed. From then on lines are written
+        without delay."""
         self._gather_s = 0.0
         self._is_idle.wait(LAST_LINES_S)
 
@@ -150,7 +154,7 @@ class _Writer(logging.Handler):
             self._has_news.clear()
             try:
                 self._write()
-            except Exception as error:  # whatever it is, later lines are written
+            except Exception as error:  # later lines must still be written
                 self._failure = repr(error)
             if not self._lines:
                 self._is_idle.set()
@@ -160,11 +164,11 @@ class _Writer(logging.Handler):
         lost, self._num_lost = self._num_lost, 0
         num_lines = len(lines)
         if lost:
-            lines.append(self._own(f"{lost} lines of the log were left out", reason=self._failure or NO_ROOM))
+            lines.append(self._own(f"{lost} log lines were dropped", reason=self._failure or NO_ROOM))
         if not lines:
             return
         text = "\n".join(lines) + "\n"
-        self._num_lost += num_lines + lost  # until they are written
+        self._num_lost += num_lines + lost  # subtracted again when they are written
         num_written, num_left = _put(self._stream, f"\n{text}" if self._is_torn else text)
         if not num_left:
             self._num_lost -= num_lines + lost
@@ -173,15 +177,15 @@ class _Writer(logging.Handler):
             self._is_torn = num_left > 0
 
     def _own(self, message: str, **values: Any) -> str:
-        """Returns a line of the log about itself."""
+        """Returns a log line about the log itself."""
         entry = {"name": "quire.logs", "levelno": logging.WARNING, "levelname": "WARNING", "msg": message}
-        shown = {name: str(value)[:MOST_OWN_CHARACTERS] for name, value in values.items()}
+        shown = {name: str(value)[:MAX_OWN_CHARACTERS] for name, value in values.items()}
         return self.format(logging.makeLogRecord({**entry, "values": shown}))
 
 
 def _put(stream: TextIO, text: str) -> tuple[int, int]:
-    """How many bytes were written, and how many could not be. Goes past Python's buffers, which would keep what has no
-    room, and make a failure of the end of the process."""
+    """Writes to the raw stream and returns the number of bytes written and not written. Bypasses Python's buffers,
+    which would keep unwritable data and fail again when the process exits."""
     data = text.encode(stream.encoding or "utf-8", "backslashreplace")
     size = len(data)
     try:
@@ -190,44 +194,44 @@ def _put(stream: TextIO, text: str) -> tuple[int, int]:
             stream.write(text)
             stream.flush()
             return len(data), 0
-        while data and (count := raw.write(data)):  # None: it would have to wait
+        while data and (count := raw.write(data)):  # None: the write would block
             data = data[count:]
-    except (OSError, ValueError):  # no room, nobody who reads, or closed
+    except (OSError, ValueError):  # disk full, no reader, or closed
         pass
     return size - len(data), len(data)
 
 
 def print_line(line: str, stream: TextIO) -> None:
-    """Tells whoever started this process, if there is a way: what serves goes on if the disk is full, or the pipe has
-    no reader."""
+    """Writes a line for the process that started this one. A full disk or a closed pipe is ignored, because a
+    service must keep running."""
     _put(stream, f"{line}\n")
 
 
 def flush() -> None:
-    """Before a process leaves without further ado."""
+    """Flushes all handlers before the process exits."""
     for handler in logging.getLogger().handlers:
         handler.flush()
 
 
 def is_json() -> bool:
-    """Whether configure() was told so."""
+    """Whether configure() selected JSON."""
     return any(isinstance(handler.formatter, _Json) for handler in logging.getLogger().handlers)
 
 
 def as_json(service: str, message: str, level: str = "info", **values: Any) -> str:
-    """A line like those of the log, for what is written elsewhere."""
+    """Returns a line in the log's JSON format, for output outside of the log."""
     head = {"time": round(time.time(), 3), "level": level, "service": service, "logger": "quire", "message": message}
     return AS_JSON({**head, **values})
 
 
 def _on_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Writes what ends this process as a line of the log."""
+    """Logs an uncaught exception before the process exits."""
     logging.getLogger("quire.fault").critical("uncaught", exc_info=(kind, error, trace))
     flush()
 
 
 def configure(service: str, level: str = "info", style: LogFormat = "text") -> None:
-    """Sends the logs of this process to stderr; `service` names it in every line."""
+    """Sends the logs of this process to stderr; `service` is included in every line."""
     handler = _Writer(sys.stderr)
     handler.setFormatter(_Json(service) if style == "json" else _Text(service))
     root = logging.getLogger()
@@ -235,7 +239,7 @@ def configure(service: str, level: str = "info", style: LogFormat = "text") -> N
     for writer in before:
         if isinstance(writer, _Writer):
             writer.close()
-    if style == "json":  # else Python writes lines of text between
+    if style == "json":  # otherwise Python writes plain text between the JSON lines
         logging.captureWarnings(True)
         sys.excepthook = _on_uncaught
     root.setLevel(level.upper())

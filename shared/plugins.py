@@ -1,7 +1,8 @@
-"""What other packages bring along: Python's entry points, by group (`quire.models`, `quire.attention_backends`, ...).
+"""Extensions from other packages, found by Python's entry points, by group (`quire.models`, `quire.attention_backends`,
+...).
 
-A table of built-in names maps each to "module:attribute"; `known` adds those that installed packages declare. Nothing
-is imported before it is asked for by name.
+A table of built-in names maps each to "module:attribute"; `known` adds the names that installed packages declare.
+Nothing is imported before it is requested by name.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from quire.shared.errors import InvalidArgument
 
 
 def known(group: str, built_in: Mapping[str, str]) -> dict[str, str]:
-    """Name -> "module:attribute". Raises InvalidArgument for a name that is declared twice: neither would be right."""
+    """Returns name -> "module:attribute". Raises InvalidArgument for a name that is declared twice."""
     found = dict(built_in)
     for point in _declared(group, tuple(sys.path)):
         other = found.setdefault(point.name, point.value)
@@ -30,11 +31,11 @@ def known(group: str, built_in: Mapping[str, str]) -> dict[str, str]:
 
 @functools.cache
 def _declared(group: str, path: tuple[str, ...]) -> EntryPoints:
-    """By the packages in `path`, each of which is read for it."""
+    """Returns the entry points of a group; `path` is part of the cache key."""
     return entry_points(group=group)
 
 
 def load(reference: str) -> Any:
-    """What "module:attribute" names."""
+    """Imports and returns the object that "module:attribute" names."""
     module, _, attribute = reference.partition(":")
     return getattr(importlib.import_module(module), attribute)

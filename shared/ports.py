@@ -1,4 +1,4 @@
-"""Sockets to listen on, and one wording for a port that cannot be had."""
+"""Binding of listening sockets, with uniform error messages for unavailable ports."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from quire.shared.errors import FailedPrecondition, InvalidArgument, QuireError
 
 
 def bind(host: str, port: int, field: str, *, share: bool = False) -> socket.socket:
-    """A socket that is bound and does not listen yet. `share`: others may bind the port, too (SO_REUSEPORT).
+    """Returns a bound socket that does not listen yet. `share`: allow other processes to bind the port (SO_REUSEPORT).
 
-    Raises FailedPrecondition naming `field`, the setting that the port is from, and InvalidArgument for the host.
+    Raises FailedPrecondition naming `field`, the setting of the port, and InvalidArgument for an invalid host.
     """
     family, address = resolve(host, port)
     bound = socket.socket(family, socket.SOCK_STREAM)
@@ -28,16 +28,18 @@ def bind(host: str, port: int, field: str, *, share: bool = False) -> socket.soc
 
 
 def check(host: str, port: int, field: str, *, share: bool = False) -> None:
-    """Raises what bind() would: for those who bind it later, or with a library that has no words for it."""
+    """Raises what bind() would raise, for a port that is bound later or by a library without useful errors."""
     bind(host, port, field, share=share).close()
 
 
 def resolve(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
-    """The first address that `host` stands for."""
+    """Returns the first address that `host` resolves to."""
     try:
         found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except socket.gaierror as error:
-        raise InvalidArgument(f"host: {host!r} is no address of this machine: {error.strerror}", field="host") from None
+        raise InvalidArgument(
+            f"host: {host!r} is not an address of this machine: {error.strerror}", field="host"
+        ) from None
     family, *_, address = found[0]
     return family, address
 

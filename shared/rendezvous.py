@@ -1,5 +1,5 @@
-"""Rendezvous hashing (Thaler and Ravishankar, 1998): where a key belongs among those that are there, so that whoever
-comes or goes moves only the keys that come to it or were with it."""
+"""Rendezvous hashing (Thaler and Ravishankar, 1998): assigns keys to members so that a joining or leaving member
+moves only its own keys."""
 
 from __future__ import annotations
 
@@ -7,5 +7,6 @@ import hashlib
 
 
 def weight(key: bytes, name: str) -> bytes:
-    """How much `key` belongs to `name`: it is at home where this is greatest. The same in every process."""
+    """Returns the weight of `name` for `key`, equal in every process; the key belongs to the member with the
+    greatest weight."""
     return hashlib.sha256(key + name.encode()).digest()

@@ -1,4 +1,4 @@
-"""Values that each step makes anew: nobody changes one, and the type checker sees to it."""
+"""Decorator for values that every step creates: immutable for the type checker, cheap at run time."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ Value = TypeVar("Value")
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def step_value(cls: type[Value]) -> type[Value]:
-    """A frozen dataclass with slots, except at run time: there a frozen one sets each field by a call, which for the
-    hundred fields of a worker's step takes more than ten microseconds."""
+    """Makes a dataclass with slots that type checkers treat as frozen. At run time it is not frozen, because a
+    frozen one sets every field by a function call, which costs more than ten microseconds for the hundred fields of
+    a worker's step."""
     return dataclass(slots=True)(cls)

@@ -1,4 +1,5 @@
-"""JSON that stands inside of a text, as arguments of calls and schemas do: nobody has measured it when it is read."""
+"""Strict parsing of JSON that is embedded in a text field, such as tool-call arguments and schemas, without the size
+checks of a request body."""
 
 from __future__ import annotations
 
@@ -7,12 +8,12 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # as JSON writes one, be it half of a pair or not
+SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # an escaped surrogate, paired or not
 
 
 def read(text: str) -> Any:
-    """Raises ValueError that says what is wrong: no JSON, brackets in brackets in brackets, a number of thousands of
-    digits, NaN, half of a surrogate pair."""
+    """Parses JSON. Raises ValueError with the reason: malformed, nested too deeply, an integer of thousands of
+    digits, NaN, or a lone surrogate."""
     try:
         document = json.loads(text, parse_constant=_no_constant)
     except RecursionError:
@@ -20,15 +21,16 @@ def read(text: str) -> Any:
     except json.JSONDecodeError:
         raise
     except ValueError as error:
-        raise ValueError(str(error).partition(";")[0]) from None  # Python goes on to say how it could be told otherwise
+        raise ValueError(str(error).partition(";")[0]) from None  # without Python's advice on its digit limit
     if SURROGATE.search(text) and (found := find_lone_surrogate(document)) is not None:
         path, half = found
-        raise ValueError(f"{path or 'it'} holds {half}, half of a surrogate pair, which is no text")
+        raise ValueError(f"{path or 'it'} contains {half}, half of a surrogate pair, which is not valid text")
     return document
 
 
 def find_lone_surrogate(document: Any) -> tuple[str, str] | None:
-    """The way to a text that is none, and its first character that makes it so, both printable."""
+    """Returns the path of the first string with a lone surrogate and the escaped surrogate, both printable; None if
+    there is none."""
     for path, text in _texts(document):
         try:
             text.encode()
@@ -42,7 +44,7 @@ def _no_constant(name: str) -> Any:
 
 
 def _texts(document: Any) -> Iterator[tuple[str, str]]:
-    """Every string, names of fields included, with the way to it."""
+    """Yields every string, object keys included, with its path."""
     pending: list[tuple[str, Any]] = [("", document)]
     while pending:
         path, value = pending.pop()

@@ -1,1 +1,1 @@
-"""GGUF, llama.cpp's files: a model, its configuration and its tokenizer in one. Read without torch."""
+"""GGUF, llama.cpp's file format: a model, its configuration and its tokenizer in one file. Read without torch."""

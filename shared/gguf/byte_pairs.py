@@ -1,4 +1,5 @@
-"""`tokenizer.ggml.model: gpt2`: byte-level pairs. How texts are cut into words first has a name (`.pre`)."""
+"""Tokenizers of type `tokenizer.ggml.model: gpt2`: byte-level BPE. The pre-tokenizer is selected by name
+(`tokenizer.ggml.pre`)."""
 
 from __future__ import annotations
 
@@ -18,13 +19,13 @@ REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizerRule:
-    """How a text becomes words."""
+    """How a text is split into words before BPE."""
 
-    regexes: tuple[str, ...] = ()  # each cuts what those before left whole; none: GPT-2's own
-    digits: bool = False  # each is a word
-    whole_words: bool = False  # a word that is a token is not merged to it
+    regexes: tuple[str, ...] = ()  # applied one after the other; empty: GPT-2's own
+    digits: bool = False  # every digit is a word
+    whole_words: bool = False  # a word that is itself a token is used without merging
     adds_bos: bool = False
-    composed: bool = False  # letters and their accents are one character (NFC)
+    composed: bool = False  # texts are normalized to NFC
 
 
 GPT2 = PreTokenizerRule()
@@ -37,7 +38,7 @@ QWEN35 = PreTokenizerRule((rf"{CONTRACTIONS}|{MARKED_WORD}|\p{{N}}|{MARKED_REST}
 GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 FALCON = PreTokenizerRule((r"[\p{P}$+<=>^~|`]+", GPT2_WORDS, "[0-9]{3}"))
 LINES, IDEOGRAPHS = r"[\r\n]", "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
-UNCASED = r"(?![\x{10D0}-\x{10FF}\x{1D400}-\x{1D7CB}])"  # Georgian and mathematical letters, as that list has them
+UNCASED = r"(?![\x{10D0}-\x{10FF}\x{1D400}-\x{1D7CB}])"  # Georgian, mathematical letters; as in llama.cpp's list
 CASED = rf"(?:{UNCASED}[\p{{Lu}}\p{{Ll}}\p{{Lt}}])"  # letters of scripts with two cases
 MARKS = "[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]"
 DEEPSEEK_CODER = PreTokenizerRule((LINES, r"\s?\p{L}+", r"\s?\p{P}+", IDEOGRAPHS), digits=True, adds_bos=True)
@@ -64,13 +65,13 @@ PRE_TOKENIZER_RULES = {
 
 
 def parts(words: GgufVocabulary) -> tuple[dict[str, Any], bool]:
-    """Of a tokenizer.json; and whether a text begins with the token for it unless the file says otherwise."""
+    """Returns the sections of a tokenizer.json, and whether a BOS token is added unless the file says otherwise."""
     name = words.values.text(PRE)
     cut = PRE_TOKENIZER_RULES.get(name)
     if cut is None:
         raise words.header.refusal(f"{PRE} is {name[:80]!r}; there are {', '.join(PRE_TOKENIZER_RULES)}")
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
-    made = {
+    sections = {
         "normalizer": {"type": "NFC"} if cut.composed else None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*_cutters(cut), byte_level | _regex(cut)]},
         "post_processor": byte_level,
@@ -88,7 +89,7 @@ def parts(words: GgufVocabulary) -> tuple[dict[str, Any], bool]:
             "merges": read_merges(words),
         },
     }
-    return made, cut.adds_bos
+    return sections, cut.adds_bos
 
 
 def _cutters(cut: PreTokenizerRule) -> list[dict[str, Any]]:
@@ -103,11 +104,12 @@ def _regex(cut: PreTokenizerRule) -> dict[str, bool]:
 
 
 def read_merges(words: GgufVocabulary) -> list[list[str]]:
-    """Returns the file's pairs in order. Raises InvalidArgument for one that needs or makes what is no token."""
+    """Returns the file's merges in order. Raises InvalidArgument for a merge whose parts or result are not in the
+    vocabulary."""
     pairs, known = [], set(words.tokens)
     for merge in words.values.texts(MERGES):
         first, _, second = merge.partition(" ")
         if not {first, second, first + second} <= known:
-            raise words.header.refusal(f"{MERGES}: {merge[:80]!r} makes or needs what is no token")
+            raise words.header.refusal(f"{MERGES}: {merge[:80]!r} needs or produces an unknown token")
         pairs.append([first, second])
     return pairs

@@ -1,4 +1,4 @@
-"""A GGUF file's metadata as the config.json that transformers would have written."""
+"""Converts a GGUF file's metadata to the config.json that transformers would have written."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ ARCHITECTURES = {
     "qwen3": ("Qwen3ForCausalLM", "qwen3"),
 }
 DTYPES = {"F32": "float32", "F16": "float16"}
-WIDENED = "bfloat16"  # what blocks of codes become unless --dtype says otherwise
+WIDENED = "bfloat16"  # dtype of dequantized blocks unless --dtype says otherwise
 ROPE_FACTORS = "rope_freqs.weight"
 LAYER = re.compile(r"blk\.(\d+)\.")
 
-# Keys behind the architecture's name. Another one would change what is computed in a way that nobody has looked at.
+# Keys after the architecture's name that are read. Any other key could change the computation and is refused.
 READ = {
     "context_length",
     "embedding_length",
@@ -39,12 +39,12 @@ READ = {
     "rope.scaling.original_context_length",
     "rope.scaling.finetuned",
 }
-NEUTRAL: dict[str, tuple[Any, ...]] = {  # keys that are not read, and their values that change nothing
+NEUTRAL: dict[str, tuple[Any, ...]] = {  # keys that are not read, with the values that have no effect
     "expert_count": (0,),
     "expert_used_count": (0,),
     "attention.causal": (True,),
     "rope.scaling.attn_factor": (1.0,),
-    "attention.scale": (0.0,),  # llama.cpp's sign for 1 / sqrt(head_dim)
+    "attention.scale": (0.0,),  # llama.cpp's value for 1 / sqrt(head_dim)
     "attention.clamp_kqv": (0.0,),
     "attention.max_alibi_bias": (0.0,),
     "final_logit_softcapping": (0.0,),
@@ -52,17 +52,19 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {  # keys that are not read, and their val
     "use_parallel_residual": (False,),
     # The order of rows in which every converter has written these files.
     "tensor_data_layout": ("Meta AI original pth", "reference"),
-    "pooling_type": (0, 3),  # none or the last token, which is what embeddings of a decoder are here
+    "pooling_type": (0, 3),  # none, or the last token, which is the default for decoders
 }
 
 
 def config_of(header: Header) -> dict[str, Any]:
-    """Raises InvalidArgument for what is missing, not known here, or at odds with the tensors."""
-    return _Config(header).made()
+    """Returns config.json as a dict. Raises InvalidArgument for values that are missing, unknown or inconsistent
+    with the tensors."""
+    return _Config(header).build()
 
 
 class _Config:
-    """Of one file; everything it says is compared with its tensors, so that no small file asks for much memory."""
+    """Builds the configuration of one file. Every size is compared with the tensors, so that a small malicious file
+    cannot request much memory."""
 
     def __init__(self, header: Header) -> None:
         self._header, self._values = header, Values(header)
@@ -72,14 +74,14 @@ class _Config:
             raise header.refusal(f"general.architecture is {self._name[:80]!r}; there are {there_are}")
         self._refuse_unknown_keys()
 
-    def made(self) -> dict[str, Any]:
+    def build(self) -> dict[str, Any]:
         architecture, model_type = ARCHITECTURES[self._name]
         window = self._integer("attention.sliding_window", 0)
         if window and self._name == "llama":
             architecture, model_type = "MistralForCausalLM", "mistral"
         elif window:
             key = f"{self._name}.attention.sliding_window"
-            raise self._header.refusal(f"{key} is {window}: of which layers is not said")
+            raise self._header.refusal(f"{key} is {window}: the file does not say for which layers")
         vocab_size, hidden_size = self._tensor("token_embd.weight", 2).shape
         return {
             "architectures": [architecture],
@@ -105,10 +107,10 @@ class _Config:
             raise self._header.refusal(f"{self._name}.attention.head_count is {heads}, of keys {kv_heads}")
         head_dim = self._integer("attention.key_length", hidden_size // heads)
         feed, layers = self._integer("feed_forward_length"), self._integer("block_count")
-        held = {int(found[1]) for found in map(LAYER.match, self._header.tensors) if found}
+        layer_ids = {int(found[1]) for found in map(LAYER.match, self._header.tensors) if found}
         for key, said, found in (
             ("embedding_length", self._integer("embedding_length"), hidden_size),
-            ("block_count", layers, len(held)),
+            ("block_count", layers, len(layer_ids)),
             ("feed_forward_length", feed, self._tensor("blk.0.ffn_gate.weight", 2).shape[0]),
             ("attention.head_count", heads * head_dim, self._tensor("blk.0.attn_q.weight", 2).shape[0]),
             ("attention.head_count_kv", kv_heads * head_dim, self._tensor("blk.0.attn_k.weight", 2).shape[0]),
@@ -152,7 +154,7 @@ class _Config:
         return scaling
 
     def _factors(self, theta: float, kind: str) -> dict[str, Any]:
-        """Llama 3.1 and later: by how much the wave of each pair is longer, already computed."""
+        """Returns the RoPE parameters of Llama 3.1 and later, whose per-frequency factors are stored precomputed."""
         if kind not in ("none", "llama3"):
             raise self._header.refusal(f"it has {ROPE_FACTORS} and {self._name}.rope.scaling.type {kind[:80]!r}")
         factors = floats(self._header, self._tensor(ROPE_FACTORS, 1))
@@ -165,12 +167,12 @@ class _Config:
         }
 
     def _ends(self) -> dict[str, int | None]:
-        """Tokens that begin and end a text, None where the file names none."""
+        """Returns the BOS and EOS token ids; None where the file names none."""
         ids = {"bos_token_id": "tokenizer.ggml.bos_token_id", "eos_token_id": "tokenizer.ggml.eos_token_id"}
         return {name: self._values.integer(key) if key in self._values else None for name, key in ids.items()}
 
     def _dtype(self) -> str:
-        """That most of the matrices' elements have."""
+        """Returns the dtype of most matrix elements."""
         counts: Counter[str] = Counter()
         for place in self._header.tensors.values():
             if len(place.shape) > 1:
@@ -181,7 +183,7 @@ class _Config:
         for key, value in self._header.metadata.items():
             prefix, _, name = key.partition(".")
             if prefix == self._name and name not in READ and value not in NEUTRAL.get(name, ()):
-                raise self._header.refusal(f"{key} is {repr(value)[:80]}: what it changes is not done here")
+                raise self._header.refusal(f"{key} is {repr(value)[:80]}: this feature is not supported")
 
     def _integer(self, name: str, default: int | None = None) -> int:
         return self._values.integer(f"{self._name}.{name}", default)

@@ -1,7 +1,7 @@
-"""Tokens that end an answer: those that a GGUF file names, and those that are known by their text.
+"""End-of-generation tokens: those that a GGUF file names, and those recognized by their text.
 
-Many files name the end of a text only, while chat templates close a turn with another token; llama.cpp therefore goes
-by the texts of the published vocabularies, and so do the files' authors.
+Many files name only the end of a text, while chat templates close a turn with another token; llama.cpp therefore
+recognizes tokens by the texts of published vocabularies, and the files' authors rely on it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ TEXTS = frozenset(
     )
 )
 CONTROL_TEXTS = frozenset(("</s>", "<eos>"))  # ends as control tokens only: some vocabularies have them as plain text
-MESSAGE_END = "<|end|>"  # of one message among several where a token of each of these pairs ends the answer
+MESSAGE_END = "<|end|>"  # ends one of several messages if the vocabulary has one of ANSWER_ENDS
 ANSWER_ENDS = (("<|return|>", "<|call|>"), ("<|calls|>", "<|flush|>"), ("<|call|>", "<|flush|>"))
 
 
 def end_token_ids(words: GgufVocabulary) -> list[int]:
-    """Returns the named ones first, then those known by their text, ascending; without repetition."""
+    """Returns the named tokens first, then those recognized by their text, ascending and without duplicates."""
     named = [token[0] for token in map(words.token, NAMED) if token]
     known = [number for number, text in enumerate(words.tokens) if _ends(text, words.kinds[number])]
     texts = {words.tokens[number] for number in known}

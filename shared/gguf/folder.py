@@ -1,5 +1,5 @@
-"""A GGUF file as the folder that everything else reads: config, tokenizer and template in files of their own, and links
-to the weights, which stay where they are."""
+"""Converts a GGUF file to a model folder: config, tokenizer and chat template as files, and links to the weights,
+which stay in place."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from quire.shared.logs import logger
 log = logger("gguf")
 
 SUFFIX = ".gguf"
-LAYOUT = 2  # of what is written here; another one has folders of its own
+LAYOUT = 2  # version of the written files; part of the cache key
 PARTS = re.compile(r"(.*)-(\d{5})-of-(\d{5})")
 MAX_PARTS = 512
 SPLIT_COUNT = "split.count"
@@ -33,7 +33,8 @@ def is_file(path: Path) -> bool:
 
 
 def as_folder(path: Path) -> Path:
-    """Made once for each file, size and time of its last change. Raises InvalidArgument for a file that is no use."""
+    """Returns the model folder of a GGUF file, created once per path, size and modification time. Raises
+    InvalidArgument for an unusable file."""
     status, path = path.stat(), path.resolve()
     key = f"{LAYOUT} {path} {status.st_size} {status.st_mtime_ns}"
     folder = _cache() / hashlib.sha256(key.encode()).hexdigest()[:32] / model_name(path)
@@ -44,7 +45,7 @@ def as_folder(path: Path) -> Path:
 
 
 def model_name(path: Path) -> str:
-    """The file's name without its end, and without the number of a part."""
+    """Returns the file's name without suffix and part number."""
     parts = PARTS.fullmatch(path.stem)
     return parts[1] if parts else path.stem
 
@@ -55,7 +56,7 @@ def _cache() -> Path:
 
 
 def all_parts(path: Path) -> list[Path]:
-    """The files of one model, of which `path` is one. Raises InvalidArgument if some are not there."""
+    """Returns all part files of the model that `path` belongs to. Raises InvalidArgument if some are missing."""
     found = PARTS.fullmatch(path.stem)
     if not found:
         return [path]
@@ -65,12 +66,12 @@ def all_parts(path: Path) -> list[Path]:
     files = [path.with_name(f"{found[1]}-{number:05}-of-{found[3]}{SUFFIX}") for number in range(1, count + 1)]
     missing = [file.name for file in files if not file.is_file()]
     if missing:
-        raise InvalidArgument(f"model: {path}: the part {missing[0]} does not lie beside it", field="model")
+        raise InvalidArgument(f"model: {path}: the part {missing[0]} is missing from its folder", field="model")
     return files
 
 
 def _files(parts: list[Path]) -> dict[str, Any]:
-    """By name: an object, or the file that is meant."""
+    """Returns the folder's files by name: a JSON object to write, or a path to link to."""
     first = read_header(parts[0])
     header = Header(first.path, first.metadata, _tensors(parts, first))
     config = config_of(header)
@@ -96,30 +97,32 @@ def _tensors(parts: list[Path], first: Header) -> Mapping[str, Any]:
 
 
 def _write(folder: Path, path: Path, files: Mapping[str, Any]) -> None:
-    """Whole or not at all, whoever else does the same."""
+    """Creates the folder atomically, also when other processes do the same."""
     try:
         folder.parent.parent.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(dir=folder.parent.parent))
+        scratch = Path(tempfile.mkdtemp(dir=folder.parent.parent))
         try:
-            inner = made / folder.name
+            inner = scratch / folder.name
             inner.mkdir()
             for name, content in files.items():
                 if isinstance(content, Path):
                     (inner / name).symlink_to(content)
                 else:
                     (inner / name).write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
-            _place(made, folder.parent)
+            _place(scratch, folder.parent)
         finally:
-            shutil.rmtree(made, ignore_errors=True)
+            shutil.rmtree(scratch, ignore_errors=True)
     except OSError as error:
-        reason = f"cannot write its config and tokenizer to {folder}: {error.strerror}; XDG_CACHE_HOME says where"
+        reason = (
+            f"cannot write its config and tokenizer to {folder}: {error.strerror}; set XDG_CACHE_HOME to another folder"
+        )
         raise InvalidArgument(f"model: {path}: {reason}", field="model") from None
     log.info("GGUF file opened", file=str(path), folder=str(folder), dtype=files["config.json"]["dtype"])
 
 
-def _place(made: Path, wanted: Path) -> None:
+def _place(scratch: Path, wanted: Path) -> None:
     try:
-        made.rename(wanted)
+        scratch.rename(wanted)
     except OSError:
-        if not wanted.is_dir():  # else another process was faster with the same
+        if not wanted.is_dir():  # otherwise another process has created the same folder
             raise

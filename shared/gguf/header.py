@@ -1,6 +1,6 @@
-"""What a GGUF file says of itself, before its tensors: values by key, and where each tensor lies.
+"""Reads the header of a GGUF file: metadata by key, and the location of each tensor.
 
-Nothing in it is believed: every count is compared with what the file can hold before anything is made of it.
+The contents are not trusted: every count is compared with the size of the file before memory is allocated for it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DEFAULT_ALIGNMENT = 32
 MAX_HEADER_BYTES = 256 << 20  # a vocabulary of 262,144 tokens with merges takes 15 MB
 MAX_KEYS = 1 << 16
 MAX_TENSORS = 1 << 16
-MAX_ITEMS = 1 << 21  # of all arrays together
+MAX_ITEMS = 1 << 21  # total over all arrays
 MAX_DIMENSIONS = 4
 MAX_NAME_BYTES = 1 << 16
 
@@ -33,18 +33,20 @@ NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", BOOL: "?", 10
 
 @dataclass(frozen=True, slots=True)
 class TensorPlace:
-    """`shape`: outermost first, as torch has it."""
+    """Location and type of one tensor; `shape` is outermost first, as in torch."""
 
     path: Path
     name: str
     kind: ElementKind
     shape: tuple[int, ...]
-    start: int  # in the file
+    start: int  # offset in the file, in bytes
     num_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
+    """Metadata and tensors of a file."""
+
     path: Path
     metadata: Mapping[str, Any]
     tensors: Mapping[str, TensorPlace]
@@ -58,7 +60,8 @@ def refusal(path: Path, reason: str) -> InvalidArgument:
 
 
 def read_header(path: Path) -> Header:
-    """Raises InvalidArgument for a file that is no GGUF file, is cut off, or names what it cannot hold."""
+    """Reads a file's header. Raises InvalidArgument for a file that is not GGUF, is truncated, or declares more than
+    it can contain."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
             return _Reader(path, mapped).header()
@@ -67,7 +70,7 @@ def read_header(path: Path) -> Header:
 
 
 class _Reader:
-    """Goes through a file's bytes from its beginning."""
+    """Parses a file's bytes sequentially from its beginning."""
 
     def __init__(self, path: Path, mapped: mmap.mmap) -> None:
         self._path, self._mapped, self._at = path, mapped, 0
@@ -76,7 +79,7 @@ class _Reader:
 
     def header(self) -> Header:
         if self._take(4, "its first bytes") != MAGIC:
-            self._refuse("it is no GGUF file")
+            self._refuse("it is not a GGUF file")
         version = self._number("I", "its version")
         if version not in VERSIONS:
             there_are = ", ".join(map(str, VERSIONS))
@@ -93,7 +96,7 @@ class _Reader:
         return Header(self._path, metadata, self._placed(places, metadata))
 
     def _placed(self, places: list[TensorPlace], metadata: Mapping[str, Any]) -> dict[str, TensorPlace]:
-        """With places in the file, of which no two have a byte in common."""
+        """Returns the tensors with absolute offsets, after checking that they are aligned and do not overlap."""
         alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
         if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
             self._refuse(f"general.alignment is {alignment!r}: a power of two is needed")
@@ -112,7 +115,7 @@ class _Reader:
         return tensors
 
     def _place(self) -> TensorPlace:
-        """`start` counts from where the tensors begin."""
+        """Reads one tensor's entry; its `start` is relative to the tensor section."""
         name = self._text("a tensor's name", MAX_NAME_BYTES)
         dims = self._count("I", MAX_DIMENSIONS, f"dimensions of {name}")
         shape = tuple(reversed([self._number("Q", f"the shape of {name}") for _ in range(dims)]))
@@ -179,7 +182,7 @@ Check = Callable[[Any], bool]
 
 
 class Values:
-    """A file's values by key, each of the type that is asked for."""
+    """Typed access to a file's metadata; raises InvalidArgument for a missing key or a wrong type."""
 
     def __init__(self, header: Header) -> None:
         self._header = header

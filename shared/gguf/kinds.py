@@ -1,4 +1,4 @@
-"""What the elements of a GGUF tensor are, by the numbers that the format gives them."""
+"""Element types of GGUF tensors and token types of GGUF vocabularies, by the format's numbers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ElementKind:
-    """`block_bytes` hold `block_size` elements, neighbours in a row."""
+    """Storage format: `block_bytes` bytes hold `block_size` consecutive elements of a row."""
 
     name: str
     block_size: int
@@ -33,7 +33,7 @@ KINDS = {
     30: ElementKind("BF16", 1, 2),
 }
 
-# What there is besides; named in refusals.
+# Formats that are not supported, by name for error messages.
 UNSUPPORTED_KINDS = {
     **{9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S"},
     **{20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64"},
@@ -42,7 +42,7 @@ UNSUPPORTED_KINDS = {
 
 
 class TokenKind(enum.IntEnum):
-    """tokenizer.ggml.token_type."""
+    """Token types (tokenizer.ggml.token_type)."""
 
     NORMAL = 1
     UNKNOWN = 2

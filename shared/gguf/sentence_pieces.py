@@ -1,7 +1,8 @@
-"""`tokenizer.ggml.model: llama`: pieces with scores, as SentencePiece's BPE leaves them. `gemma4`: the same
-pieces, with their merges in the file.
+"""Tokenizers of type `tokenizer.ggml.model: llama`: SentencePiece BPE with scores; and `gemma4`: the same pieces with
+explicit merges.
 
-The pair whose piece has the highest score is merged first: so the pairs, in the order of these scores, are the merges.
+SentencePiece merges the pair whose piece has the highest score first, so the pairs ordered by these scores are the
+merges.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 SCORES = "tokenizer.ggml.scores"
 ADD_PREFIX = "tokenizer.ggml.add_space_prefix"
 SPACE = "\u2581"
-MAX_PIECE = 256  # characters of a piece that is made of others; longer ones would cost their length for each piece
+MAX_PIECE = 256  # characters; splitting a longer piece would be too expensive
 
 
 def parts(words: GgufVocabulary) -> dict[str, Any]:
@@ -68,7 +69,7 @@ def _merges(words: GgufVocabulary) -> list[list[str]]:
 
 
 def _pairs(text: str, ids: dict[str, int]) -> list[list[str]]:
-    """Two known pieces that make `text`, the most usual first."""
+    """Returns the pairs of known pieces that form `text`, most frequent first."""
     if len(text) > MAX_PIECE:
         return []
     found = [(text[:at], text[at:]) for at in range(1, len(text))]

@@ -10,10 +10,11 @@ MAX_FLOATS = 4096
 
 
 def floats(header: Header, place: TensorPlace) -> list[float]:
-    """A vector of F32. Raises InvalidArgument for any other."""
+    """Reads a small F32 vector. Raises InvalidArgument for any other tensor."""
     (count,) = place.shape
     if place.kind.name != "F32" or count > MAX_FLOATS:
-        raise header.refusal(f"tensor {place.name} is {place.kind.name} {list(place.shape)}: few F32 are needed")
+        found = f"{place.kind.name} {list(place.shape)}"
+        raise header.refusal(f"tensor {place.name} is {found}: a vector of at most {MAX_FLOATS} F32 is needed")
     with place.path.open("rb") as file:
         file.seek(place.start)
         return list(struct.unpack(f"<{count}f", file.read(place.num_bytes)))

@@ -1,4 +1,4 @@
-"""The tokenizer in a GGUF file, as the tokenizer.json that Hugging Face's tokenizers read."""
+"""Converts the tokenizer in a GGUF file to the tokenizer.json of Hugging Face's tokenizers."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ PREFIX = "tokenizer.ggml."
 TEMPLATE, NAMED_TEMPLATES = "tokenizer.chat_template", "tokenizer.chat_templates"
 SPECIALS = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 DEFAULT_TEMPLATE = "default"
-NO_TOKEN = 2**32 - 1  # written for a token that the vocabulary does not have: -1 without a sign
+NO_TOKEN = 2**32 - 1  # marks a token that the vocabulary lacks: -1 as unsigned
 
 
 @dataclass(frozen=True, slots=True)
 class GgufVocabulary:
+    """Tokens of a file with their types and the file's metadata."""
+
     tokens: list[str]
     kinds: list[int]
     values: Values
     header: Header
 
     def token(self, key: str) -> tuple[int, str] | None:
-        """The number and the text of one that the file names; None if it names none."""
+        """Returns id and text of a special token that the file names; None if it names none."""
         if PREFIX + key not in self.values:
             return None
         number = self.values.integer(PREFIX + key)
@@ -37,7 +39,7 @@ class GgufVocabulary:
 
 
 def vocabulary(header: Header, vocab_size: int) -> GgufVocabulary:
-    """`vocab_size`: rows of the embedding. Raises InvalidArgument for another number of tokens."""
+    """Reads the vocabulary. `vocab_size`: rows of the embedding. Raises InvalidArgument if the file has more tokens."""
     values = Values(header)
     tokens = values.texts(f"{PREFIX}tokens")
     kinds = [int(kind) for kind in values.numbers(f"{PREFIX}token_type", [TokenKind.NORMAL] * len(tokens))]
@@ -70,7 +72,7 @@ def tokenizer_json(words: GgufVocabulary) -> dict[str, Any]:
 
 
 def _added(words: GgufVocabulary) -> list[dict[str, Any]]:
-    """Tokens that are found in a text before it is cut into words."""
+    """Returns the tokens that are matched in a text before it is split into words."""
     special, ends = {TokenKind.CONTROL, TokenKind.UNKNOWN}, frozenset(end_token_ids(words))
     return [
         {
@@ -88,19 +90,19 @@ def _added(words: GgufVocabulary) -> list[dict[str, Any]]:
 
 
 def _frame(words: GgufVocabulary, adds_bos: bool) -> dict[str, Any] | None:
-    """What is put around every text; None for nothing."""
+    """Returns the post-processor that adds BOS and EOS; None if neither is added."""
     wanted = {"bos": adds_bos, "eos": False}
     around = {end: words.token(f"{end}_token_id") for end, default in wanted.items() if _adds(words, end, default)}
     if not any(around.values()):
         return None
 
     def framed(*texts: str) -> list[dict[str, Any]]:
-        made: list[dict[str, Any]] = []
+        pieces: list[dict[str, Any]] = []
         for number, text in enumerate(texts):
             piece = [{"Sequence": {"id": text, "type_id": number}}]
-            before, behind = ([_special(around.get(end), number)] for end in ("bos", "eos"))
-            made += [one for one in (*before, *piece, *behind) if one]
-        return made
+            before, after = ([_special(around.get(end), number)] for end in ("bos", "eos"))
+            pieces += [one for one in (*before, *piece, *after) if one]
+        return pieces
 
     return {
         "type": "TemplateProcessing",
@@ -121,7 +123,7 @@ def _special(token: tuple[int, str] | None, number: int) -> dict[str, Any] | Non
 
 
 def tokenizer_config(words: GgufVocabulary) -> dict[str, Any]:
-    """Special tokens and the chat template, or several by name."""
+    """Returns tokenizer_config.json: special tokens and one chat template, or several by name."""
     found = {name: words.token(f"{key}_token_id") for key, name in SPECIALS.items()}
     config: dict[str, Any] = {name: token[1] for name, token in found.items() if token}
     config["tokenizer_class"] = "PreTrainedTokenizerFast"
@@ -137,6 +139,6 @@ def tokenizer_config(words: GgufVocabulary) -> dict[str, Any]:
 
 
 def generation_config(words: GgufVocabulary) -> dict[str, Any]:
-    """All tokens that end an answer."""
+    """Returns generation_config.json with all end-of-generation tokens; empty if there are none."""
     ends = end_token_ids(words)
     return {"eos_token_id": ends} if ends else {}

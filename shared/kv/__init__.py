@@ -1,1 +1,1 @@
-"""KV blocks as schedulers and workers speak of them: their names, and what is kept of a sequence's tokens."""
+"""KV blocks as schedulers and workers share them: hashes, KV specs and retention rules."""

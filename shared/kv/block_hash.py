@@ -1,10 +1,11 @@
-"""The name of a KV block's content, scheme "sha256/1": a canonical function of bytes, the same in every process.
+"""Hash of a KV block's content, scheme "sha256/1": a canonical function of bytes, equal in every process.
 
     root     = SHA-256("quire/block/1" · len(adapter) · adapter · len(salt) · salt)   lengths u32, texts UTF-8
     hash(i)  = SHA-256(hash(i - 1) · tokens of block i as i32)                        hash(-1) = root
 
-All integers little-endian. Only full blocks have a hash. Cryptographic because tenants share the cache: a block that is
-found by its hash holds these tokens behind this prefix and nothing else. Test vectors: protos/README.md.
+All integers are little-endian. Only full blocks have a hash. The hash is cryptographic because tenants share the
+cache: a block that is found by its hash holds exactly these tokens after this prefix. Test vectors:
+protos/README.md.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ def root_hash(adapter: str = "", salt: str = "") -> bytes:
 
 
 def block_hash(parent: bytes, tokens: bytes) -> bytes:
-    """`tokens`: one full block as an i32 column."""
+    """Returns the hash of one full block; `tokens` is an i32 column."""
     return hashlib.sha256(parent + tokens).digest()
 
 
 def chain(parent: bytes, tokens: bytes, block_size: int) -> list[bytes]:
-    """Hashes of the full blocks of `tokens` (an i32 column) behind `parent`."""
+    """Returns the hashes of the full blocks of `tokens` (an i32 column) that follow `parent`."""
     sha256 = hashlib.sha256
     stride = block_size * TOKEN_BYTES
     hashes = []
@@ -45,29 +46,30 @@ def chain(parent: bytes, tokens: bytes, block_size: int) -> list[bytes]:
 
 
 def split(column: bytes) -> list[bytes]:
-    """Hashes that travel as one column of 32 bytes each."""
+    """Splits a column of 32-byte hashes."""
     return [column[i : i + HASH_BYTES] for i in range(0, len(column), HASH_BYTES)]
 
 
 def page_name(digest: bytes, group: int) -> bytes:
-    """Of what a block's tokens left in one KV group: the hash in the first, behind the group's number in others."""
+    """Returns the name of a block's page in one KV group: the hash in group 0, the group number and the hash in
+    others."""
     return digest if group == 0 else bytes((group,)) + digest
 
 
 def page_of(name: bytes) -> tuple[int, bytes]:
-    """The group, and the hash, of a page of that name."""
+    """Returns the group and the hash that a page name stands for."""
     return (0, name) if len(name) == HASH_BYTES else (name[0], name[1:])
 
 
 def split_names(hashes: bytes, groups: bytes) -> list[bytes]:
-    """Names that travel as two columns: hashes of 32 bytes each, and groups as u32; none: all of the first."""
+    """Returns page names from two columns: 32-byte hashes, and groups as u32; without groups all belong to group 0."""
     if not groups:
         return split(hashes)
     return [page_name(digest, group) for digest, group in zip(split(hashes), u32(groups).tolist(), strict=True)]
 
 
 def join_names(names: Iterable[bytes]) -> tuple[bytes, bytes]:
-    """As split_names() takes them."""
+    """Returns the two columns that split_names() reads."""
     pages = [page_of(name) for name in names]
     groups = [group for group, _ in pages]
     return b"".join(digest for _, digest in pages), u32_bytes(groups) if any(groups) else b""

@@ -1,6 +1,6 @@
-"""What a KV group keeps of a sequence, by its spec: which blocks are needed, and which prefixes it can serve.
+"""Retention of a KV group by its spec: which blocks of a sequence are needed, and which prefixes can be reused.
 
-Schedulers plan by it, and whoever looks a prompt up in the prefix index reckons the same way.
+Schedulers plan by these rules, and readers of the prefix index apply the same ones.
 """
 
 from __future__ import annotations
@@ -12,29 +12,30 @@ from typing import Protocol
 
 from quire.shared.kv.kv_specs import STATE_REACH, KVSpec, Nothing, State, Window
 
-Found = Callable[[int], bool]  # whether the page of a block position is cached
+Found = Callable[[int], bool]  # block position -> whether its page is cached
 
 
 class Retention(Protocol):
-    """What a group keeps of a sequence."""
+    """Rules of one KV group."""
 
     def match(self, found: Found, num_blocks: int) -> int:
-        """The most of `num_blocks` leading block positions that a sequence can start behind."""
+        """Returns the largest number of leading blocks, at most `num_blocks`, after which a sequence can start."""
 
     def first_needed(self, num_blocks: int) -> int:
-        """The first block position that somebody reads who starts behind so many whole blocks, of which the last token
-        may have to be computed again."""
+        """Returns the first block position read by a sequence that starts after `num_blocks` full blocks, whose last
+        token may have to be recomputed."""
 
     def first_kept(self, num_computed: int) -> int:
-        """The first block position that somebody who has computed so many tokens still reads."""
+        """Returns the first block position that a sequence with `num_computed` tokens still reads."""
 
     def cost(self, num_blocks: int, chunk: int) -> int:
-        """Most pages held at a time on the way to `num_blocks` positions, in steps of at most `chunk` positions."""
+        """Returns the maximum number of pages held at a time while computing `num_blocks` positions in steps of at
+        most `chunk` positions."""
 
 
 @dataclass(frozen=True, slots=True)
 class FullRetention:
-    """Full and latent attention."""
+    """Full and latent attention: all blocks are kept."""
 
     def match(self, found: Found, num_blocks: int) -> int:
         return next((block for block in range(num_blocks) if not found(block)), num_blocks)
@@ -51,13 +52,13 @@ class FullRetention:
 
 @dataclass(frozen=True, slots=True)
 class WindowRetention:
-    """The next token, at position num_computed, sees `length` positions, its own included."""
+    """Sliding window: the next token, at position num_computed, attends to `length` positions, itself included."""
 
     length: int
     block_size: int
 
     def match(self, found: Found, num_blocks: int) -> int:
-        """A run of cached pages that ends at the start is enough: looked for from the right."""
+        """Searches from the right, because a run of cached pages that covers the window is sufficient."""
         end = block = num_blocks
         while end and block > self.first_needed(end):
             block -= 1
@@ -77,13 +78,13 @@ class WindowRetention:
 
 @dataclass(frozen=True, slots=True)
 class StateRetention(WindowRetention):
-    """A page for each block position, of which the next token needs that of the one before: what is in it when its
-    block is full stays, and whoever starts behind that block reads it and writes into the next page."""
+    """Recurrent state: the next token reads the page of the position before it. The page of a full block keeps the
+    state after that block; a sequence that starts there reads it and writes to the next page."""
 
 
 @dataclass(frozen=True, slots=True)
 class NoRetention:
-    """Encoders: what is not computed in one step cannot be computed."""
+    """Encoders: a sequence is computed completely in one step and keeps nothing."""
 
     def match(self, found: Found, num_blocks: int) -> int:
         return 0
@@ -107,8 +108,8 @@ def retention_of(spec: KVSpec, block_size: int) -> Retention:
 
 
 def longest_match(retentions: Sequence[Retention], found: Callable[[int, int], bool], num_blocks: int) -> int:
-    """The most of `num_blocks` leading block positions that a sequence can start behind in every group. `found`: of
-    group and block position."""
+    """Returns the largest number of leading blocks, at most `num_blocks`, after which a sequence can start in every
+    group. `found(group, block)`: whether a page is cached."""
     most, before = num_blocks, -1
     while most != before:
         before = most

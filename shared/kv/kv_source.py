@@ -1,4 +1,4 @@
-"""Where KV of another worker can be had."""
+"""Identifies a worker from which KV can be fetched."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class KVSource:
-    """One attachment of a worker: block ids mean nothing in another one."""
+    """One attachment of a worker; block ids are valid only in this epoch."""
 
     worker_id: str
     address: str  # HOST:PORT

@@ -1,7 +1,7 @@
-"""What a layer keeps of the tokens before: its KV spec. Workers say it in their hello, schedulers plan by it.
+"""KV specs: what a layer keeps of past tokens. Workers report them in their hello; schedulers plan by them.
 
-Layers of one spec form groups of as many layers each; a page holds one block of tokens for all layers of a group, so
-that all pages of a worker have one size, and a sequence has a block table for each group.
+Layers with the same spec form groups of equal size. A page holds one block of tokens for all layers of a group, so
+that all pages of a worker have the same size, and a sequence has one block table per group.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Full:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Keys and values of the last `length` tokens, the present one included: what lies before is never read again."""
+    """Keys and values of the last `length` tokens, the current one included; older ones are never read again."""
 
     length: int
 
@@ -30,7 +30,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Latent:
-    """One compressed vector of every token, and the part of its key that is rotated."""
+    """One compressed vector of every token, and the rotary part of its key (MLA)."""
 
     rank: int
     rope: int
@@ -41,9 +41,10 @@ class Latent:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A state of fixed size, in bytes a layer, that every token changes.
+    """A recurrent state of fixed size (bytes per layer) that every token updates.
 
-    A page holds it as it is behind the last token computed in its block, and so, from then on, behind the block's last.
+    A page holds the state after the last token computed in its block, and thus finally the state after the block's
+    last token.
     """
 
     num_bytes: int
@@ -54,26 +55,26 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Nothing:
-    """No token is read by a later step: a sequence is computed whole, in one step, and has no blocks."""
+    """No KV: a sequence is computed completely in one step and has no blocks."""
 
     def __str__(self) -> str:
         return "nothing"
 
 
 KVSpec = Full | Window | Latent | State | Nothing
-LayerSpec = KVSpec | tuple[KVSpec, ...]  # what a layer keeps; of several, all
+LayerSpec = KVSpec | tuple[KVSpec, ...]  # one spec, or several that apply together
 FULL, NOTHING = Full(), Nothing()
-STATE_REACH = 2  # a token changes what the one before has left, in the page of its own position
+STATE_REACH = 2  # a token reads the state of the previous position and writes its own
 ONE_FULL: tuple[KVSpec, ...] = (FULL,)  # specs of the groups of most models
 
 
 def each(kept: LayerSpec) -> tuple[KVSpec, ...]:
-    """The specs of a layer."""
+    """Returns the specs of a layer as a tuple."""
     return kept if isinstance(kept, tuple) else (kept,)
 
 
 def reach(spec: KVSpec) -> int | None:
-    """Positions whose pages a token reads or writes, its own included; None: all before it."""
+    """Returns the number of positions whose pages a token reads or writes, its own included; None: all earlier ones."""
     if isinstance(spec, Window):
         return spec.length
     return STATE_REACH if isinstance(spec, State) else None
@@ -81,18 +82,18 @@ def reach(spec: KVSpec) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class KVGroup:
-    """Layers that share their block tables, in ascending order. One that keeps several things is in several groups."""
+    """Layers that share their block tables, ascending. A layer with several specs is in several groups."""
 
     spec: KVSpec
     layers: tuple[int, ...]
 
 
 def form_groups(layers: Sequence[LayerSpec], *, by_turns: bool = False) -> tuple[KVGroup, ...]:
-    """Layers of one spec together, cut so that all groups have room for as many layers; full ones first. `by_turns`:
-    groups of one spec take its layers by turns, not neighbours.
+    """Groups the layers by spec into groups of equal capacity, full attention first. `by_turns`: groups of one spec
+    take its layers round-robin instead of consecutively.
 
-    Few groups make few block tables, small ones waste few places in their pages: of all sizes that leave at most an
-    eighth of the places empty the largest is taken, which is the exact one where the numbers of layers divide.
+    Fewer groups mean fewer block tables; smaller groups waste less space in their pages. Chooses the largest size
+    that leaves at most an eighth of the places empty, which is exact where the numbers of layers divide evenly.
     """
     kinds: dict[KVSpec, list[int]] = {}
     for layer, kept in enumerate(layers):
@@ -105,7 +106,7 @@ def form_groups(layers: Sequence[LayerSpec], *, by_turns: bool = False) -> tuple
 
 
 def _cut(layers: Sequence[int], size: int, *, by_turns: bool) -> Iterable[tuple[int, ...]]:
-    """Into groups of at most so many."""
+    """Splits layers into groups of at most `size`."""
     if not by_turns:
         return (tuple(layers[start : start + size]) for start in range(0, len(layers), size))
     num_groups = -(-len(layers) // size)
@@ -113,5 +114,5 @@ def _cut(layers: Sequence[int], size: int, *, by_turns: bool) -> Iterable[tuple[
 
 
 def _waste(kinds: Iterable[Sequence[int]], size: int) -> int:
-    """Places of layers that stay empty in pages for `size` of them."""
+    """Returns the number of unused layer places with `size` layers per page."""
     return sum(-len(layers) % size for layers in kinds)

@@ -1,4 +1,4 @@
-"""KV groups on the wire: WorkerHello.kv_cache.groups."""
+"""Conversion of KV groups to and from WorkerHello.kv_cache.groups."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST_STATE_BYTES = 2**40
 
 
 def to_proto(groups: Sequence[KVGroup]) -> list[pb.KVGroup]:
-    """Nothing for the common case: one group that keeps everything."""
+    """Returns the groups as protos; empty for the common case of one group with full attention."""
     if [group.spec for group in groups] == [FULL]:
         return []
     return [_group_to_proto(group) for group in groups]
@@ -38,12 +38,12 @@ def _group_to_proto(group: KVGroup) -> pb.KVGroup:
 
 
 def from_proto(wire: Sequence[pb.KVGroup], who: str) -> tuple[KVSpec, ...]:
-    """The specs of the groups. Raises FailedPrecondition for what no scheduler of this version can plan."""
+    """Returns the specs of the groups. Raises FailedPrecondition for specs that this scheduler cannot plan."""
     if len(wire) > MOST_GROUPS:
         raise FailedPrecondition(f"kv_groups: {who} has {len(wire)}, the limit is {MOST_GROUPS}", field="kv_groups")
     specs = tuple(_spec_from_proto(group, f"kv_groups[{i}]", who) for i, group in enumerate(wire)) or ONE_FULL
     if NOTHING in specs and len(specs) > 1:
-        text = f"kv_groups: {who} has layers that keep nothing beside others, which cannot be planned"
+        text = f"kv_groups: {who} has layers without KV in addition to others, which is not supported"
         raise FailedPrecondition(text, field="kv_groups")
     return specs
 
@@ -68,7 +68,7 @@ def _spec_from_proto(group: pb.KVGroup, field: str, who: str) -> KVSpec:
             text = f"{field}.window.length: {who} has {length}, it must be 1 to {MOST_WINDOW}"
             raise FailedPrecondition(text, field="kv_groups")
         return Window(length)
-    text = f"{field}: {who} has {kind or 'no spec that this scheduler knows'}, which cannot be planned"
+    text = f"{field}: {who} has {kind or 'no spec that this scheduler knows'}, which is not supported"
     raise FailedPrecondition(text, field="kv_groups")
 
 

@@ -1,4 +1,4 @@
-"""What the catalogues of the services share: buckets, labels, the page."""
+"""Shared parts of the services' metrics: buckets, labels and the /metrics page."""
 
 from __future__ import annotations
 
@@ -36,45 +36,45 @@ ITERATION_BUCKETS = (1, *range(8, 257, 8), 512, 1024, 2048, 4096, 8192, 16384)
 COUNT_BUCKETS = (1, 2, 5, 10, 20)
 PREEMPTION_BUCKETS = (0, *COUNT_BUCKETS)
 
-CALL_TIMEOUT_S = 10.0  # without a byte of a call to a page of metrics
-LONGEST_CALL_S = 30.0  # with them
-MOST_CALLS = 64  # at once, each in a thread of its own
+CALL_TIMEOUT_S = 10.0  # without receiving a byte
+MAX_CALL_S = 30.0  # in total
+MAX_CALLS = 64  # at the same time, each in a thread of its own
 
-REDIS_ENTRY_KINDS = ("scheduler", "worker")  # that the registry and the prefix index hold
-MODEL_LABELS = ("model_name", "engine")  # on everything under vllm:; engine is the worker, or "0" where there is none
+REDIS_ENTRY_KINDS = ("scheduler", "worker")  # kinds of entries in the registry and the prefix index
+MODEL_LABELS = ("model_name", "engine")  # on all vllm: metrics; engine is the worker, or "0" for frontends
 
 
 def token_buckets(max_model_len: int) -> tuple[int, ...]:
-    """1, 2, 5, 10, 20, 50, ... up to `max_model_len`."""
+    """Returns bucket edges 1, 2, 5, 10, 20, 50, ... up to `max_model_len`."""
     edges = [mantissa * 10**exponent for exponent in range(9) for mantissa in (1, 2, 5)]
     return tuple(edge for edge in edges if edge <= max_model_len) or (1,)
 
 
 def add_process_collectors(registry: CollectorRegistry) -> None:
-    """CPU, memory, descriptors, garbage collection of this process."""
+    """Adds CPU, memory, descriptor and garbage collection metrics of this process."""
     for process_wide in (ProcessCollector, PlatformCollector, GCCollector):
         process_wide(registry=registry)
 
 
 @dataclass(frozen=True, slots=True)
 class PageBounds:
-    """What callers of a page of metrics may take."""
+    """Limits for callers of a metrics page."""
 
-    max_call_s: float = LONGEST_CALL_S
-    max_calls: int = MOST_CALLS
+    max_call_s: float = MAX_CALL_S
+    max_calls: int = MAX_CALLS
 
 
 BOUNDS = PageBounds()
 
 
 class _Server(ThreadingHTTPServer):
-    """A caller that breaks off, or whose certificate is no use, is no news. Callers who take too long are closed, and
-    one too many at once: threads and descriptors are for the service."""
+    """HTTP server that ignores broken connections and failed TLS handshakes, and limits the duration and number of
+    calls, so that scrapers cannot exhaust threads and descriptors."""
 
     def __init__(self, address: tuple[str, int], answer: type[BaseHTTPRequestHandler], bounds: PageBounds) -> None:
         super().__init__(address, answer, bind_and_activate=False)
         self._bounds = bounds
-        self._calls: dict[socket.socket, float] = {}  # that are under way, and when they are over
+        self._calls: dict[socket.socket, float] = {}  # calls in progress and their deadlines
         self._lock = threading.Lock()
 
     def process_request(self, call: Any, address: Any) -> None:
@@ -97,7 +97,7 @@ class _Server(ThreadingHTTPServer):
         with self._lock:
             for call, over_s in self._calls.items():
                 if over_s < now:
-                    with suppress(OSError):  # its thread is about to close it
+                    with suppress(OSError):  # its own thread is closing it
                         call.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, _request: object, _address: object) -> None:
@@ -106,23 +106,23 @@ class _Server(ThreadingHTTPServer):
 
 @dataclass(frozen=True, slots=True)
 class MetricsDocument:
-    """What is answered."""
+    """Response of a metrics page."""
 
     body: bytes
     content_type: str = CONTENT_TYPE_LATEST
 
 
-Read = Callable[[str], MetricsDocument]  # of a path
+Read = Callable[[str], MetricsDocument]  # path -> response
 
 
 def of(registry: CollectorRegistry) -> Read:
-    """Whatever the path: the metrics as they are now, always in Prometheus's text format: asked for OpenMetrics,
+    """Returns a reader of the registry's current metrics, always in Prometheus's text format: for OpenMetrics,
     prometheus_client would rename `vllm:x` to `vllm_x`."""
     return lambda _path: MetricsDocument(generate_latest(registry))
 
 
 class MetricsPage:
-    """/metrics, served from a thread of its own."""
+    """Serves /metrics from a thread of its own."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class MetricsPage:
         share: bool = False,
         bounds: PageBounds = BOUNDS,
     ) -> None:
-        """`share`: with the launcher, which holds the port (SO_REUSEPORT)."""
+        """`share`: bind with SO_REUSEPORT, because the launcher holds the port."""
 
         class Answer(BaseHTTPRequestHandler):
             timeout = CALL_TIMEOUT_S
@@ -155,7 +155,7 @@ class MetricsPage:
         self._server.socket.close()
         self._server.socket = bound
         self._server.server_activate()
-        if tls.serves:  # each handshake in the thread of its call
+        if tls.serves:  # the handshake runs in the call's own thread
             context = server_context(tls, "tls")
             self._server.socket = context.wrap_socket(
                 self._server.socket, server_side=True, do_handshake_on_connect=False

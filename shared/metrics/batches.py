@@ -1,4 +1,4 @@
-"""Batches that a frontend runs: how they and their requests ended here."""
+"""Metrics of the batches that a frontend runs."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ OUTCOMES = ("completed", "failed")
 
 
 class BatchMetrics:
-    """A batch that goes on at another frontend is counted where it ends; its requests where they were answered."""
+    """Outcomes of batches and their requests. A batch that moves to another frontend is counted where it ends, its
+    requests where they were answered."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        ended = Counter("quire_frontend_batches_ended", "Batches that ended here", ["status"], registry=registry)
+        ended = Counter(
+            "quire_frontend_batches_ended", "Batches that ended on this frontend", ["status"], registry=registry
+        )
         self.ended = {status: ended.labels(status) for status in ENDINGS}
         requests = Counter(
             "quire_frontend_batch_requests",
-            "Requests of batches answered; failed: with an error, which is a line of the error file",
+            "Answered requests of batches; failed: answered with an error, which is written to the error file",
             ["outcome"],
             registry=registry,
         )

@@ -1,4 +1,4 @@
-"""What calls were made of, and for whom: counted once a call, at its end."""
+"""Metrics per call, counted at its end: where its time went, and totals by tenant."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from quire.shared.metrics.histogram import Histogram, Series
 PARTS = ("tokenize", "hop", "queue", "prefill", "decode", "write")
 OUTCOMES = ("answered", "limited", "failed", "left")
 KINDS = ("prompt", "cached", "output")
-MOST_TENANTS = 100  # with series of their own: without API keys a client calls itself what it likes
+MAX_TENANTS = 100  # with their own series: without API keys clients choose their tenant freely
 NO_TENANT, OTHER_TENANTS = "(none)", "(others)"
 PART_BUCKETS = (*STEP_BUCKETS, 20, 60, 300)
 
 
 @dataclass(slots=True)
 class TenantMetrics:
-    """What was done for one."""
+    """Calls and tokens of one tenant."""
 
     first_token: Series
     calls: dict[str, int] = field(default_factory=lambda: dict.fromkeys(OUTCOMES, 0))
@@ -30,14 +30,14 @@ class TenantMetrics:
 
 
 class CallMetrics(Collector):
-    """Plain numbers of the event loop, which the page's thread reads. `tenant_registry`: holds the series
+    """Call metrics, written by the event loop and read by the page's thread. `tenant_registry`: holds the series
     that one tenant must not see of another."""
 
     def __init__(self, registry: CollectorRegistry, tenant_registry: CollectorRegistry) -> None:
         self._tenants: dict[str, TenantMetrics] = {}
         parts = Histogram(
             "quire_frontend_request_part_seconds",
-            "Where the time of requests went",
+            "Duration of the parts of a request",
             ["part"],
             buckets=PART_BUCKETS,
             registry=registry,
@@ -45,7 +45,7 @@ class CallMetrics(Collector):
         self.parts = {part: parts.labels(part) for part in PARTS}
         self._first_token = Histogram(
             "quire_frontend_tenant_first_token_seconds",
-            "From the arrival of a tenant's request to its first token",
+            "Time from the arrival of a tenant's request to its first token",
             ["tenant"],
             buckets=TTFT_BUCKETS,
             registry=tenant_registry,
@@ -53,9 +53,9 @@ class CallMetrics(Collector):
         tenant_registry.register(self)
 
     def tenant(self, name: str) -> TenantMetrics:
-        """The first MOST_TENANTS by their names, all others together."""
+        """Returns the metrics of a tenant; tenants beyond the first MAX_TENANTS share one entry."""
         name = name or NO_TENANT
-        if name not in self._tenants and len(self._tenants) >= MOST_TENANTS:
+        if name not in self._tenants and len(self._tenants) >= MAX_TENANTS:
             name = OTHER_TENANTS
         found = self._tenants.get(name)
         if found is None:
@@ -63,13 +63,13 @@ class CallMetrics(Collector):
         return found
 
     def describe(self) -> Iterable[Metric]:
-        return []  # what there is depends on who calls
+        return []  # the series depend on the tenants seen
 
     def collect(self) -> Iterable[Metric]:
         calls = CounterMetricFamily(
-            "quire_frontend_tenant_calls", "A tenant's calls, by how they ended", labels=["tenant", "outcome"]
+            "quire_frontend_tenant_calls", "Calls of a tenant, by outcome", labels=["tenant", "outcome"]
         )
-        tokens = CounterMetricFamily("quire_frontend_tenant_tokens", "A tenant's tokens", labels=["tenant", "kind"])
+        tokens = CounterMetricFamily("quire_frontend_tenant_tokens", "Tokens of a tenant", labels=["tenant", "kind"])
         for name, tenant in list(self._tenants.items()):
             for outcome, count in tenant.calls.items():
                 calls.add_metric([name, outcome], count)

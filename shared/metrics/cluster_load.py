@@ -1,7 +1,8 @@
-"""What gateways that choose among frontends ask each of them: how busy the cluster behind it is, and its adapters.
+"""Load of the cluster and adapters, for gateways that choose among frontends.
 
-They are the metrics of the model server protocol of the Gateway API's inference extension. Schedulers report the same
-of each worker under vLLM's names; these have names of their own, so that sums over all services count nothing twice.
+These are the metrics of the model server protocol of the Gateway API's inference extension. Schedulers report the
+same values for each worker under vLLM's names; frontends use different names, so that sums over all services count
+nothing twice.
 """
 
 from __future__ import annotations
@@ -13,17 +14,20 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 GAUGES = {
-    "num_requests_waiting": ("requests_waiting", "Requests waiting in the whole cluster behind this frontend"),
-    "num_requests_running": ("requests_running", "Requests running in the whole cluster behind this frontend"),
-    "kv_cache_usage_perc": ("kv_cache_usage", "KV blocks owned in the whole cluster behind this frontend, 0 to 1"),
+    "num_requests_waiting": ("requests_waiting", "Requests waiting in the cluster that this frontend serves"),
+    "num_requests_running": ("requests_running", "Requests running in the cluster that this frontend serves"),
+    "kv_cache_usage_perc": (
+        "kv_cache_usage",
+        "Share of KV blocks in use in the cluster that this frontend serves, 0 to 1",
+    ),
 }
 ADAPTERS = "vllm:lora_requests_info"
 WORKERS = "quire_frontend_cluster_workers"
 
 
 class ClusterLoadCollector(Collector):
-    """`load`: by vLLM's names, as in GAUGES; `adapters`: those that requests can name now; `num_workers`: that take
-    requests now."""
+    """Collects the load of the cluster. `load`: values by vLLM's names, as in GAUGES; `adapters`: names that
+    requests can use; `num_workers`: workers that accept requests."""
 
     def __init__(
         self,
@@ -43,16 +47,16 @@ class ClusterLoadCollector(Collector):
         load = self._load()
         for field, (name, text) in GAUGES.items():
             yield GaugeMetricFamily(f"quire_frontend_cluster_{name}", text, value=load[field])
-        text = "Workers that take requests in the whole cluster behind this frontend, as it knows it"
+        text = "Workers that accept requests in the cluster that this frontend serves"
         yield GaugeMetricFamily(WORKERS, text, value=self._num_workers())
         found = tuple(sorted(self._adapters()))
         if found != self._known:
             self._known, self._changed_s = found, self._clock()
         family = GaugeMetricFamily(
             ADAPTERS,
-            "When the adapters that can be used changed last, Unix seconds; which, as labels",
+            "Time of the last change of the available adapters, Unix seconds; their names as labels",
             labels=("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
         )
-        if found:  # all are loaded, and none waits to be
+        if found:  # all are loaded; none is waiting
             family.add_metric((str(len(found)), ",".join(found), ""), self._changed_s)
         yield family

@@ -1,4 +1,4 @@
-"""Metrics of a frontend: what its clients saw. Names under vllm: are those that dashboards for vLLM read."""
+"""Metrics of a frontend: what its clients observe. Names under vllm: are those that dashboards for vLLM use."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from quire.shared.metrics.calls import CallMetrics
 from quire.shared.metrics.histogram import Histogram, Series
 from quire.shared.metrics.streams import StreamMetrics
 
-ENGINE = "0"  # a frontend belongs to no worker
+ENGINE = "0"  # a frontend does not belong to a worker
 FINISHED_REASONS = ("stop", "length", "abort", "error", "repetition")
 CLOSED_REASONS = ("too_many", "headers", "body", "write")
 ACCESS_REFUSAL_REASONS = ("missing", "unknown")
@@ -38,8 +38,8 @@ CANCELLATION_REASONS = ("cancelled", "deadline", "stop_string", "failed")
 
 
 class TokenTraffic(Collector):
-    """Tokens written to clients and the gaps between them. These change with every token, so they are plain numbers of
-    the one event loop that writes and scrapes; a locked prometheus_client value costs ten times as much."""
+    """Tokens sent to clients and the gaps between them. They change with every token, so they are plain numbers of
+    the event loop that also serves the page; a locked prometheus_client value costs ten times as much."""
 
     def __init__(self, label_values: Sequence[str]) -> None:
         self._label_values = label_values
@@ -64,7 +64,7 @@ class TokenTraffic(Collector):
 
 
 class FrontendMetrics:
-    """A registry of its own, so that several frontends can live in one process."""
+    """All metrics of one frontend, in a registry of its own, so that several frontends can run in one process."""
 
     def __init__(self, model_name: str, max_model_len: int) -> None:
         self.registry = CollectorRegistry()
@@ -80,11 +80,12 @@ class FrontendMetrics:
         add_process_collectors(self.registry)
 
     def page(self, *, tenants: bool) -> bytes:
-        """`tenants`: with what is counted by tenant, which is for operators where tenants have keys."""
+        """Returns the metrics page. `tenants`: include metrics by tenant, which only operators may see where tenants
+        have keys."""
         return generate_latest(self.registry) + (generate_latest(self.tenant_registry) if tenants else b"")
 
     def count_unknown_field(self, label: str) -> None:
-        """`label`: one of the few of http/fields/unknown_fields.py."""
+        """Counts an ignored field; `label` is one of the fixed set in http/fields/unknown_fields.py."""
         self.unknown_fields.labels(label).inc()
 
     def _counter(self, name: str, documentation: str, *labels: str) -> Counter:

@@ -1,8 +1,8 @@
-"""Histograms for what is measured several times in each step, or for each request.
+"""Fast histogram for values that are observed several times per step or per request.
 
-The client library's own one takes a lock twice and walks its buckets for each value: 3 us, of which a scheduler's step
-has six and a frontend's request fourteen. This one is written by one thread, and read by another when a page is asked
-for: a reader may see a value in the sum and not yet in its bucket, which the next page puts right.
+The client library's own histogram takes a lock twice and scans its buckets for each value: 3 us, of which a
+scheduler's step has six and a frontend's request fourteen. This one has one writer thread; the page's thread may
+read a value in the sum that is not yet in its bucket, which the next scrape corrects.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from prometheus_client.registry import Collector
 
 
 class Series:
-    """Of one set of label values."""
+    """Bucket counts and sum for one set of label values."""
 
     __slots__ = ("_edges", "counts", "total")
 
     def __init__(self, edges: Sequence[float]) -> None:
         self._edges = edges
-        self.counts = [0] * (len(edges) + 1)  # the last is for what is above all edges
+        self.counts = [0] * (len(edges) + 1)  # the last bucket counts values above all edges
         self.total = 0.0
 
     def observe(self, value: float) -> None:
@@ -31,7 +31,7 @@ class Series:
 
 
 class Histogram(Collector):
-    """`labels(...)` is to be kept by whoever observes; without labels there is `observe`."""
+    """Histogram metric. Callers keep the result of `labels(...)`; without labels, use `observe`."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What operators have done to workers, by what came of it."""
+"""Metrics of operators' actions on workers, by outcome."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ UPDATE_OUTCOMES = ("updated", "failed", "dropped")
 
 
 class OperationMetrics:
-    """All series are there from the start: one that begins at its first event hides that from increase()."""
+    """Counters of adapter loads and weight updates. All series exist from the start, because increase() misses the
+    first event of a new series."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         loads = Counter(
             "quire_scheduler_adapter_loads",
-            "Orders to a worker to load an adapter that have ended; lost: the worker was gone before it said how",
+            "Finished orders to load an adapter; lost: the worker disconnected before it answered",
             ["outcome"],
             registry=registry,
         )
         self.adapter_loads = {outcome: loads.labels(outcome) for outcome in LOAD_OUTCOMES}
         updates = Counter(
             "quire_scheduler_weight_updates",
-            "Updates of weights that were asked for; dropped: the caller left, or another scheduler's workers refused",
+            "Requested weight updates; dropped: the caller disconnected, or another scheduler's workers refused",
             ["outcome"],
             registry=registry,
         )

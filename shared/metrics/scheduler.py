@@ -1,4 +1,4 @@
-"""What a scheduler reports. Gauges and totals are read from the cluster when the page is asked for."""
+"""Metrics of a scheduler. Gauges and totals are read from the cluster when the page is requested."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ REFUSAL_REASONS = ("max_waiting", "draining", "malformed")
 
 
 class SchedulerMetrics:
-    """What is measured as it happens."""
+    """Metrics that are observed as events happen."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
@@ -34,16 +34,16 @@ class SchedulerMetrics:
             "quire_scheduler_schedule_seconds", "Planning one step", buckets=STEP_BUCKETS, registry=registry
         )
         self.encode = Histogram(
-            "quire_scheduler_encode_seconds", "Making a message of one plan", buckets=STEP_BUCKETS, registry=registry
+            "quire_scheduler_encode_seconds", "Encoding one plan", buckets=STEP_BUCKETS, registry=registry
         )
         self.deliver = Histogram(
             "quire_scheduler_return_seconds",
-            "Handing what one step gave to the frontends' streams",
+            "Passing the output of one step to the frontends' streams",
             buckets=STEP_BUCKETS,
             registry=registry,
         )
         self.apply = Histogram(
-            "quire_scheduler_apply_seconds", "Taking in one step's result", buckets=STEP_BUCKETS, registry=registry
+            "quire_scheduler_apply_seconds", "Applying one step's result", buckets=STEP_BUCKETS, registry=registry
         )
         self.step = Histogram(
             "quire_scheduler_step_seconds",
@@ -61,13 +61,13 @@ class SchedulerMetrics:
         )
         self.transfer = Histogram(
             "quire_scheduler_transfer_seconds",
-            "Moving KV blocks between a device and host memory, as the worker told",
+            "Moving KV blocks between a device and host memory, as reported by the worker",
             buckets=STEP_BUCKETS,
             registry=registry,
         )
         self.fetch = Histogram(
             "quire_scheduler_fetch_seconds",
-            "KV blocks coming from another worker, first byte to last, as the worker told",
+            "KV blocks coming from another worker, first byte to last, as reported by the worker",
             buckets=STEP_BUCKETS,
             registry=registry,
         )
@@ -79,22 +79,22 @@ class SchedulerMetrics:
         )
         self.handovers = Counter(
             "quire_scheduler_handovers",
-            "Sequences that went on at a decode worker: with their blocks (done), or to compute some (computed)",
+            "Sequences handed to a decode worker: with all their blocks (done), or recomputing some (computed)",
             ["outcome"],
             registry=registry,
         )
         self.roles_missing = Gauge(
             "quire_scheduler_role_missing",
-            "1 where no worker has the role that others lack",
+            "1 if no worker has the role that complements the others",
             ["role"],
             registry=registry,
         )
         self.fetched_bytes = Counter(
-            "quire_scheduler_fetched_bytes", "KV that came from other workers", ["worker"], registry=registry
+            "quire_scheduler_fetched_bytes", "KV bytes fetched from other workers", ["worker"], registry=registry
         )
         self.fetched_tokens = Counter(
             "quire_scheduler_fetched_tokens",
-            "Tokens that were not computed because their KV came from another worker",
+            "Tokens whose KV was fetched from another worker instead of being computed",
             ["worker"],
             registry=registry,
         )
@@ -105,7 +105,7 @@ class SchedulerMetrics:
             registry=registry,
         )
         self.workers_lost = Counter(
-            "quire_scheduler_workers_lost", "Workers given up, by reason", ["reason"], registry=registry
+            "quire_scheduler_workers_lost", "Lost workers, by reason", ["reason"], registry=registry
         )
         self.migration = Histogram(
             "quire_scheduler_migration_seconds",
@@ -118,14 +118,14 @@ class SchedulerMetrics:
         )
         self.refused = Counter("quire_scheduler_refused", "Submissions refused", ["reason"], registry=registry)
         self.operations = OperationMetrics(registry)
-        for reason in LOSS_REASONS:  # a series that begins at its first event hides that event from increase()
+        for reason in LOSS_REASONS:  # increase() misses the first event of a series that does not exist before
             self.workers_lost.labels(reason)
         for reason in REFUSAL_REASONS:
             self.refused.labels(reason)
 
 
 class DirectoryMetrics:
-    """The prefix index in Redis; all at rest where there is none."""
+    """Metrics of the prefix index in Redis; constant without Redis."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.errors = Counter("quire_scheduler_redis_errors", "Failures to reach Redis", registry=registry)
@@ -148,7 +148,7 @@ class DirectoryMetrics:
 
 
 class ClusterCollector(Collector):
-    """Gauges and totals of every worker, labelled by it, under Quire's names and the field's."""
+    """Gauges and totals of every worker, labelled by worker, under Quire's and vLLM's names."""
 
     def __init__(
         self,
@@ -161,7 +161,7 @@ class ClusterCollector(Collector):
         self._cluster = cluster
 
     def describe(self) -> Iterable[Metric]:
-        return []  # keeps registration from asking for a page before there is a cluster
+        return []  # prevents collection at registration, before the cluster exists
 
     def collect(self) -> Iterable[Metric]:
         model = self._model_name()
@@ -176,19 +176,27 @@ class ClusterCollector(Collector):
         )
         yield GaugeMetricFamily("quire_scheduler_paused", "1 while generation is paused, else 0", int(cluster.paused))
         yield _sleep_states(rows)
-        outdated = "1 while a worker is not as its cluster is to be, else 0"
+        outdated = "1 while a worker's weights or sleep state differ from those of its cluster, else 0"
         yield _gauge("quire_scheduler_outdated", outdated, rows, lambda w: w.state == pb.STATE_OUTDATED)
         yield _gauge("vllm:kv_cache_usage_perc", "KV blocks owned, 0 to 1", rows, _usage)
-        yield _gauge("quire_scheduler_blocks_free", "KV blocks that hold nothing of use", rows, lambda w: w.blocks.free)
+        yield _gauge("quire_scheduler_blocks_free", "KV blocks without useful contents", rows, lambda w: w.blocks.free)
         yield _gauge("quire_scheduler_blocks_cached", "Free KV blocks that can be hit", rows, lambda w: w.blocks.cached)
         yield _gauge("quire_scheduler_blocks_used", "KV blocks owned", rows, lambda w: w.blocks.used)
-        yield _gauge("quire_scheduler_last_step_age_seconds", "Since a step ended", rows, lambda w: w.last_step_age_s)
+        yield _gauge(
+            "quire_scheduler_last_step_age_seconds",
+            "Seconds since a step last ended",
+            rows,
+            lambda w: w.last_step_age_s,
+        )
         yield _gauge("quire_scheduler_tokens_per_second", "Tokens generated", rows, lambda w: w.work.tokens_per_s)
         yield _counter("vllm:prefix_cache_queries", "Prompt tokens looked up", rows, lambda w: w.work.prompt_tokens)
         yield _counter("vllm:prefix_cache_hits", "Prompt tokens found cached", rows, lambda w: w.work.cached_tokens)
         yield _counter("vllm:num_preemptions", "Preemptions", rows, lambda w: w.work.preemptions)
         yield _counter("quire_scheduler_generated_tokens", "Tokens generated", rows, lambda w: w.work.generated_tokens)
-        documents, found = "Documents compared with a query, token by token", "Documents whose query was there"
+        documents, found = (
+            "Documents compared with a query, token by token",
+            "Documents whose query vectors were cached",
+        )
         yield _counter("quire_scheduler_compared_documents", documents, rows, lambda w: w.work.compared_documents)
         yield _counter("quire_scheduler_query_hits", found, rows, lambda w: w.work.query_hits)
         yield from _host_memory([(labels, worker) for labels, worker in rows if worker.HasField("host_memory")])
@@ -198,14 +206,14 @@ class ClusterCollector(Collector):
 
 @dataclass(frozen=True, slots=True)
 class ClusterGauges:
-    """What no single worker knows."""
+    """Values that belong to no single worker."""
 
     deferred: int  # waiting for a worker, or for their grammar
     unowned_blocks: int
     block_size: int
-    num_kv_groups: int = 1  # a block of each for as many tokens as a block has
+    num_kv_groups: int = 1  # each needs a block for the same tokens
     max_model_len: int = 0
-    paused: bool = False  # generation is
+    paused: bool = False  # whether generation is paused
 
 
 Row = tuple[tuple[str, str], pb.ServiceStatus]
@@ -214,7 +222,7 @@ Read = Callable[[pb.ServiceStatus], float]
 
 def _sleep_states(rows: list[Row]) -> Metric:
     family = GaugeMetricFamily(
-        "vllm:engine_sleep_state", "1 for the state that is the case", labels=[*MODEL_LABELS, "sleep_state"]
+        "vllm:engine_sleep_state", "1 for the current state, else 0", labels=[*MODEL_LABELS, "sleep_state"]
     )
     for labels, worker in rows:
         asleep = (not worker.asleep, worker.sleep_level == 1, worker.sleep_level == SLEEP_LEVELS)
@@ -224,7 +232,8 @@ def _sleep_states(rows: list[Row]) -> Metric:
 
 
 def _by_reason(model: str, rows: list[Row], cluster: ClusterGauges) -> Metric:
-    """capacity: in a worker's queue; deferred: no worker can take it, or its grammar is being prepared."""
+    """Waiting sequences by reason: capacity: in a worker's queue; deferred: no worker can run it, or its grammar is
+    being prepared."""
     family = GaugeMetricFamily(
         "vllm:num_requests_waiting_by_reason", "Sequences waiting", labels=(*MODEL_LABELS, "reason")
     )
@@ -246,46 +255,50 @@ def _config(rows: list[Row], cluster: ClusterGauges) -> Metric:
 
 
 def _host_memory(rows: list[Row]) -> Iterable[Metric]:
-    """Of the workers that keep blocks there."""
+    """Metrics of the workers' host memory tier."""
     if not rows:
         return
     name = "quire_scheduler_host_blocks"
-    yield _gauge(f"{name}_total", "KV blocks that host memory has room for", rows, lambda w: w.host_memory.total)
+    yield _gauge(f"{name}_total", "Capacity of host memory, KV blocks", rows, lambda w: w.host_memory.total)
     yield _gauge(f"{name}_held", "KV blocks in host memory", rows, lambda w: w.host_memory.held)
     yield _counter(f"{name}_stored", "KV blocks copied to host memory", rows, lambda w: w.host_memory.stored)
-    yield _counter(f"{name}_fetched", "KV blocks brought back", rows, lambda w: w.host_memory.fetched)
+    yield _counter(f"{name}_fetched", "KV blocks copied back from host memory", rows, lambda w: w.host_memory.fetched)
     failed = "quire_scheduler_transfers_failed"
-    yield _counter(failed, "Transfers that were not possible", rows, lambda w: w.host_memory.failed_transfers)
+    yield _counter(
+        failed, "Failed transfers between device and host memory", rows, lambda w: w.host_memory.failed_transfers
+    )
 
 
 def _disk(rows: list[Row]) -> Iterable[Metric]:
-    """Of the workers that keep blocks there."""
+    """Metrics of the workers' disk tier."""
     if not rows:
         return
     name = "quire_scheduler_disk_blocks"
-    yield _gauge(f"{name}_total", "KV blocks that the disk has room for", rows, lambda w: w.disk.total)
+    yield _gauge(f"{name}_total", "Capacity of the disk tier, KV blocks", rows, lambda w: w.disk.total)
     yield _gauge(f"{name}_held", "KV blocks on disk", rows, lambda w: w.disk.held)
     yield _counter(f"{name}_stored", "KV blocks written to disk", rows, lambda w: w.disk.stored)
     yield _counter(f"{name}_fetched", "KV blocks read back from disk", rows, lambda w: w.disk.fetched)
-    yield _counter(f"{name}_lost", "KV blocks that should have come back from disk", rows, lambda w: w.disk.lost)
-    yield _counter(f"{name}_dropped", "KV blocks that the disk did not take", rows, lambda w: w.disk.dropped)
+    yield _counter(f"{name}_lost", "KV blocks that could not be read back from disk", rows, lambda w: w.disk.lost)
+    yield _counter(f"{name}_dropped", "KV blocks that could not be written to disk", rows, lambda w: w.disk.dropped)
 
 
 def _speculation(rows: list[Row]) -> Iterable[Metric]:
-    """Of the workers that draft."""
+    """Metrics of the workers' speculative decoding."""
     if not rows:
         return
-    yield _counter("vllm:spec_decode_num_drafts", "Drafts looked at", rows, lambda w: w.drafts.num_drafts)
-    yield _counter("vllm:spec_decode_num_draft_tokens", "Tokens of drafts", rows, lambda w: w.drafts.num_draft_tokens)
+    yield _counter("vllm:spec_decode_num_drafts", "Verified drafts", rows, lambda w: w.drafts.num_drafts)
+    yield _counter(
+        "vllm:spec_decode_num_draft_tokens", "Verified draft tokens", rows, lambda w: w.drafts.num_draft_tokens
+    )
     yield _counter(
         "vllm:spec_decode_num_accepted_tokens",
-        "Tokens of drafts that were right",
+        "Accepted draft tokens",
         rows,
         lambda w: w.drafts.num_accepted_tokens,
     )
     by_position = CounterMetricFamily(
         "vllm:spec_decode_num_accepted_tokens_per_pos",
-        "Tokens of drafts that were right, by position in the draft, from 0",
+        "Accepted draft tokens, by position in the draft, from 0",
         labels=(*MODEL_LABELS, "position"),
     )
     for labels, worker in rows:

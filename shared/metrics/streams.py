@@ -1,4 +1,4 @@
-"""Resumable streams of a frontend: those that begin, end, are taken up again, gone on with, or refused."""
+"""Metrics of a frontend's resumable streams."""
 
 from __future__ import annotations
 
@@ -9,28 +9,29 @@ REFUSALS = ("full", "taken", "not_found", "redis_away")
 
 
 class StreamMetrics:
-    """What was begun or taken over here either has ended here or is being made here."""
+    """Counters and gauges of resumable streams. Every stream that starts on, or is taken over by, this frontend is
+    either produced here or counted as ended."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
-        self.known = self._gauge("streams", "Resumable streams that are made, kept or followed here")
-        self.made = self._gauge("streams_made", "Resumable streams that have not ended and are made here")
-        self.num_bytes = self._gauge("stream_bytes", "What resumable streams take of this frontend's memory")
-        self.readers = self._gauge("stream_readers", "Who reads resumable streams here, or asks how far one is")
-        self.of_all = self._gauge("streams_kept", "Resumable streams in Redis, of all tenants and frontends")
-        self.bytes_of_all = self._gauge("stream_kept_bytes", "What these take of it: their messages and requests")
-        self.begun = self._counter("streams_begun", "Resumable streams that were begun here")
-        self.attaches = self._counter("stream_attaches", "Times that a stream was taken up again")
-        self.takeovers = self._counter("stream_takeovers", "Streams gone on with here, whose maker was gone")
-        self.unkept = self._counter("streams_unkept", "Times that a stream went on though Redis could not keep it")
+        self.known = self._gauge("streams", "Resumable streams that this frontend produces, stores or follows")
+        self.made = self._gauge("streams_made", "Resumable streams in progress that this frontend produces")
+        self.num_bytes = self._gauge("stream_bytes", "Memory of this frontend used by resumable streams")
+        self.readers = self._gauge("stream_readers", "Clients that read a resumable stream here or query its progress")
+        self.of_all = self._gauge("streams_kept", "Resumable streams stored in Redis, over all tenants and frontends")
+        self.bytes_of_all = self._gauge("stream_kept_bytes", "Size of their messages and requests in Redis")
+        self.begun = self._counter("streams_begun", "Resumable streams started on this frontend")
+        self.attaches = self._counter("stream_attaches", "Attach calls that resumed reading a stream")
+        self.takeovers = self._counter("stream_takeovers", "Streams taken over from a lost frontend")
+        self.unkept = self._counter("streams_unkept", "Times that a stream continued although Redis could not store it")
         ended = self._counter(
             "streams_ended",
-            "Streams that are not made here any more; unread: nobody came within the retention",
+            "Streams that this frontend no longer produces; unread: no reader within the retention time",
             "reason",
         )
         self.ended = {reason: ended.labels(reason) for reason in ENDS}
         refused = self._counter(
-            "streams_refused", "Resumable requests and readers that were refused for reasons of streams", "reason"
+            "streams_refused", "Resumable requests and readers refused because of stream limits or state", "reason"
         )
         self.refused = {reason: refused.labels(reason) for reason in REFUSALS}
 

@@ -1,4 +1,4 @@
-"""What a worker reports. Steps are counted as they end; gauges are read when the page is asked for."""
+"""Metrics of a worker. Steps are counted as they end; gauges are read when the page is requested."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from quire.shared.pb.admin.v1 import admin_pb2
 MICROSECOND = 1e-6
 PHASES = ("wait", "prepare", "forward", "sample")
 MOVED = ("weights", "kv_read", "kv_written")
-UTILISATION_OVER_S = 0.25  # of steps
+UTILISATION_OVER_S = 0.25  # busy time after which the gauges are updated
 DISK_FAILURES = ("full", "error", "wrong", "late", "busy")
 GRAMMAR_OUTCOMES = ("compiled", "cached", "failed")
 
 
 class StepTimings(Protocol):
-    """What a step took on the device."""
+    """Durations of a step on the device."""
 
     @property
     def prepare_us(self) -> int: ...
@@ -36,11 +36,11 @@ class StepTimings(Protocol):
 
 
 class StepOutcome(Protocol):
-    """What came of a step."""
+    """Parts of a step's result that are measured."""
 
     @property
     def wait_us(self) -> int:
-        """From the arrival of its plan to its launch."""
+        """Time from the arrival of the plan to the launch of the step."""
 
     @property
     def timings(self) -> StepTimings: ...
@@ -53,25 +53,25 @@ class StepOutcome(Protocol):
 
 
 class GrammarOutcome(Protocol):
-    """What came of a grammar that was asked for."""
+    """Result of preparing a grammar."""
 
     @property
     def error(self) -> object | None: ...
 
     @property
     def compile_us(self) -> int:
-        """0: it was there."""
+        """Compile time; 0: it was already compiled."""
 
 
 class Peak(NamedTuple):
-    """What a device can do in a second; 0: unknown."""
+    """Peak performance of a device per second; 0: unknown."""
 
     flops: float
     bytes: float
 
 
 class StepCost(NamedTuple):
-    """What a step takes at least, by the model's sizes."""
+    """Minimum cost of a step, derived from the model's sizes."""
 
     flops: float
     weight_bytes: float
@@ -86,8 +86,8 @@ NO_COST = StepCost(0.0, 0.0, 0.0, 0.0)
 
 
 class StepTotals(Collector):
-    """What steps have come to. It changes with every step, so these are plain numbers of the event loop, which the
-    page's thread reads: seven locked values of prometheus_client cost a step 6 us."""
+    """Totals over all steps. They change with every step, so they are plain numbers of the event loop that the
+    page's thread reads: seven locked prometheus_client values cost 6 us per step."""
 
     def __init__(self) -> None:
         self.computed = self.sampled = 0
@@ -95,17 +95,17 @@ class StepTotals(Collector):
 
     def collect(self) -> Iterable[Metric]:
         for name, text, value in (
-            ("tokens_computed", "Tokens run through the model", self.computed),
+            ("tokens_computed", "Tokens computed by the model", self.computed),
             ("tokens_sampled", "Tokens sampled", self.sampled),
-            ("step_busy_seconds", "Time in forward passes and in choosing tokens", self.busy_s),
+            ("step_busy_seconds", "Time in forward passes and sampling", self.busy_s),
             (
                 "model_flops",
-                "Floating-point operations that the steps took at least, by the model's sizes",
+                "Minimum floating-point operations of the steps, derived from the model's sizes",
                 self.cost.flops,
             ),
         ):
             yield CounterMetricFamily(f"quire_worker_{name}", text, value=value)
-        text = "Bytes of memory that the steps moved at least, by the model's sizes"
+        text = "Minimum bytes of memory traffic of the steps, derived from the model's sizes"
         moved = CounterMetricFamily("quire_worker_model_bytes", text, labels=["what"])
         for what, num_bytes in zip(MOVED, self.cost[1:], strict=True):
             moved.add_metric([what], num_bytes)
@@ -113,7 +113,7 @@ class StepTotals(Collector):
 
 
 class DiskMetrics:
-    """Of KV blocks on disk. Any thread tells."""
+    """Metrics of the disk tier for KV blocks; methods may be called from any thread."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._written = Counter("quire_worker_kv_disk_written_bytes", "KV written to disk", registry=registry)
@@ -139,13 +139,13 @@ class DiskMetrics:
 
 
 class WorkerMetrics:
-    """Counted as it happens."""
+    """Metrics that are observed as events happen."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
         phases = Histogram(
             "quire_worker_step_phase_seconds",
-            "Parts of a step: waiting for the step before, building inputs, forward pass, choosing tokens",
+            "Phases of a step: waiting for the previous step, building inputs, forward pass, sampling",
             ["phase"],
             buckets=STEP_BUCKETS,
             registry=registry,
@@ -153,22 +153,22 @@ class WorkerMetrics:
         self._observe_phases = [phases.labels(phase).observe for phase in PHASES]
         self._totals = StepTotals()
         registry.register(self._totals)
-        self.failures = Counter("quire_worker_slot_failures", "Sequences that could not go on", registry=registry)
+        self.failures = Counter(
+            "quire_worker_slot_failures", "Sequences that this worker could not continue", registry=registry
+        )
         self.adapters_left_out = Counter(
-            "quire_worker_adapters_left_out", "Adapters of --lora whose file is damaged", registry=registry
+            "quire_worker_adapters_left_out",
+            "Adapters of --lora that were skipped because their file is damaged",
+            registry=registry,
         )
-        self.kv_sent = Counter("quire_worker_kv_sent_bytes", "KV that other workers got", registry=registry)
+        self.kv_sent = Counter("quire_worker_kv_sent_bytes", "KV bytes sent to other workers", registry=registry)
         self.kv_received = Counter(
-            "quire_worker_kv_received_bytes", "KV that came from other workers", registry=registry
+            "quire_worker_kv_received_bytes", "KV bytes fetched from other workers", registry=registry
         )
-        self.kv_fetches_failed = Counter(
-            "quire_worker_kv_fetches_failed", "Fetches of KV that did not come", registry=registry
-        )
+        self.kv_fetches_failed = Counter("quire_worker_kv_fetches_failed", "Failed fetches of KV", registry=registry)
         self.disk = DiskMetrics(registry)
         self.attached = Counter("quire_worker_attached", "Attachments to a scheduler", registry=registry)
-        self.broken = Counter(
-            "quire_worker_sessions_broken", "Attachments ended because something was wrong", registry=registry
-        )
+        self.broken = Counter("quire_worker_sessions_broken", "Attachments that ended with an error", registry=registry)
         self.grammar_compile = Histogram(
             "quire_worker_grammar_compile_seconds",
             "Compiling a grammar for constrained outputs",
@@ -177,18 +177,18 @@ class WorkerMetrics:
         )
         self.mask_fill = Histogram(
             "quire_worker_mask_fill_seconds",
-            "Filling the grammar masks of a step, beside the device's work",
+            "Filling the grammar masks of a step, concurrently with the device",
             buckets=STEP_BUCKETS,
             registry=registry,
         )
         self.mask_wait = Histogram(
             "quire_worker_mask_wait_seconds",
-            "What launching a step waited for its grammar masks",
+            "Time that the launch of a step waited for its grammar masks",
             buckets=STEP_BUCKETS,
             registry=registry,
         )
         self.grammars = Counter(
-            "quire_worker_grammars_prepared", "Grammars asked for, by what came of it", ["outcome"], registry=registry
+            "quire_worker_grammars_prepared", "Requested grammars, by outcome", ["outcome"], registry=registry
         )
         for outcome in GRAMMAR_OUTCOMES:
             self.grammars.labels(outcome)
@@ -196,23 +196,27 @@ class WorkerMetrics:
 
     def _add_costs(self, registry: CollectorRegistry) -> None:
         self._peak_flops = Gauge(
-            "quire_worker_peak_flops_per_second", "Of the device, as its maker states; 0: unknown", registry=registry
+            "quire_worker_peak_flops_per_second",
+            "Peak FLOP/s of the device according to its vendor; 0: unknown",
+            registry=registry,
         )
         self._peak_bandwidth = Gauge(
-            "quire_worker_peak_bytes_per_second", "Of its memory, as its maker states; 0: unknown", registry=registry
+            "quire_worker_peak_bytes_per_second",
+            "Peak memory bandwidth of the device according to its vendor; 0: unknown",
+            registry=registry,
         )
         self._utilisation = Gauge(
             "quire_worker_model_flops_utilisation",
-            "Operations of the last steps, over what the device could have done meanwhile; 0: unknown",
+            "FLOPs of the recent steps relative to the device's peak; 0: unknown",
             registry=registry,
         )
         self._bandwidth = Gauge(
             "quire_worker_model_bandwidth_utilisation",
-            "Bytes of the last steps, over what the memory could have moved meanwhile; 0: unknown",
+            "Memory traffic of the recent steps relative to the device's peak; 0: unknown",
             registry=registry,
         )
         self._peak = Peak(0.0, 0.0)
-        self._told, self._told_s = NO_COST, 0.0  # of the totals, when utilisation was last told
+        self._reported, self._reported_s = NO_COST, 0.0  # totals at the last update of utilisation
 
     def set_peak(self, peak: Peak) -> None:
         self._peak = peak
@@ -246,26 +250,26 @@ class WorkerMetrics:
         totals.sampled += len(result.token_ids)
         totals.cost = totals.cost.plus(cost)
         totals.busy_s += (forward_us + sample_us) * MICROSECOND
-        if totals.busy_s - self._told_s >= UTILISATION_OVER_S:
-            self._tell_utilisation(totals.cost, totals.busy_s)
+        if totals.busy_s - self._reported_s >= UTILISATION_OVER_S:
+            self._update_utilisation(totals.cost, totals.busy_s)
         if result.failures:
             self.failures.inc(len(result.failures))
 
-    def _tell_utilisation(self, cost: StepCost, busy_s: float) -> None:
-        """Of the steps since it was told last."""
-        seconds = busy_s - self._told_s
+    def _update_utilisation(self, cost: StepCost, busy_s: float) -> None:
+        """Updates the utilisation gauges for the steps since the last update."""
+        seconds = busy_s - self._reported_s
         if self._peak.flops:
-            self._utilisation.set((cost.flops - self._told.flops) / seconds / self._peak.flops)
+            self._utilisation.set((cost.flops - self._reported.flops) / seconds / self._peak.flops)
         if self._peak.bytes:
-            self._bandwidth.set((sum(cost[1:]) - sum(self._told[1:])) / seconds / self._peak.bytes)
-        self._told, self._told_s = cost, busy_s
+            self._bandwidth.set((sum(cost[1:]) - sum(self._reported[1:])) / seconds / self._peak.bytes)
+        self._reported, self._reported_s = cost, busy_s
 
 
 class ExpertLoadCollector(Collector):
-    """How evenly the layers of a mixture of experts are used; nothing for other models."""
+    """Load balance of the experts of each layer; empty for models without experts."""
 
     def __init__(self, read: Callable[[], Mapping[int, Iterable[int]]]) -> None:
-        """`read`: by layer, how many tokens each expert has had."""
+        """`read`: returns, by layer, the number of tokens that each expert has computed."""
         self._read = read
 
     def describe(self) -> Iterable[Metric]:
@@ -277,7 +281,7 @@ class ExpertLoadCollector(Collector):
         )
         busiest = GaugeMetricFamily(
             "quire_worker_expert_busiest_ratio",
-            "Tokens of a layer's busiest expert, over the mean of its experts, since the start",
+            "Tokens of a layer's busiest expert relative to the mean over its experts, since start-up",
             labels=["layer"],
         )
         unused = GaugeMetricFamily(
@@ -292,13 +296,13 @@ class ExpertLoadCollector(Collector):
 
 
 class StatusCollector(Collector):
-    """Gauges out of the worker's own status."""
+    """Gauges derived from the worker's status."""
 
     def __init__(self, read: Callable[[], admin_pb2.ServiceStatus]) -> None:
         self._read = read
 
     def describe(self) -> Iterable[Metric]:
-        return []  # keeps registration from asking for a page before there is a status
+        return []  # prevents collection at registration, before there is a status
 
     def collect(self) -> Iterable[Metric]:
         status = self._read()
@@ -308,10 +312,12 @@ class StatusCollector(Collector):
         yield GaugeMetricFamily(
             "quire_worker_blocks_held", "KV blocks of known content owned by no slot", status.blocks.cached
         )
-        yield GaugeMetricFamily("quire_worker_epoch", "Present attachment; 0: none", status.epoch)
-        yield GaugeMetricFamily("quire_worker_ranks", "Processes that the model is cut into", status.num_ranks)
-        yield GaugeMetricFamily("quire_worker_stages", "Stages that its layers are shared out among", status.num_stages)
-        text = "Groups of ranks that long prompts are shared out among"
+        yield GaugeMetricFamily("quire_worker_epoch", "Epoch of the current attachment; 0: none", status.epoch)
+        yield GaugeMetricFamily("quire_worker_ranks", "Processes that the model is split across", status.num_ranks)
+        yield GaugeMetricFamily("quire_worker_stages", "Pipeline stages", status.num_stages)
+        text = "Context-parallel groups"
         yield GaugeMetricFamily("quire_worker_contexts", text, status.num_contexts)
         if status.HasField("last_step_age_s"):
-            yield GaugeMetricFamily("quire_worker_last_step_age_seconds", "Since a step ended", status.last_step_age_s)
+            yield GaugeMetricFamily(
+                "quire_worker_last_step_age_seconds", "Seconds since a step last ended", status.last_step_age_s
+            )

@@ -1,1 +1,1 @@
-"""What a checkpoint's folder says: where it is found, which model it is, and how its texts are read."""
+"""Contents of a checkpoint's folder: where it is found, which model it is, and how its texts are processed."""

@@ -1,4 +1,5 @@
-"""Adapters are told apart by what they compute: two of one name may be different ones, before and after a restart."""
+"""Identity of LoRA adapters by name and content: two adapters of one name may differ, for instance before and after
+a restart."""
 
 from __future__ import annotations
 
@@ -9,15 +10,15 @@ DIGEST_BYTES = 32
 
 
 class AdapterId(NamedTuple):
-    """Of one content."""
+    """Name and content of an adapter."""
 
     name: str
-    digest: bytes  # SHA-256 of what it computes; empty where nobody has said it
+    digest: bytes  # SHA-256 of the weights; empty: not reported
 
 
 def digests_by_name(names: Sequence[str], digests: bytes) -> dict[str, bytes]:
-    """`digests`: of DIGEST_BYTES each, in the order of `names`; empty where nobody has said them. Raises ValueError
-    for another number of bytes."""
+    """Returns digests by name. `digests`: DIGEST_BYTES each, in the order of `names`; empty: not reported. Raises
+    ValueError for another number of bytes."""
     if not digests:
         return dict.fromkeys(names, b"")
     if len(digests) != DIGEST_BYTES * len(names):
@@ -26,11 +27,11 @@ def digests_by_name(names: Sequence[str], digests: bytes) -> dict[str, bytes]:
 
 
 def ids(names: Sequence[str], digests: bytes) -> list[AdapterId]:
-    """In their order; as digests_by_name()."""
+    """Returns adapter ids in the order of `names`; arguments as for digests_by_name()."""
     parts = [digests[start : start + DIGEST_BYTES] for start in range(0, len(digests), DIGEST_BYTES)]
     return [AdapterId(*pair) for pair in zip(names, parts or [b""] * len(names), strict=True)]
 
 
 def hash_text(name: str, digest: bytes) -> str:
-    """What stands for the adapter in the root of a block hash."""
+    """Returns the text that stands for the adapter in the root of the block hash chain."""
     return f"{name}\n{digest.hex()}" if digest else name

@@ -1,7 +1,9 @@
-"""Models that compare texts token by token (ColBERT, arXiv 2004.12832): what they put into queries and documents.
+"""Late-interaction models, which compare texts token by token (ColBERT, arXiv 2004.12832): preparation of queries and
+documents.
 
-Every token has a vector; a document's score is the sum over the query's tokens of the best match among its own. Read
-from folders that its authors publish (artifact.metadata) and from those of PyLate (config_sentence_transformers.json).
+Every token has a vector; a document's score is the sum over the query's tokens of the best match among its own
+tokens. Read from folders in the authors' format (artifact.metadata) and in PyLate's
+(config_sentence_transformers.json).
 """
 
 from __future__ import annotations
@@ -17,21 +19,21 @@ MOST_TOKENS = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class LateInteraction:
-    """How such a model reads."""
+    """How such a model reads queries and documents."""
 
-    query_token: str  # stands behind the first token of each query; empty: none does
+    query_token: str  # inserted after the first token of each query; empty: none
     document_token: str
-    query_length: int  # tokens at most, with those that are put around and into the text
+    query_length: int  # maximum number of tokens, special tokens included
     document_length: int
-    expands: bool  # shorter queries are filled up with mask tokens, which have vectors, too
-    attends_to_mask_tokens: bool  # whether other tokens see those
-    skipped: tuple[str, ...]  # tokens that documents have no vectors for
+    expands: bool  # shorter queries are padded with mask tokens, which have vectors, too
+    attends_to_mask_tokens: bool  # whether other tokens attend to them
+    skipped: tuple[str, ...]  # tokens without vectors in documents
 
 
 def from_colbert_metadata(values: dict[str, Any]) -> LateInteraction:
-    """artifact.metadata of a folder of ColBERT. Raises InvalidArgument."""
+    """Reads artifact.metadata of a ColBERT folder. Raises InvalidArgument."""
     if values.get("similarity", "cosine") != "cosine":
-        raise _refusal("similarity", values["similarity"], "there is cosine")
+        raise _refusal("similarity", values["similarity"], "only cosine is supported")
     return LateInteraction(
         str(values.get("query_token_id", "[unused0]")),
         str(values.get("doc_token_id", "[unused1]")),
@@ -44,7 +46,7 @@ def from_colbert_metadata(values: dict[str, Any]) -> LateInteraction:
 
 
 def from_pylate_config(values: dict[str, Any]) -> LateInteraction:
-    """config_sentence_transformers.json of a folder of PyLate. Raises InvalidArgument."""
+    """Reads config_sentence_transformers.json of a PyLate folder. Raises InvalidArgument."""
     skipped = values.get("skiplist_words")
     if skipped is not None and not (isinstance(skipped, list) and all(isinstance(word, str) for word in skipped)):
         raise _refusal("skiplist_words", skipped, "a list of words is needed")

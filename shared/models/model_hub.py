@@ -1,6 +1,6 @@
-"""Models by the names that they have on a hub (ORG/NAME): found among what was downloaded before, else downloaded.
+"""Finds models by their name on a hub (ORG/NAME): in the local cache, otherwise by download.
 
-Goes by huggingface_hub and so by its variables: HF_HOME, HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE.
+Uses huggingface_hub and its environment variables: HF_HOME, HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ log = logger("model_hub")
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 TEXTS = (".json", ".jinja", ".model", ".txt", ".tiktoken")  # configuration and tokenizer
 WEIGHTS, OLDER_WEIGHTS = ".safetensors", ".bin"
-SECOND_COPIES = ("consolidated",)  # of all weights, beside the others
+SECOND_COPIES = ("consolidated",)  # second copy of all weights
 INDEX, OLDER_INDEX = "model.safetensors.index.json", "pytorch_model.bin.index.json"
 PART = re.compile(r"-\d+-of-\d+\.")
 
 
 def find(model: str, revision: str = "", *, weights: bool) -> Path:
-    """The folder of a model that is called by its folder, by a GGUF file or by its name on a hub; with or without
-    `weights`. Raises QuireError where there is none."""
+    """Returns the folder of a model given as a folder, a GGUF file or a name on a hub; with or without `weights`.
+    Raises QuireError if there is none."""
     folder = Path(model).expanduser()
     if gguf.is_file(folder):
         return gguf.as_folder(folder)
@@ -37,7 +37,7 @@ def find(model: str, revision: str = "", *, weights: bool) -> Path:
 
 
 def cached_folder(model: str, revision: str = "") -> Path | None:
-    """The folder of `model` as far as it is on this machine, whole or not; nothing is downloaded."""
+    """Returns the folder of `model` as far as it is on this machine, complete or not; downloads nothing."""
     folder = Path(model).expanduser()
     if gguf.is_file(folder):
         return gguf.as_folder(folder)
@@ -52,7 +52,7 @@ def cached_folder(model: str, revision: str = "") -> Path | None:
 
 
 def served_name(model: str, folder: Path) -> str:
-    """What a model is called by default that was found in `folder`; empty: as the folder is."""
+    """Returns the default name of a model that was found in `folder`; empty: the folder's name."""
     given = Path(model).expanduser()
     return "" if given == folder or gguf.is_file(given) else model
 
@@ -62,7 +62,7 @@ def _snapshot(name: str, revision: str, weights: bool) -> Path:
         import huggingface_hub as hub
     except ImportError:
         raise InvalidArgument(
-            f"model: {name!r} is no folder, and huggingface_hub is not installed to download it", field="model"
+            f"model: {name!r} is not a folder, and huggingface_hub is not installed to download it", field="model"
         ) from None
     at = revision or None
     known = cached_folder(name, revision)
@@ -83,25 +83,25 @@ def _wanted(files: Iterable[str], weights: bool) -> Iterable[str]:
 
 
 def is_complete(folder: Path, *, weights: bool) -> bool:
-    """Whether all files that the folder's own index names are there."""
+    """Whether all files that the folder's own index names are present."""
     if not weights:
         return (folder / "tokenizer.json").exists()
     for index in (folder / INDEX, folder / OLDER_INDEX):
         if index.exists():
             return all((folder / name).exists() for name in set(json.loads(index.read_text())["weight_map"].values()))
-    held = [file.name for file in folder.iterdir() if file.suffix == WEIGHTS or _is_older_weights(file.name)]
-    if not held:
+    weight_files = [file.name for file in folder.iterdir() if file.suffix == WEIGHTS or _is_older_weights(file.name)]
+    if not weight_files:
         return any(file.suffix == gguf.SUFFIX for file in folder.iterdir())
-    return not any(PART.search(name) for name in held)  # parts without their index are not all
+    return not any(PART.search(name) for name in weight_files)  # parts without an index are incomplete
 
 
 def _is_older_weights(file: str) -> bool:
-    """Not what training left beside them."""
+    """Whether a file holds weights in PyTorch's older format, rather than training state."""
     return file.startswith("pytorch_model") and file.endswith(OLDER_WEIGHTS)
 
 
 def _attempt(name: str, work: Callable[[], Any]) -> Any:
-    """What huggingface_hub raises, in one line that names the model."""
+    """Runs `work` and converts huggingface_hub's errors to one line that names the model."""
     from huggingface_hub import errors
 
     try:

@@ -1,4 +1,4 @@
-"""What makes two services serve the same model: its name, its config.json, its vocabulary."""
+"""Model identity: services serve the same model if name, config.json and vocabulary are equal."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from quire.shared.errors import InvalidArgument
 from quire.shared.models.text_part import text_part
 from quire.shared.pb.common.v1 import model_pb2 as pb
 
-MAX_CONFIG_BYTES = 16 << 20  # the largest published ones, with names of classes, have some hundred thousand
+MAX_CONFIG_BYTES = 16 << 20  # the largest published ones, with class names, have some hundred thousand
 MOST_VOCABULARY = 1 << 24
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """config.json; of a model that also sees or hears, its text part's. Raises InvalidArgument that names the file."""
+    """Reads config.json; for a multimodal model its text part. Raises InvalidArgument that names the file."""
     path = folder / "config.json"
     try:
         config = json.loads(_text(path))
@@ -28,7 +28,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise InvalidArgument(f"model: cannot read {path}: {error.strerror}", field="model") from None
     except RecursionError:
         raise InvalidArgument(f"model: {path} is nested too deeply", field="model") from None
-    except ValueError as error:  # nor text, perhaps
+    except ValueError as error:  # malformed JSON, or not UTF-8
         raise InvalidArgument(f"model: {path} is not JSON: {error}", field="model") from None
     if not isinstance(config, dict):
         raise InvalidArgument(f"model: {path} holds no JSON object", field="model")
@@ -36,7 +36,8 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def _text(path: Path) -> str:
-    """Raises InvalidArgument for what is no regular file, which a read might wait for, and for a large one."""
+    """Reads a file. Raises InvalidArgument for a large file, and for one that is not regular, whose reading could
+    block."""
     found = path.stat()
     if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
         raise InvalidArgument(f"model: {path} is no regular file", field="model")
@@ -47,7 +48,7 @@ def _text(path: Path) -> str:
 
 
 def class_names(config: dict[str, Any]) -> tuple[str, ...]:
-    """Of a model that classifies whole sequences; transformers leaves them out where there are two without names."""
+    """Returns the class names of a sequence classifier; transformers omits them if there are two unnamed classes."""
     if not any(str(name).endswith("ForSequenceClassification") for name in config.get("architectures") or ()):
         return ()
     named = config.get("id2label")
@@ -59,7 +60,7 @@ def class_names(config: dict[str, Any]) -> tuple[str, ...]:
 
 
 def fingerprint(config: dict[str, Any]) -> str:
-    """SHA-256 of the configuration with sorted keys and no white space."""
+    """Returns the SHA-256 of the configuration with sorted keys and without whitespace."""
     canonical = json.dumps(config, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(canonical.encode()).hexdigest()
 
@@ -77,6 +78,6 @@ def identity(folder: Path, served_name: str = "") -> pb.ModelIdentity:
 
 
 def mismatch(ours: pb.ModelIdentity, theirs: pb.ModelIdentity, us: str, them: str) -> str:
-    """What differs, naming both sides; empty if nothing does."""
+    """Returns the differences, naming both sides; empty if there are none."""
     rows = [(f, getattr(ours, f), getattr(theirs, f)) for f in ("name", "vocab_size", "fingerprint")]
     return "; ".join(f"model.{f}: {us} has {a!r}, {them} has {b!r}" for f, a, b in rows if a != b)

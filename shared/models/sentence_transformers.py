@@ -1,7 +1,8 @@
-"""Folders of sentence-transformers: modules.json and what lies beside it says how a model's vectors are made.
+"""Reads sentence-transformers folders: modules.json and its companions, which define how a model's vectors are
+computed.
 
-Frontends read from it what is put before a text, workers what is behind the hidden states. A folder without
-modules.json is a plain one of transformers.
+Frontends read the prompts that precede texts, workers the modules after the transformer. A folder without
+modules.json is a plain transformers folder.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from quire.shared.errors import InvalidArgument
 from quire.shared.models import late_interaction
 from quire.shared.models.late_interaction import LateInteraction
 
-# pooling_mode_... of Pooling -> what it is called here
+# pooling_mode_... of Pooling -> name used here
 MODES = {
     "cls_token": "cls",
     "mean_tokens": "mean",
@@ -34,9 +35,9 @@ FOLDER_NAMES = ("sentence_bert_config.json", "sentence_roberta_config.json", "se
 
 @dataclass(frozen=True, slots=True)
 class DenseModule:
-    """A projection behind pooling."""
+    """A projection after pooling."""
 
-    folder: str  # below the model's
+    folder: str  # relative to the model's folder
     in_features: int
     out_features: int
     bias: bool
@@ -45,20 +46,20 @@ class DenseModule:
 
 @dataclass(frozen=True, slots=True)
 class SentenceModel:
-    """What the folder says."""
+    """Settings of a sentence-transformers model."""
 
-    modes: tuple[str, ...]  # of pooling; several: one behind the other
+    modes: tuple[str, ...]  # pooling modes, whose vectors are concatenated
     denses: tuple[DenseModule, ...] = ()
     normalizes: bool = False
     max_seq_length: int = 0  # tokens; 0: the model's own
     lower_case: bool = False
-    prompts: dict[str, str] = field(default_factory=dict)  # by name: what is put before texts
-    default_prompt: str = ""  # its name; empty: nothing is put before
-    late: LateInteraction | None = None  # texts are compared token by token
+    prompts: dict[str, str] = field(default_factory=dict)  # name -> prefix of texts
+    default_prompt: str = ""  # name of the default prompt; empty: none
+    late: LateInteraction | None = None  # set if texts are compared token by token
 
 
 def has_identity_score_activation(config: dict[str, Any]) -> bool:
-    """Whether a cross-encoder's config.json names no activation for its scores; else they go through a sigmoid."""
+    """Whether a cross-encoder's config.json selects no activation for its scores; otherwise a sigmoid is applied."""
     section = config.get("sentence_transformers")
     newer = section.get("activation_fn") if isinstance(section, dict) else None
     named = newer or config.get("sbert_ce_default_activation_function") or ""
@@ -66,8 +67,8 @@ def has_identity_score_activation(config: dict[str, Any]) -> bool:
 
 
 def read_sentence_model(folder: Path) -> SentenceModel | None:
-    """None for a folder that is not of sentence-transformers. Raises InvalidArgument for modules that nobody here
-    computes."""
+    """Returns None for a folder that is not of sentence-transformers. Raises InvalidArgument for unsupported
+    modules."""
     listed = _read(folder / "modules.json")
     if listed is None:
         return _colbert(folder)
@@ -77,10 +78,10 @@ def read_sentence_model(folder: Path) -> SentenceModel | None:
     paths = [str(module.get("path", "")) for module in listed]
     is_late = kinds[:2] == ["Transformer", "Dense"]
     if not (is_late or kinds[:2] == ["Transformer", "Pooling"]) or {*kinds[2:]} - {"Dense", "Normalize"}:
-        text = f"its modules are {', '.join(kinds)}; there is Transformer, Pooling or Dense, then Dense and Normalize"
+        text = f"its modules are {', '.join(kinds)}; supported: Transformer, Pooling or Dense, then Dense and Normalize"
         raise _refusal("modules.json", text)
     if "Dense" in kinds[2:] and "Normalize" in kinds[2:-1]:
-        raise _refusal("modules.json", "a module behind Normalize")
+        raise _refusal("modules.json", "a module after Normalize is not supported")
     if paths[0]:
         raise _refusal("modules.json", f"its transformer lies in {paths[0]!r}, not in the folder itself")
     text_form = next((found for name in FOLDER_NAMES if (found := _object(folder / name))), {})
@@ -100,7 +101,7 @@ def read_sentence_model(folder: Path) -> SentenceModel | None:
 
 
 def _colbert(folder: Path) -> SentenceModel | None:
-    """Whose projection lies among the model's own tensors."""
+    """Reads a ColBERT folder, whose projection is among the model's own tensors."""
     found = _read(folder / "artifact.metadata")
     if found is None:
         return None
@@ -114,9 +115,9 @@ def _colbert(folder: Path) -> SentenceModel | None:
 
 
 def _modes(config: dict[str, Any]) -> tuple[str, ...]:
-    """In the order in which sentence-transformers puts them one behind the other."""
+    """Returns the pooling modes in the order in which sentence-transformers concatenates their vectors."""
     if config.get("include_prompt") is False:
-        raise _refusal("Pooling", "include_prompt is false, and prompts are pooled with their texts here")
+        raise _refusal("Pooling", "include_prompt is false, but prompts are always pooled with their texts")
     named = config.get("pooling_mode")
     if named is not None:
         if named not in NAMED_MODES:
@@ -143,7 +144,7 @@ def _dense(folder: Path, path: str) -> DenseModule:
 
 
 def _object(path: Path) -> dict[str, Any]:
-    """Empty if there is no such file."""
+    """Reads a JSON object; empty if the file does not exist."""
     found = _read(path)
     if found is not None and not isinstance(found, dict):
         raise _refusal(path.name, "an object is needed")

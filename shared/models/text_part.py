@@ -1,7 +1,7 @@
-"""Checkpoints of models that also see or hear: their text part is read, as a checkpoint of that alone.
+"""Text part of multimodal checkpoints, read as a checkpoint of its own.
 
-Their config.json has the text model's in `text_config`, or among its own fields; their tensors have a prefix more
-(services/worker/models/loading/loader.py).
+Its configuration is in config.json's `text_config` or among the top-level fields; its tensors have an additional
+prefix (services/worker/models/loading/loader.py).
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ TEXT_CONFIG, TIE = "text_config", "tie_word_embeddings"
 
 
 class Ties(enum.Enum):
-    """Which tie_word_embeddings counts, as in the class of transformers that has the output head."""
+    """Which tie_word_embeddings applies, as in the transformers class that has the output head."""
 
-    OUTER = "outer"  # false where it is left out, unless `defaults` says otherwise
+    OUTER = "outer"  # the top-level value; if missing: that of `defaults`, else false
     EITHER = "either"
     INNER = "inner"
 
 
 @dataclass(frozen=True, slots=True)
 class TextPart:
-    """Of an architecture."""
+    """Text part of one multimodal architecture."""
 
-    architecture: str  # of the text model alone
-    defaults: Mapping[str, Any] = field(default_factory=dict)  # that files may leave out, as transformers has them
-    rotates_by_axis: bool = False  # positions have three axes, which are one in text
+    architecture: str  # class of the text model
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # transformers' defaults for missing fields
+    has_multi_axis_rope: bool = False  # positions have three axes, equal for text
     ties: Ties = Ties.OUTER
 
 
@@ -58,35 +58,37 @@ TEXT_PARTS = {
     "Gemma3ForConditionalGeneration": TextPart("Gemma3ForCausalLM", GEMMA3),
     "Llama4ForConditionalGeneration": TextPart("Llama4ForCausalLM", LLAMA4, ties=Ties.INNER),
     "Mistral3ForConditionalGeneration": TextPart("MistralForCausalLM", MISTRAL3),
-    "Qwen2VLForConditionalGeneration": TextPart("Qwen2ForCausalLM", QWEN2, rotates_by_axis=True, ties=Ties.EITHER),
-    "Qwen2_5_VLForConditionalGeneration": TextPart("Qwen2ForCausalLM", QWEN2, rotates_by_axis=True, ties=Ties.EITHER),
-    "Qwen3VLForConditionalGeneration": TextPart("Qwen3ForCausalLM", QWEN3, rotates_by_axis=True),
+    "Qwen2VLForConditionalGeneration": TextPart("Qwen2ForCausalLM", QWEN2, has_multi_axis_rope=True, ties=Ties.EITHER),
+    "Qwen2_5_VLForConditionalGeneration": TextPart(
+        "Qwen2ForCausalLM", QWEN2, has_multi_axis_rope=True, ties=Ties.EITHER
+    ),
+    "Qwen3VLForConditionalGeneration": TextPart("Qwen3ForCausalLM", QWEN3, has_multi_axis_rope=True),
 }
 
-# What transformers reads of the whole model's config.json; everything else of its text model's, also where both say it.
+# Fields that transformers reads from the top level; all others come from the text part, even if both have them.
 OUTER = ("dtype", "torch_dtype", "bos_token_id", "eos_token_id", "quantization_config")
 
 
 def text_part(config: dict[str, Any]) -> dict[str, Any]:
-    """`config`: config.json; as it is, if it is that of a text model."""
+    """Returns the configuration of the text part; that of a text model is returned unchanged. `config`: config.json."""
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
     part = TEXT_PARTS.get(name)
     if part is None:
         return config
     inner = config.get(TEXT_CONFIG)
-    if not isinstance(inner, dict):  # as files were before transformers 5
+    if not isinstance(inner, dict):  # files written before transformers 5
         inner = {key: value for key, value in config.items() if not key.endswith("_config")}
     found = {**part.defaults, **inner}  # null is a value: no window, no chunks
     found |= {key: config[key] for key in OUTER if config.get(key) is not None}
     found[TIE] = _ties(part, inner.get(TIE), config.get(TIE))
-    if part.rotates_by_axis:
+    if part.has_multi_axis_rope:
         found |= {key: _plain(found[key]) for key in ("rope_scaling", "rope_parameters") if key in found}
     return found | {"architectures": [part.architecture]}
 
 
 def _ties(part: TextPart, inner: Any, outer: Any) -> Any:
-    """Whether the output head is the embedding, unless the checkpoint has another one."""
+    """Returns whether the output head shares the embedding, unless the checkpoint has a separate one."""
     if part.ties is Ties.INNER:
         return inner or False
     if part.ties is Ties.EITHER:
@@ -95,7 +97,7 @@ def _ties(part: TextPart, inner: Any, outer: Any) -> Any:
 
 
 def _plain(rope: Any) -> Any:
-    """Text has the same position on all axes, which are then rotated as one."""
+    """Converts multi-axis RoPE settings to plain ones: text has the same position on all axes."""
     if not isinstance(rope, dict):
         return rope
     left = {key: value for key, value in rope.items() if not key.startswith("mrope")}

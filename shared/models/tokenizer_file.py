@@ -1,5 +1,5 @@
-"""Checks a folder's tokenizer.json before a library opens it: what it may make of a text is bounded here, since the
-library allocates whatever its rules ask for, and ends the process where memory ends."""
+"""Checks a folder's tokenizer.json before a library opens it. The library allocates whatever the file's rules ask
+for and aborts the process when memory runs out, so the possible growth of a text is bounded here."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 from quire.shared.errors import InvalidArgument
 
 NAME = "tokenizer.json"
-MOST_BYTES = 256 << 20  # 262,144 tokens with their merges take 33 MB
-MOST_GROWTH = 1024  # characters that one character may become by all replacements together
-RULES = ("normalizer", "pre_tokenizer", "decoder")  # that replace texts
+MAX_BYTES = 256 << 20  # 262,144 tokens with their merges take 33 MB
+MAX_GROWTH = 1024  # characters that one character may become over all replacements
+RULES = ("normalizer", "pre_tokenizer", "decoder")  # sections that may replace texts
 REPLACES = {"Replace": "content", "Prepend": "prepend"}
 
-# Vocabularies of other libraries, and how they become a tokenizer.json.
+# Tokenizer files of other libraries, and how to convert them to a tokenizer.json.
 OTHERS = {
     "tokenizer.model": "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) of transformers writes one, with "
     "the package sentencepiece installed",
@@ -26,18 +26,19 @@ OTHERS = {
 
 
 def tokenizer_file(folder: Path) -> Path:
-    """Returns the path of a file that may be opened. Raises InvalidArgument that names what is wrong, or missing."""
+    """Returns the path of a tokenizer.json that may be opened. Raises InvalidArgument that names what is wrong or
+    missing."""
     path = folder / NAME
     if not path.is_file():
         raise InvalidArgument(f"model {str(folder)!r} has no {NAME}{_instead(folder)}", field="model")
     size = path.stat().st_size
-    if size > MOST_BYTES:
-        raise InvalidArgument(f"model: {path} has {size} bytes; at most {MOST_BYTES} are read", field="model")
+    if size > MAX_BYTES:
+        raise InvalidArgument(f"model: {path} has {size} bytes; at most {MAX_BYTES} are read", field="model")
     sections = _sections(path)
     for rules in RULES:
         growth = _growth(sections.get(rules))
-        if growth > MOST_GROWTH:
-            text = f"{rules} makes up to {growth:.0e} characters of one; at most {MOST_GROWTH} are allowed"
+        if growth > MAX_GROWTH:
+            text = f"{rules} makes up to {growth:.0e} characters of one; at most {MAX_GROWTH} are allowed"
             raise InvalidArgument(f"model: {path}: {text}", field="model")
     return path
 
@@ -54,17 +55,17 @@ def _sections(path: Path) -> dict[str, Any]:
         raise InvalidArgument(f"model: cannot read {path}: {error.strerror}", field="model") from None
     except (ValueError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
-        raise InvalidArgument(f"model: {path} is no tokenizer: {reason}", field="model") from None
+        raise InvalidArgument(f"model: {path} is not a tokenizer: {reason}", field="model") from None
     return content if isinstance(content, dict) else {}
 
 
 def _growth(section: Any) -> float:
-    """Returns how many characters one may become, at most: the rules of a sequence come one after the other."""
+    """Returns the maximum number of characters that one may become; the rules of a sequence multiply."""
     return math.prod(max(1, length) for length in _lengths(section))
 
 
 def _lengths(section: Any) -> Iterator[int]:
-    """Yields the lengths of all replacements, however deep their sequences are nested."""
+    """Yields the lengths of all replacements at any nesting depth."""
     waiting = [section]
     while waiting:
         rule = waiting.pop()

@@ -1,10 +1,11 @@
-"""The prefix index and registry in Redis: which worker holds which blocks, which schedulers and workers there are.
+"""The prefix index and service registry in Redis: which worker holds which blocks, and which schedulers and workers
+exist.
 
-Schedulers write (services/scheduler/prefix_directory); schedulers and frontends read. Nothing here decides what is
-cached: the scheduler that owns the blocks does. A wrong entry costs a detour, never a wrong hit.
+Schedulers write (services/scheduler/prefix_directory); schedulers and frontends read. The index is only a hint: the
+scheduler that owns the blocks decides what is cached, so a wrong entry costs a detour, never a wrong hit.
 
-`connect` is imported when it is first asked for: the client's library is a quarter of what a scheduler imports, and
-most clusters have no Redis.
+`connect` is imported lazily: the client library is a quarter of what a scheduler imports, and most clusters have no
+Redis.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -40,7 +41,7 @@ def __getattr__(name: str) -> Any:
 
 
 def redis_error() -> type[Exception]:
-    """What the client raises, as an `except` asks for it once something has been raised."""
+    """Returns the client library's base exception, for an `except` clause."""
     from redis.exceptions import RedisError
 
     return RedisError

@@ -1,4 +1,4 @@
-"""A client for any kind of Redis, by URL.
+"""Creates a Redis client from a URL.
 
 redis://[user:password@]host:port/db      rediss:// with TLS      unix:///path
 redis+sentinel://[user:password@]host:port[,host:port...]/service      redis+cluster://[user:password@]host:port
@@ -20,12 +20,12 @@ from quire.shared.errors import InvalidArgument
 from quire.shared.security.secret_file import SecretFile
 from quire.shared.security.tls_files import NO_TLS, Tls
 
-# Nobody waits for Redis: an answer that takes longer than this is no answer.
+# Redis is never on the critical path: a slower answer counts as none.
 TIMEOUT_S = 1.0
 
 
 class Password(CredentialProvider):
-    """Of a file, read again when it changes; the first line counts."""
+    """Password from the first line of a file, which is read again when it changes."""
 
     def __init__(self, path: str) -> None:
         self._file = SecretFile(path, "redis_password_file", min_length=1)
@@ -34,14 +34,15 @@ class Password(CredentialProvider):
         return (self._file.first.decode(),)
 
     async def get_credentials_async(self) -> tuple[str]:
-        """The base class does the same, and warns at each connection."""
+        """Returns get_credentials(); the base class does the same, but warns at each connection."""
         return self.get_credentials()
 
 
 def connect(url: str, timeout_s: float = TIMEOUT_S, *, password_file: str = "", tls: Tls = NO_TLS) -> Any:
-    """Raises InvalidArgument for a URL of no known kind or a file that is no use; connects at the first command.
+    """Creates a client that connects at the first command. Raises InvalidArgument for an unsupported URL or an unusable
+    file.
 
-    `password_file`: for a URL without one; `tls`: what rediss:// uses where the URL does not say (ssl_ca_certs=FILE).
+    `password_file`: for a URL without a password; `tls`: defaults for rediss:// (the URL may say ssl_ca_certs=FILE).
     """
     options: dict[str, Any] = {
         "socket_timeout": timeout_s,
@@ -61,16 +62,17 @@ def connect(url: str, timeout_s: float = TIMEOUT_S, *, password_file: str = "", 
     if scheme == "redis+cluster":
         return RedisCluster.from_url(url.replace("redis+cluster://", "redis://", 1), **options)
     raise InvalidArgument(
-        f"redis: unknown kind of URL {_shown(url)!r}; there are redis://, rediss://, unix://, redis+sentinel://, redis+cluster://",
+        f"redis: unsupported URL {_shown(url)!r}; supported: redis://, rediss://, unix://, redis+sentinel://, redis+cluster://",
         field="redis",
     )
 
 
 def _notices_broken_connections() -> dict[str, Any]:
-    """Clients that await notices of maintenance use a connection whose server has died while it was idle, and fail."""
+    """Returns options that disable maintenance notifications: clients that await them reuse a connection whose
+    server died while it was idle, and fail."""
     try:
         from redis.maint_notifications import MaintNotificationsConfig
-    except ImportError:  # they know of no such notices
+    except ImportError:  # older clients have no such notifications
         return {}
     return {"maint_notifications_config": MaintNotificationsConfig(enabled=False)}
 
@@ -95,7 +97,7 @@ def _through_sentinel(url: str, options: dict[str, Any]) -> Any:
 
 
 class _ThroughSentinel(Redis):
-    """Closes the connections to the sentinels, too."""
+    """Client that also closes its connections to the sentinels."""
 
     async def aclose(self, close_connection_pool: bool | None = None) -> None:
         await super().aclose(close_connection_pool)
@@ -105,7 +107,7 @@ class _ThroughSentinel(Redis):
 
 
 def _shown(url: str) -> str:
-    """Without a password."""
+    """Returns a URL without its password."""
     scheme, slashes, rest = url.partition("//")
     return f"{scheme}{slashes}{rest.rpartition('@')[2]}"
 

@@ -1,4 +1,5 @@
-"""Entries of the registry and the index as Redis holds them, where anybody with its password may have written."""
+"""Entries of the registry and the index in Redis. They are validated, because every client with the password can
+write them."""
 
 from __future__ import annotations
 
@@ -23,40 +24,40 @@ LOG_INTERVAL_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class SchedulerEntry:
-    """A scheduler that renewed its lease."""
+    """A scheduler with a valid lease."""
 
     id: str
     address: str
     epoch: int
     num_workers: int
-    draining: bool = False  # it takes nobody
+    draining: bool = False  # accepts no workers or frontends
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerEntry:
-    """A worker whose scheduler renewed its lease: only its present epoch is believed."""
+    """A worker whose scheduler has a valid lease; block ids are valid only in this epoch."""
 
     id: str
     epoch: int
     scheduler: str
-    groups: tuple[Retention, ...] = ()  # of KV; none: a single one that keeps everything
+    groups: tuple[Retention, ...] = ()  # KV groups; empty: one with full attention
 
 
 class MalformedEntries:
-    """Counts entries that cannot be read, and logs one of them a minute at most."""
+    """Counts malformed entries and logs at most one of them a minute."""
 
     def __init__(self, count: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
-        """`count` gets the kind of each: scheduler or worker."""
+        """`count` is called with the kind of each entry: scheduler or worker."""
         self._count = count
         self._clock = clock
         self._logged_at = -LOG_INTERVAL_S
-        self._num_silent = 0
+        self._num_suppressed = 0
 
     def add(self, kind: str, name: bytes, reason: str) -> None:
         self._count(kind)
         now = self._clock()
         if now - self._logged_at < LOG_INTERVAL_S:
-            self._num_silent += 1
+            self._num_suppressed += 1
             return
         shown = name[:MAX_NAME_BYTES].decode(errors="backslashreplace")
         log.warning(
@@ -64,29 +65,29 @@ class MalformedEntries:
             kind=kind,
             id=shown,
             reason=reason,
-            others_since_the_last_line=self._num_silent,
+            suppressed_since_last_line=self._num_suppressed,
         )
-        self._logged_at, self._num_silent = now, 0
+        self._logged_at, self._num_suppressed = now, 0
 
 
-LOG_ONLY = MalformedEntries(lambda _kind: None)  # only logged
+LOG_ONLY = MalformedEntries(lambda _kind: None)
 
 
 def scheduler_entry(name: str, value: bytes) -> SchedulerEntry:
-    """Raises ValueError."""
+    """Parses the value of a scheduler's key. Raises ValueError."""
     entry = _fields(value)
     numbers = _number(entry, "epoch"), _number(entry, "num_workers")
     return SchedulerEntry(name, _text(entry, "address"), *numbers, bool(entry.get("draining")))
 
 
 def worker_entry(name: str, value: bytes) -> WorkerEntry:
-    """Raises ValueError."""
+    """Parses the value of a worker's key. Raises ValueError."""
     entry = _fields(value)
     return WorkerEntry(name, _number(entry, "epoch"), _text(entry, "scheduler"), _groups(entry))
 
 
 def name_of(data: bytes) -> str:
-    """Raises ValueError."""
+    """Decodes and checks an id. Raises ValueError."""
     if not 0 < len(data) <= MAX_NAME_BYTES:
         raise ValueError(f"an id has 1 to {MAX_NAME_BYTES} bytes, not {len(data)}")
     return data.decode()
@@ -94,7 +95,7 @@ def name_of(data: bytes) -> str:
 
 def _fields(value: bytes) -> dict[str, Any]:
     if len(value) > MAX_VALUE_BYTES:
-        raise ValueError(f"it has {len(value)} bytes, and {MAX_VALUE_BYTES} are the most")
+        raise ValueError(f"it has {len(value)} bytes, at most {MAX_VALUE_BYTES} are allowed")
     try:
         entry = json.loads(value)
     except RecursionError:

@@ -1,4 +1,5 @@
-"""Names of the keys. Those that are asked together carry one hash tag, so that Redis Cluster keeps them together."""
+"""Names of the Redis keys. Keys that one command reads share a hash tag, so that Redis Cluster stores them on one
+node."""
 
 from __future__ import annotations
 
@@ -6,28 +7,28 @@ from dataclasses import dataclass
 
 from quire.shared.pb.common.v1 import model_pb2
 
-MEMBER_BYTES = 8  # of a block's hash: enough to steer by, at a third of the memory of the whole
+MEMBER_BYTES = 8  # prefix of a block's hash: precise enough for a hint, at a third of the memory
 
 
 @dataclass(frozen=True, slots=True)
 class RegistryKeys:
-    """Schedulers that work together: those of one namespace."""
+    """Keys of the schedulers of one namespace."""
 
     namespace: str
 
     @property
     def schedulers(self) -> str:
-        """Set of ids; each has a `scheduler` key while it lives."""
+        """Set of scheduler ids; a live one also has a `scheduler` key."""
         return f"{{{self.namespace}}}:schedulers"
 
     def scheduler(self, scheduler_id: str) -> str:
-        """JSON: address, epoch, number of workers, whether it drains. Expires with its lease."""
+        """Key of a scheduler's entry, JSON: address, epoch, number of workers, draining. Expires with its lease."""
         return f"{{{self.namespace}}}:scheduler:{scheduler_id}"
 
 
 @dataclass(frozen=True, slots=True)
 class BlockKeys:
-    """Of one model and block layout: hashes of another would mean nothing here."""
+    """Keys for one model and block layout, because hashes of another one are meaningless here."""
 
     tag: str
 
@@ -37,16 +38,16 @@ class BlockKeys:
 
     @property
     def workers(self) -> str:
-        """Set of ids; each has a `worker` key while it lives."""
+        """Set of worker ids; a live one also has a `worker` key."""
         return f"{self.tag}:workers"
 
     def worker(self, worker_id: str) -> str:
-        """JSON: epoch and scheduler. Expires with its lease."""
+        """Key of a worker's entry, JSON: epoch and scheduler. Expires with its lease."""
         return f"{self.tag}:worker:{worker_id}"
 
     def blocks(self, worker_id: str, epoch: int) -> str:
-        """Set of the first MEMBER_BYTES of the hashes of the blocks a worker holds, in one epoch. One key, so that it
-        goes as a whole: by UNLINK, or with its lease."""
+        """Key of the set of block hashes, MEMBER_BYTES each, that a worker holds in one epoch. A single key, so that
+        it is removed at once: by UNLINK, or with its lease."""
         return f"{self.tag}:blocks:{worker_id}:{epoch}"
 
 

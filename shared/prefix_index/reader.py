@@ -1,4 +1,5 @@
-"""Looking up: who is there, and who holds the longest prefix of a prompt."""
+"""Reads the registry and the index: live schedulers and workers, and which worker holds the longest prefix of a
+prompt."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ from quire.shared.prefix_index.keys import BlockKeys, RegistryKeys, member
 
 Entry = TypeVar("Entry")
 
-# Blocks are evicted tail first, so what a worker holds of a prompt is a prefix, and its length is found by bisection: 7
-# memberships for 128 blocks. In Redis, because asking for them from here would take a reply for each.
+# Blocks are evicted tail first, so a worker holds a prefix of a prompt, whose length is found by bisection: 7
+# lookups for 128 blocks. Runs inside Redis, because here every lookup would cost a round trip.
 DEPTHS = """
 local depths = {}
 for i, key in ipairs(KEYS) do
@@ -39,7 +40,7 @@ return depths
 
 
 class Kind(NamedTuple, Generic[Entry]):
-    """Kind of entry: its set of ids, the key of each, and how its value is read."""
+    """Kind of entry: its set of ids, the key of each entry, and its parser."""
 
     name: str
     ids: str
@@ -49,14 +50,14 @@ class Kind(NamedTuple, Generic[Entry]):
 
 @dataclass(frozen=True, slots=True)
 class WorkerMatch:
-    """How many blocks at the head of a prompt a worker seems to hold."""
+    """Number of leading blocks of a prompt that a worker appears to hold."""
 
     worker: WorkerEntry
     num_blocks: int
 
 
 class RegistryReader:
-    """Who schedules. Errors of Redis come as redis.RedisError; entries that cannot be read are skipped and counted."""
+    """Reads the live schedulers. Raises redis.RedisError; malformed entries are skipped and counted."""
 
     def __init__(self, redis: Any, keys: RegistryKeys, malformed: MalformedEntries = LOG_ONLY) -> None:
         self._redis = redis
@@ -69,7 +70,7 @@ class RegistryReader:
 
 
 class PrefixReader:
-    """Who holds what. Errors of Redis come as redis.RedisError; entries that cannot be read are skipped and counted."""
+    """Reads the blocks that workers hold. Raises redis.RedisError; malformed entries are skipped and counted."""
 
     def __init__(self, redis: Any, keys: BlockKeys, malformed: MalformedEntries = LOG_ONLY) -> None:
         self._redis = redis
@@ -82,7 +83,7 @@ class PrefixReader:
         return await _entries(self._redis, kind, self._malformed)
 
     async def match(self, block_hashes: Sequence[bytes], workers: Sequence[WorkerEntry]) -> list[WorkerMatch]:
-        """One round trip for all workers of one kind."""
+        """Returns the matching prefix lengths, with one round trip for all workers of a kind."""
         plain = [worker for worker in workers if not worker.groups]
         grouped = [worker for worker in workers if worker.groups]
         found: list[tuple[WorkerEntry, int]] = []
@@ -97,7 +98,8 @@ class PrefixReader:
         return [self._keys.blocks(worker.id, worker.epoch) for worker in workers]
 
     async def _depths_of_groups(self, block_hashes: Sequence[bytes], workers: Sequence[WorkerEntry]) -> list[int]:
-        """What a window has left is no prefix: every membership is asked for, and reckoned with here."""
+        """Returns prefix lengths for workers with several KV groups: what a window leaves is not a prefix, so all
+        memberships are read and evaluated here."""
         pipeline = self._redis.pipeline(transaction=False)
         for key, worker in zip(self._blocks(workers), workers, strict=True):
             groups = range(len(worker.groups))
@@ -114,7 +116,7 @@ def _is_there(held: Sequence[int], count: int, group: int, block: int) -> bool:
 
 
 async def _entries(redis: Any, kind: Kind[Entry], malformed: MalformedEntries) -> list[Entry]:
-    """Members of a registry set whose own key is still there."""
+    """Returns the parsed entries of a registry set's members whose lease has not expired."""
     names: list[tuple[str, bytes]] = []
     for data in sorted(await redis.smembers(kind.ids)):
         try:

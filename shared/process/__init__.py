@@ -1,1 +1,1 @@
-"""How the process of a service lives: its loop, its tasks and children, its pauses, and what ends it."""
+"""Lifecycle of a service's process: event loop, tasks, child processes, garbage collection and termination."""

@@ -1,8 +1,8 @@
-"""A process of a service's own that answers messages, one after the other: for what could hold up everything else.
+"""Runs work that could block or crash in a child process that answers messages one at a time.
 
-stdin: an introduction, then messages; stdout: an empty message when it has begun, then an answer for each. All of them
-with their length in front, 4 bytes, little-endian. It ends with its stdin. What it says on stderr until it has begun is
-told if it does not.
+stdin carries an introduction, then messages; stdout an empty message when the child is ready, then one answer per
+message. Each is preceded by its length in 4 bytes, little-endian. The child exits when its stdin ends. What it
+writes to stderr before it is ready is reported if it fails to start.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from quire.shared.errors import Internal
 from quire.shared.process.priority import lower_priority
 
 LENGTH_BYTES = 4
-LONGEST_WAIT_S = 60.0  # for an answer, on a machine that has much to do
-LONGEST_START_S = 300.0  # for its imports, of seconds: there it gets what others leave of the processors
-LAST_WORDS_BYTES = 4096  # the end of what it has said
+MAX_WAIT_S = 60.0  # for an answer, on a busy machine
+LONGEST_START_S = 300.0  # for its imports, which take seconds, at low priority on a busy machine
+LAST_OUTPUT_BYTES = 4096  # end of the output that is reported
 
 
 class ChildEnded(Exception):
-    """It has ended instead of answering, or had to be ended."""
+    """The child exited, or was killed, instead of answering."""
 
     def __init__(self, status: int | None) -> None:
-        """`status`: as of subprocess; None of one that gave no answer."""
+        """`status`: exit status as of subprocess; None if it was killed for not answering."""
         super().__init__(f"status {status}")
         self.status = status
 
 
 class Child:
-    """Started when it is first asked and after each time that it has ended; for one thread at a time."""
+    """A child process, started at the first message and after each exit; used by one thread at a time."""
 
     def __init__(self, module: str, introduction: bytes) -> None:
         self._command = [sys.executable, "-P", "-m", module]
@@ -48,21 +48,22 @@ class Child:
         return None if self._process is None else self._process.pid
 
     def start(self) -> None:
-        """Before the first question, which else does it. Internal if that is not possible."""
+        """Starts the process now instead of at the first message. Raises Internal if that fails."""
         if self._process is None:
             self._start()
 
     def ask(self, message: bytes, longest_s: float | None = None) -> bytes:
-        """Its answer; ChildEnded, also after `longest_s`. Internal if it cannot be started."""
+        """Sends a message and returns the answer. Raises ChildEnded if the child exits or does not answer within
+        `longest_s`, Internal if it cannot be started."""
         process = self._process or self._start()
         assert process.stdin is not None
         assert process.stdout is not None
         try:
             write(process.stdin, message)
-        except BrokenPipeError:  # it has been killed from outside while nobody asked
+        except BrokenPipeError:  # it was killed from outside while idle
             self.close()
             return self.ask(message, longest_s)
-        ready, _, _ = select.select([process.stdout], [], [], LONGEST_WAIT_S if longest_s is None else longest_s)
+        ready, _, _ = select.select([process.stdout], [], [], MAX_WAIT_S if longest_s is None else longest_s)
         answer = read(process.stdout) if ready else None
         if answer is not None:
             return answer
@@ -71,14 +72,14 @@ class Child:
         raise ChildEnded(status)
 
     def close(self) -> None:
-        """Ends the process. Its owner may call this while another thread asks: each process is ended once."""
+        """Kills the process. May be called while another thread waits for an answer; each process is killed once."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
             process.communicate()
 
     def __del__(self) -> None:
-        """Ends the process of an owner that was never closed."""
+        """Kills the process of an owner that did not close it."""
         self.close()
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -88,21 +89,21 @@ class Child:
             assert process.stdin is not None
             assert process.stdout is not None
             self._process = process
-            # Reaps one that is killed while nothing is asked: else it would stay defunct until the next question.
+            # Reaps a child that is killed while idle, which would otherwise stay a zombie until the next message.
             threading.Thread(target=process.wait, name="reaper", daemon=True).start()
-            with contextlib.suppress(BrokenPipeError):  # it is dead, and nothing will be read
+            with contextlib.suppress(BrokenPipeError):  # it has exited; the read below reports it
                 write(process.stdin, self._introduction)
             ready, _, _ = select.select([process.stdout], [], [], LONGEST_START_S)
             if not ready or read(process.stdout) is None:
-                how = f"ended with status {process.wait()}" if ready else f"says nothing for {LONGEST_START_S:g} s"
+                how = f"ended with status {process.wait()}" if ready else f"is not ready after {LONGEST_START_S:g} s"
                 self.close()
                 raise Internal(f"the process {self._command[-1]} does not start: it {how}{_last_of(words)}")
         return process
 
 
 def _last_of(words: IO[bytes]) -> str:
-    """The last line in it; of a traceback that is the error."""
-    words.seek(max(0, words.seek(0, os.SEEK_END) - LAST_WORDS_BYTES))
+    """Returns the last line of the output; for a traceback that is the error."""
+    words.seek(max(0, words.seek(0, os.SEEK_END) - LAST_OUTPUT_BYTES))
     lines = [line.strip() for line in words.read().decode(errors="replace").splitlines()]
     last = next((line for line in reversed(lines) if line), "")
     return f": {last}" if last else ""
@@ -114,24 +115,26 @@ def write(stream: IO[bytes], message: bytes) -> None:
 
 
 def read(stream: IO[bytes]) -> bytes | None:
-    """None at the end."""
+    """Returns the next message; None at the end of the stream."""
     length = stream.read(LENGTH_BYTES)
     return stream.read(int.from_bytes(length, "little")) if length else None
 
 
 def serve_requests(begin: Callable[[bytes], Callable[[bytes], bytes]]) -> None:
-    """What such a process does, until its stdin ends; it leaves the processors to its parent. `begin`: from the
-    introduction to what answers messages."""
-    lower_priority(os.getppid())  # once, though the thread that has started it may have stepped back itself
+    """Runs the child's side until stdin ends, at lower CPU priority than the parent. `begin`: maps the introduction
+    to the function that answers messages."""
+    lower_priority(
+        os.getppid()
+    )  # relative to the parent process, because the starting thread may have a lower priority already
     answer = begin(read(sys.stdin.buffer) or b"")
-    _say_no_more()
+    _discard_stderr()
     write(sys.stdout.buffer, b"")
     while (message := read(sys.stdin.buffer)) is not None:
         write(sys.stdout.buffer, answer(message))
 
 
-def _say_no_more() -> None:
-    """Nobody reads it from now on, and nobody would bound it."""
+def _discard_stderr() -> None:
+    """Redirects stderr to /dev/null, because it is no longer read and would be unbounded."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stderr.fileno())
     os.close(nowhere)

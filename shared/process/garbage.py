@@ -1,9 +1,9 @@
-"""When Python may walk a service's objects in search of cyclic garbage: not while it has work.
+"""Schedules Python's cyclic garbage collection for times when a service is idle.
 
-Almost nothing that a request leaves behind refers to itself, so that it goes without being looked for. A full search
-walks everything that is alive: 30 ms for a scheduler with 4,096 sequences, in the middle of a step. So young objects
-are searched only when far more come than go, and everything when the process has little to do, has had no pause for
-long, or when something large has gone that did refer to itself.
+Requests leave almost no reference cycles. A full collection traverses all live objects: 30 ms for a scheduler with
+4,096 sequences, in the middle of a step. Young objects are therefore collected only when far more are created than
+freed, and all objects when the process is mostly idle, when no collection has run for long, or after something large
+with cycles was dropped.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-# More objects that came than went, before the young ones are searched (2 ms at most); while as many go as come, never.
+# Surplus of created over freed objects that triggers a young collection (2 ms at most); never in a steady state.
 YOUNG = 10_000
-YOUNG_SEARCHES = 10  # before those that survived them are searched
-OLD_SEARCHES = 1_000  # of the latter, before everything is: 100 million objects that stayed
+YOUNG_SEARCHES = 10  # young collections before the next generation is collected
+OLD_SEARCHES = 1_000  # collections of that generation before a full one: 100 million surviving objects
 LOOK_S = 5.0
-QUIET = 0.05  # of a core
-MOST_OFTEN_S = 60.0
-SELDOMEST_S = 600.0
+QUIET = 0.05  # CPU use below which the process counts as idle, in cores
+MIN_INTERVAL_S = 60.0
+MAX_INTERVAL_S = 600.0
 
 
 class Collector:
-    """Looks now and then whether this is a good moment."""
+    """Decides periodically whether to run a full collection."""
 
     def __init__(
         self,
@@ -38,39 +38,39 @@ class Collector:
         self._collect = collect
         self._collected_at = self._looked_at = clock()
         self._used = processor_time()
-        self._hurries = False
+        self._is_requested = False
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """From now on, until the loop ends."""
-        _make_seldom()
-        loop.call_later(LOOK_S, self._look_again, loop)
+        """Starts the periodic checks on the loop."""
+        _set_thresholds()
+        loop.call_later(LOOK_S, self._check_again, loop)
 
     def request_collection(self) -> None:
-        """Something has gone that leaves much garbage, all of it old: the next look is not to pass it over."""
-        self._hurries = True
+        """Requests a full collection at the next check, after something was dropped that leaves much old garbage."""
+        self._is_requested = True
 
     def look(self) -> None:
-        """Searches everything if the process has hardly worked since the last look, or it has not been done for
-        long, or somebody has asked for it."""
+        """Runs a full collection if the process was mostly idle since the last check, if none has run for long, or
+        if one was requested."""
         now, used = self._clock(), self._processor_time()
         quiet = used - self._used < QUIET * (now - self._looked_at)
         since = now - self._collected_at
-        if self._hurries or since >= SELDOMEST_S or (quiet and since >= MOST_OFTEN_S):
-            self._hurries = False
+        if self._is_requested or since >= MAX_INTERVAL_S or (quiet and since >= MIN_INTERVAL_S):
+            self._is_requested = False
             self._collect()
             self._collected_at = self._clock()
         self._looked_at, self._used = self._clock(), self._processor_time()
 
-    def _look_again(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _check_again(self, loop: asyncio.AbstractEventLoop) -> None:
         self.look()
-        loop.call_later(LOOK_S, self._look_again, loop)
+        loop.call_later(LOOK_S, self._check_again, loop)
 
 
 @contextmanager
 def service_gc_thresholds() -> Iterator[None]:
-    """For measurements: searches are as seldom as in a service at work."""
+    """Applies a service's collection thresholds, for measurements."""
     before = gc.get_threshold()
-    _make_seldom()
+    _set_thresholds()
     try:
         yield
     finally:
@@ -78,7 +78,7 @@ def service_gc_thresholds() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-def _make_seldom() -> None:
+def _set_thresholds() -> None:
     gc.collect()
-    gc.freeze()  # what is there at the start stays: it is never walked again
+    gc.freeze()  # objects from start-up stay alive and are excluded from collection
     gc.set_threshold(YOUNG, YOUNG_SEARCHES, OLD_SEARCHES)

@@ -1,6 +1,5 @@
-"""How a service lives: one event loop, drain on the first SIGTERM or Ctrl-C, leave at once on the second; the first is
-no second one where it drains already for another reason.
-"""
+"""Runs a service: one event loop; the first SIGTERM or Ctrl-C drains, the second exits at once. If the service
+already drains for another reason, the first signal does not count as a second."""
 
 from __future__ import annotations
 
@@ -22,17 +21,17 @@ from quire.shared.process.watchdog import Watchdog
 
 log = logger("lifecycle")
 
-PARENT_PIPE_VARIABLE = "QUIRE_PARENT_PIPE"  # set: stdin is a pipe that the launcher holds open while it lives
+PARENT_PIPE_VARIABLE = "QUIRE_PARENT_PIPE"  # if set, stdin is a pipe that the launcher keeps open while it runs
 EXIT_FAILED = 1
 EXIT_STARTUP_ERROR = 2
 EXIT_FORCED = 130
 CANCEL_AGAIN_S = 3.0
-_own_process: list[bool] = []  # anything: run() has it to itself
-_watchdogs: list[Watchdog] = []  # that of run()
+_own_process: list[bool] = []  # not empty: run() owns this process
+_watchdogs: list[Watchdog] = []  # the watchdog of run()
 
 
 class Shutdown:
-    """Set by a signal (or by AdminService.Drain); the service awaits it and then drains."""
+    """Set by a signal or by AdminService.Drain; the service awaits it and then drains."""
 
     def __init__(self) -> None:
         self._requested = asyncio.Event()
@@ -47,20 +46,20 @@ class Shutdown:
 
     def _on_signal(self, name: str) -> None:
         if self._signalled:
-            log.warning("second signal, leaving at once", signal=name)
+            log.warning("second signal, exiting at once", signal=name)
             flush()
             os._exit(EXIT_FORCED)
         self._signalled = True
-        if self.requested:  # by an operator, who has it ended now as usual, or by a launcher that is gone
-            log.info("draining already; another signal ends it at once", signal=name)
+        if self.requested:  # by an operator, or because the launcher died
+            log.info("already draining; another signal exits at once", signal=name)
             return
         log.info("draining", signal=name)
         self._requested.set()
 
     def _on_orphaned(self) -> None:
-        """The launcher is gone, without a word."""
+        """Drains because the parent process died (its end of the pipe closed)."""
         asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
-        log.warning("the process that started this one is gone, draining")
+        log.warning("the parent process has exited, draining")
         self._requested.set()
 
     def request(self) -> None:
@@ -75,8 +74,8 @@ class Shutdown:
 
 
 def run(service: Callable[[Shutdown], Coroutine[Any, Any, None]]) -> int:
-    """Runs `service` to its end on uvloop. What cannot work is one line and exit status 2; where a part of it ended
-    unasked it is 1."""
+    """Runs `service` to its end on uvloop and returns the exit status: 2 with one line on stderr if it cannot work,
+    1 if a part of it ended unexpectedly."""
 
     async def main() -> None:
         _own_process.append(True)
@@ -98,9 +97,8 @@ def run(service: Callable[[Shutdown], Coroutine[Any, Any, None]]) -> int:
 
 
 def exit_process(status: int) -> NoReturn:
-    """Ends this process with all that is registered for its end, but without Python's and libraries' own tidying up.
-    Threads that were left alone may be in the middle of a library's code, a model's or a vocabulary's, which would be
-    taken away under them: a signal instead of `status`."""
+    """Exits the process after running the registered exit handlers, without Python's finalization: daemon threads
+    may be inside a library, whose teardown would crash them and replace `status` by a signal."""
     atexit._run_exitfuncs()
     flush()
     for stream in (sys.stdout, sys.stderr):
@@ -110,16 +108,16 @@ def exit_process(status: int) -> NoReturn:
 
 
 def freeze_startup_objects(collector: Collector | None = None) -> None:
-    """What is there now stays, if this process is a service's own. Walking it again and again, in search of garbage,
-    would hold up everything each time: a frontend for 35 ms, a worker with torch for 120. `collector`: looks for it
-    from now on; None: one of which nobody wants anything."""
+    """Excludes the objects that exist now from garbage collection, if this process is a service. Traversing them
+    would block everything each time: a frontend for 35 ms, a worker with torch for 120 ms. `collector`: runs later
+    collections; None: a default one."""
     if _own_process:
         (collector or Collector()).start(asyncio.get_running_loop())
 
 
 def announce_ready(role: str, name: str, **addresses: str) -> None:
-    """Tells whoever started this process, on stdout, that it serves and where. From now on its loop has to
-    turn: before, it may read a large library from a slow disk."""
+    """Prints on stdout that the service is ready, with its addresses, for the process that started it. From now on
+    the watchdog expects the event loop to run; during start-up it may block on imports."""
     if is_json():
         print_line(as_json(name, "ready", role=role, id=name, **addresses), sys.stdout)
     else:
@@ -130,14 +128,14 @@ def announce_ready(role: str, name: str, **addresses: str) -> None:
 
 
 async def run_until_first(*contenders: Awaitable[Any]) -> None:
-    """Runs all until one ends, cancels the rest, and raises what it raised; Internal if it was cancelled."""
+    """Runs all awaitables until one ends, cancels the rest, and raises what it raised; Internal if it was cancelled."""
     tasks = [asyncio.ensure_future(c) for c in contenders]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         _raise_failure_of([task for task in tasks if task.done()])
     finally:
         pending = set(tasks)
-        while pending:  # a library may lose a cancellation that comes when what it awaits is just there
+        while pending:  # a library may lose a cancellation that arrives together with a result
             for task in pending:
                 task.cancel()
             _, pending = await asyncio.wait(pending, timeout=CANCEL_AGAIN_S)
@@ -145,9 +143,10 @@ async def run_until_first(*contenders: Awaitable[Any]) -> None:
 
 
 def _raise_failure_of(ended: list[asyncio.Future[Any]]) -> None:
-    """An error says more than a cancellation that came with it, and that nobody here asked for."""
+    """Raises the error of an ended task, in preference to a cancellation that came with it and was not requested
+    here."""
     for task in ended:
         if not task.cancelled():
             task.result()
     if any(task.cancelled() for task in ended):
-        raise Internal("a task was cancelled, and nobody here asked for that")
+        raise Internal("a task was cancelled unexpectedly")

@@ -1,7 +1,7 @@
-"""Tells a loop that is dead from one that is slow: whoever has something to do must get ahead with it.
+"""Detects stuck parts of a process: a part that has work must make progress.
 
-Looked at every second. As in quire.shared.process.watchdog looks are counted and not time, so that a process which was
-stopped for a while is not dead afterwards.
+Checked every second. As in quire.shared.process.watchdog, checks are counted instead of time, so that a process that
+was suspended does not count as dead afterwards.
 """
 
 from __future__ import annotations
@@ -17,15 +17,17 @@ log = logger("liveness")
 
 LOOK_S = 1.0
 
-Progress = Callable[[], Mapping[str, object]]  # of those who have something to do: changes with every piece done
+Progress = Callable[[], Mapping[str, object]]  # parts that have work -> a value that changes with progress
 
 
 @dataclass(slots=True)
 class _Watched:
+    """A group of parts with their progress."""
+
     progress: Progress
     most_looks: int
     seen: Mapping[str, object] = field(default_factory=dict)
-    num_looks: Counter[str] = field(default_factory=Counter)  # with the same progress
+    num_looks: Counter[str] = field(default_factory=Counter)  # checks without progress
 
     def look(self) -> None:
         before, self.seen = self.seen, self.progress()
@@ -38,23 +40,24 @@ class _Watched:
 
 
 class Liveness:
-    """Of one process, whatever its peers do."""
+    """Liveness of one process, independent of its peers."""
 
     def __init__(self) -> None:
         self._watched: list[_Watched] = []
         self._dead: list[str] = []
 
     def watch(self, progress: Progress, patience_s: float) -> None:
-        """`progress` is asked for at every look; its keys are what the log names."""
+        """Adds parts to watch: `progress` is called at every check; its keys name the parts in logs. A part is dead
+        after `patience_s` without progress."""
         self._watched.append(_Watched(progress, max(1, round(patience_s / LOOK_S))))
 
     @property
     def is_alive(self) -> bool:
-        """Everybody who has something to do has got ahead with it."""
+        """Whether every part that has work makes progress."""
         return not self._dead
 
     async def run(self, tell: Callable[[bool], Awaitable[None]]) -> None:
-        """For ever; `tell` is told whether all live."""
+        """Checks for ever; `tell` is called with the result after each check."""
         while True:
             await asyncio.sleep(LOOK_S)
             self.look()
@@ -66,4 +69,4 @@ class Liveness:
             watched.look()
         self._dead = [part for watched in self._watched for part in watched.dead]
         if self._dead != before:
-            log.error("has work and does not get ahead", parts=",".join(self._dead) or "none any more")
+            log.error("has work but makes no progress", parts=",".join(self._dead) or "none")

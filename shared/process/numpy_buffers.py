@@ -1,7 +1,8 @@
-"""What numpy keeps of small arrays that are gone: for each size under 1,024 bytes seven buffers, 3.5 MiB at most.
+"""Preallocates numpy's cache of small arrays: for each size under 1,024 bytes it keeps seven freed buffers, 3.5 MiB at
+most.
 
-Columns have as many rows as sequences run, so that new sizes come up for hours: a scheduler grew by 170 KB for every
-10,000 sequences, for a reason that looks like a leak. Filled at the start, what a service needs later is what it has.
+Columns have as many rows as there are running sequences, so new sizes appear for hours: a scheduler grew by 170 KB
+per 10,000 sequences, which looks like a leak. Filled at start-up, the cache does not grow later.
 """
 
 from __future__ import annotations
@@ -13,6 +14,6 @@ KEPT = 7  # buffers of each
 
 
 def preallocate() -> None:
-    """Takes a millisecond or two."""
+    """Fills the cache; takes a millisecond or two."""
     for num_bytes in range(1, SIZES):
-        _ = [np.empty(num_bytes, np.uint8) for _ in range(KEPT)]  # all at once: those that are gone together are kept
+        _ = [np.empty(num_bytes, np.uint8) for _ in range(KEPT)]  # freed together, so that all of them are cached

@@ -1,4 +1,4 @@
-"""The folder that the processes of one user on a machine agree in, and that only this user can open."""
+"""The runtime folder: shared by the processes of one user on a machine, and accessible to this user only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ RUNTIME_VARIABLE = "XDG_RUNTIME_DIR"
 
 
 def runtime_folder() -> Path:
-    """Makes the folder if it is not there; raises FailedPrecondition if another user could have put it there."""
+    """Returns the folder, which is created if needed. Raises FailedPrecondition if another user could have created
+    it."""
     parent = os.environ.get(RUNTIME_VARIABLE)
     path = Path(parent, "quire") if parent else Path(tempfile.gettempdir(), f"quire-{os.getuid()}")
     try:

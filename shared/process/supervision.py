@@ -1,7 +1,7 @@
-"""Long-lived tasks end only when they are asked to. Any other end starts them again, or ends the process with a reason.
+"""Supervision of long-lived tasks: a task that ends unexpectedly is restarted, or ends the process with a reason.
 
-A CancelledError that nobody asked for is an end like any other: grpc.aio raises one from a write after the call was
-cancelled on this side, and a loop that lets it pass is gone without a word.
+An unrequested CancelledError counts as an unexpected end: grpc.aio raises one from a write after the call was
+cancelled locally, which would end a loop silently.
 """
 
 from __future__ import annotations
@@ -17,34 +17,35 @@ from quire.shared.logs import logger
 log = logger("supervision")
 
 FIRST_PAUSE_S = 0.05
-LONGEST_PAUSE_S = 5.0
-STEADY_S = 30.0  # a task that ran so long starts again with the first pause
-MOST_RESTARTS = 10  # in a row, none of them steady: 25 s of trying
+MAX_PAUSE_S = 5.0
+STEADY_S = 30.0  # after this run time the pauses start over
+MAX_RESTARTS = 10  # consecutive restarts without a steady run: 25 s in all
 
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
 class RestartBackoff:
-    """Before a task starts again, in seconds: each twice as long as the one before."""
+    """Pauses before restarts, in seconds; each is twice as long as the previous one."""
 
     first_s: float = FIRST_PAUSE_S
-    longest_s: float = LONGEST_PAUSE_S
+    longest_s: float = MAX_PAUSE_S
 
 
 RESTART_BACKOFF = RestartBackoff()
 
 
 def is_cancel_requested() -> bool:
-    """Whether somebody has cancelled the current task, as opposed to something that it awaits."""
+    """Whether the current task itself was cancelled, as opposed to something that it awaits."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 async def cancellable_sleep(seconds: float) -> None:
-    """Sleeps between the rounds of a task that goes on until it is cancelled; ends it also where that was lost before.
+    """Sleeps between the rounds of an endless task, and raises a cancellation that was lost earlier.
 
-    Until Python 3.12 wait_for(), in which Redis's client sends, loses one that comes as what it waits for ends.
+    Until Python 3.12 wait_for(), which Redis's client uses, loses a cancellation that arrives as its awaitable
+    finishes.
     """
     if is_cancel_requested():
         raise asyncio.CancelledError
@@ -52,15 +53,16 @@ async def cancellable_sleep(seconds: float) -> None:
 
 
 async def run_vital(name: str, work: Awaitable[None], may_end: Callable[[], bool] = lambda: False) -> None:
-    """Raises what `work` raises, and Internal where it just ends though not `may_end()`: nothing works without it."""
+    """Runs `work`, without which the process is useless. Raises what it raises, and Internal if it ends while
+    `may_end()` is false."""
     try:
         await work
     except asyncio.CancelledError:
         if is_cancel_requested():
             raise
-        raise Internal(f"{name} was cancelled, and nobody here asked for that") from None
+        raise Internal(f"{name} was cancelled unexpectedly") from None
     if not may_end():
-        raise Internal(f"{name} ended, and nobody asked for that")
+        raise Internal(f"{name} ended unexpectedly")
 
 
 async def run_restarting(
@@ -70,8 +72,8 @@ async def run_restarting(
     is_needed: bool = True,
     backoff: RestartBackoff = RESTART_BACKOFF,
 ) -> NoReturn:
-    """Runs `work` for ever. Raises FailedPrecondition of it, which no restart can mend, and Internal when it does not
-    stay up and `is_needed`: where the process is of use without it, it is tried on."""
+    """Runs `work` for ever, restarting it with growing pauses. Raises its FailedPrecondition, which a restart cannot
+    fix, and Internal if it keeps failing and `is_needed`; otherwise restarts continue."""
     loop = asyncio.get_running_loop()
     num_restarts = 0
     while True:
@@ -79,16 +81,16 @@ async def run_restarting(
         reason = await _end_of(work)
         if loop.time() - began_s >= STEADY_S:
             num_restarts = 0
-        if is_needed and num_restarts == MOST_RESTARTS:
+        if is_needed and num_restarts == MAX_RESTARTS:
             raise Internal(f"{name} ended {num_restarts + 1} times in a row, the last time because {reason}")
         pause_s = min(backoff.first_s * 2**num_restarts, backoff.longest_s)
-        num_restarts = min(num_restarts + 1, MOST_RESTARTS)
-        log.error("a task ended and starts again", task=name, reason=reason, pause_s=pause_s)
+        num_restarts = min(num_restarts + 1, MAX_RESTARTS)
+        log.error("a task ended and is restarted", task=name, reason=reason, pause_s=pause_s)
         await asyncio.sleep(pause_s)
 
 
 async def _end_of(work: Callable[[], Awaitable[object]]) -> str:
-    """Why `work` ended."""
+    """Runs `work` and returns the reason why it ended."""
     try:
         await work()
     except FailedPrecondition:
@@ -96,7 +98,7 @@ async def _end_of(work: Callable[[], Awaitable[object]]) -> str:
     except asyncio.CancelledError:
         if is_cancel_requested():
             raise
-        return "it was cancelled, and nobody here asked for that"
+        return "it was cancelled unexpectedly"
     except Exception as error:
         log.exception("a task failed")
         return f"{type(error).__name__}: {error}"
@@ -104,8 +106,8 @@ async def _end_of(work: Callable[[], Awaitable[object]]) -> str:
 
 
 class Tasks:
-    """Tasks of one owner, who ends them by close() or hears of their ends. A failure is in the log for those who look
-    closer; a cancellation that nobody asked for is an error there."""
+    """Tasks of one owner, which ends them by close(). Failures are logged at debug level, because the owner handles
+    them; an unrequested cancellation is logged as an error."""
 
     def __init__(self) -> None:
         self.running: set[asyncio.Task[Any]] = set()
@@ -123,12 +125,12 @@ class Tasks:
         self.running.discard(task)
         if task.cancelled():
             if not task.cancelling():
-                log.error("a task was cancelled, and nobody asked for that", task=task.get_name())
+                log.error("a task was cancelled unexpectedly", task=task.get_name())
         elif (error := task.exception()) is not None:
             log.debug("a task failed", task=task.get_name(), reason=f"{type(error).__name__}: {error}")
 
     async def close(self) -> None:
-        """Returns when all have ended."""
+        """Cancels all tasks and waits until they have ended."""
         tasks = list(self.running)
         for task in tasks:
             task.cancel()

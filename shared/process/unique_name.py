@@ -1,4 +1,4 @@
-"""A name for each of several processes of one service on a machine, where nobody has given them any."""
+"""Assigns unique default names to several processes of one service on a machine."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ S = TypeVar("S", bound=Settings)
 
 @contextlib.contextmanager
 def with_unique_name(settings: S) -> Iterator[S]:
-    """The lowest number that no other process of this user has, so that those that are restarted have their names
-    again: worker-HOST, worker-HOST-2. Unnumbered where there is no folder to agree in."""
+    """Yields the settings with an id: the default name with the lowest number that no other process of this user
+    has, so that restarted processes get their names back: worker-HOST, worker-HOST-2. Without a runtime folder the
+    name is not numbered."""
     if settings.id:
         yield settings
         return
@@ -34,12 +35,14 @@ def with_unique_name(settings: S) -> Iterator[S]:
 
 
 def _take(folder: Path, default: str) -> tuple[str, int]:
-    """The name, and what keeps it until it is closed."""
+    """Returns the name and the lock file descriptor that reserves it until it is closed."""
     for number in itertools.count(1):
         name = default if number == 1 else f"{default}-{number}"
         lock = os.open(folder / f"{quote(name, safe='')}.name", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # of this process: children that outlive it do not keep it
+            fcntl.lockf(
+                lock, fcntl.LOCK_EX | fcntl.LOCK_NB
+            )  # per process: a child that outlives it does not keep the lock
         except BlockingIOError:
             os.close(lock)
         except BaseException:

@@ -1,8 +1,8 @@
-"""Ends a process whose event loop stands still for good, with the place where it does.
+"""Ends a process whose event loop is stuck, after printing the stacks of all threads.
 
-Such a process answers no probe, drains on no signal and keeps its sessions' sockets open. The watch counts its own
-turns and not a clock: a process that is stopped and continued loses one turn, however long that took, and a loop that
-is slow gets ahead a little between two of them.
+A stuck process answers no probe, ignores signals and keeps its connections open. The watchdog counts its own turns
+instead of time: a process that is suspended and resumed loses one turn, however long that took, and a slow loop
+makes some progress between turns.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ import threading
 from quire.shared import logs
 
 TURN_S = 1.0
-MOST_TURNS = 60  # without one of the loop; Kubernetes gives up a process after as long
+MAX_TURNS = 60  # turns without progress of the loop; Kubernetes' probes give up after the same time
 EXIT_STUCK = 3
 
 
 class Watchdog:
-    """Of the running event loop, from a thread of its own."""
+    """Watches the running event loop from a thread of its own."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._num_turns = 0  # of the loop
+        self._num_turns = 0  # turns of the event loop
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def start(self) -> None:
-        """From the loop's thread."""
+        """Starts watching; called from the loop's thread."""
         self._turn()
         self._thread.start()
 
@@ -49,8 +49,8 @@ class Watchdog:
         while not self._over.wait(TURN_S):
             num_waits = 0 if seen != self._num_turns else num_waits + 1
             seen = self._num_turns
-            if num_waits > MOST_TURNS:
-                logs.print_line(f"quire: the event loop has stood still for {MOST_TURNS * TURN_S:g} s:", sys.stderr)
+            if num_waits > MAX_TURNS:
+                logs.print_line(f"quire: the event loop has been stuck for {MAX_TURNS * TURN_S:g} s:", sys.stderr)
                 faulthandler.dump_traceback(file=sys.__stderr__ or 2)
                 logs.flush()
                 os._exit(EXIT_STUCK)

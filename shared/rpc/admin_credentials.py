@@ -1,7 +1,7 @@
-"""How commands find a service's admin port and its key: a file in a folder that only this user can open.
+"""Address and key of a service's admin port, published for local commands in a folder that only this user can open.
 
-One file for each service process, named after its gRPC port, so that `quire status --grpc-port N` needs nothing else on
-the machine that the service runs on.
+There is one file per service process, named after its gRPC port, so that `quire status --grpc-port N` needs no other
+settings on the machine where the service runs.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from quire.shared.settings.base import LOOPBACK
 
 @dataclass(frozen=True, slots=True)
 class AdminCredentials:
-    """Where to go and what to show."""
+    """Address and key of an admin service."""
 
     address: str
     key: str
 
 
 def publish(role: str, grpc_port: int, admin: AdminCredentials) -> Path:
-    """Writes the file, and takes away those of processes that ended without doing so."""
+    """Writes the file of this process and removes those of processes that have exited."""
     place = runtime_folder()
     for path in place.glob("*.json"):
         if not _is_alive(path):
@@ -38,7 +38,8 @@ def publish(role: str, grpc_port: int, admin: AdminCredentials) -> Path:
 
 
 def find(address: str, role: str = "*") -> AdminCredentials | None:
-    """Of the service of this user whose gRPC is at `address`, whatever it is, if that is on this machine."""
+    """Returns the credentials of this user's local service whose gRPC address is `address`; None if there is none.
+    `role`: restricts the kind of service."""
     host, _, port = address.rpartition(":")
     if host not in LOOPBACK:
         return None

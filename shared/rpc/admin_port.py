@@ -1,4 +1,4 @@
-"""The admin service of a process: on a port of its own, on loopback unless told otherwise, and behind a key."""
+"""The admin service of a process: on a port of its own, on loopback by default, protected by a key."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ SERVICE_NAME = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
 
 
 class AdminPort:
-    """start() and stop() with the service. `key` is for whoever runs in the same process."""
+    """Server of the admin service; started and stopped with its service. `key`: for callers in the same process."""
 
     def __init__(self, settings: Settings, servicer: admin_pb2_grpc.AdminServiceServicer, grpc_port: int) -> None:
-        """Raises InvalidArgument for settings under which others could come in."""
+        """Raises InvalidArgument for settings that would expose the port without protection."""
         self._settings = settings
         self._grpc_port = grpc_port
         self._file = SecretFile(settings.admin_key_file, "admin_key_file") if settings.admin_key_file else None
-        self._own = secrets.token_hex(32)
-        self._pass: Path | None = None
+        self._generated_key = secrets.token_hex(32)
+        self._published: Path | None = None
         is_local = settings.admin_host in LOOPBACK
         if not is_local:
             _check_exposed(settings)
@@ -49,26 +49,26 @@ class AdminPort:
 
     @property
     def key(self) -> str:
-        return self._file.first.decode() if self._file is not None else self._own
+        return self._file.first.decode() if self._file is not None else self._generated_key
 
     async def start(self) -> None:
         await self._server.start()
         await self._server.set_serving(True)
         try:
-            self._pass = admin_credentials.publish(
+            self._published = admin_credentials.publish(
                 self._settings.service, self._grpc_port, AdminCredentials(self.address, self.key)
             )
         except (FailedPrecondition, OSError) as error:
-            log.warning("commands on this machine cannot find the admin service by themselves", reason=str(error))
+            log.warning("local commands cannot find the admin service automatically", reason=str(error))
 
     async def stop(self) -> None:
-        if self._pass is not None:
-            self._pass.unlink(missing_ok=True)
+        if self._published is not None:
+            self._published.unlink(missing_ok=True)
         await self._server.stop(grace_s=0.2)
 
     def check_operator(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """Of an HTTP call, names in lower case. Raises Unauthenticated without the key; a key that was never chosen is
-        for commands of this user alone."""
+        """Checks the key of an HTTP request; header names are in lower case. Raises Unauthenticated without a valid
+        key; a generated key is known only to commands of this user."""
         shown = [value for name, value in headers if name == b"authorization"]
         error = self._check({"authorization": shown[0] if len(shown) == 1 else b""})
         if error is not None:
@@ -76,11 +76,15 @@ class AdminPort:
 
     def _check(self, metadata: dict[str, str | bytes]) -> QuireError | None:
         shown = bearer(metadata)
-        held = self._file.holds(shown) if self._file is not None else secrets.compare_digest(self._own.encode(), shown)
+        held = (
+            self._file.holds(shown)
+            if self._file is not None
+            else secrets.compare_digest(self._generated_key.encode(), shown)
+        )
         if held:
             return None
         what = "a wrong key" if shown else "no key"
-        return Unauthenticated(f"{self._settings.title}: the admin service was shown {what} (admin_key_file)")
+        return Unauthenticated(f"{self._settings.title}: the admin service received {what} (admin_key_file)")
 
 
 def _check_exposed(settings: Settings) -> None:
@@ -88,5 +92,5 @@ def _check_exposed(settings: Settings) -> None:
         message = f"admin_key_file: needed for an admin service beyond this machine (admin_host {settings.admin_host})"
         raise InvalidArgument(message, field="admin_key_file")
     if not settings.tls.serves and not settings.insecure:
-        message = "tls: an admin service beyond this machine needs a certificate, or its key could be read on the way"
-        raise InvalidArgument(f"{message} (insecure: serve all the same)", field="tls")
+        message = "tls: an admin service beyond this machine needs a certificate, or its key could be intercepted"
+        raise InvalidArgument(f"{message} (set insecure to serve without one)", field="tls")

@@ -1,4 +1,4 @@
-"""quire.admin.v1 of a scheduler or a worker, on its admin port."""
+"""Serves quire.admin.v1 for a scheduler or a worker, on its admin port."""
 
 from __future__ import annotations
 
@@ -17,50 +17,50 @@ Response = TypeVar("Response")
 
 
 class Administration(Protocol):
-    """What a service does for its operators."""
+    """Implementation of the admin calls by a service; every method may raise QuireError."""
 
     def status(self) -> pb.GetStatusResponse: ...
 
     async def reset_prefix_cache(self, request: pb.ResetPrefixCacheRequest) -> pb.ResetPrefixCacheResponse:
-        """Raises QuireError."""
+        """Discards all cached prefixes."""
 
     async def pause_generation(self, request: pb.PauseGenerationRequest) -> pb.PauseGenerationResponse:
-        """Raises QuireError."""
+        """Pauses generation."""
 
     async def resume_generation(self, request: pb.ResumeGenerationRequest) -> pb.ResumeGenerationResponse:
-        """Raises QuireError."""
+        """Resumes generation."""
 
     async def update_weights(self, request: pb.UpdateWeightsRequest) -> pb.UpdateWeightsResponse:
-        """Raises QuireError."""
+        """Replaces the weights."""
 
     async def init_weights_update_group(
         self, request: pb.InitWeightsUpdateGroupRequest
     ) -> pb.InitWeightsUpdateGroupResponse:
-        """Raises QuireError."""
+        """Joins a trainer's process group."""
 
     async def destroy_weights_update_group(
         self, request: pb.DestroyWeightsUpdateGroupRequest
     ) -> pb.DestroyWeightsUpdateGroupResponse:
-        """Raises QuireError."""
+        """Leaves a trainer's process group."""
 
     async def sleep(self, request: pb.SleepRequest) -> pb.SleepResponse:
-        """Raises QuireError."""
+        """Releases device memory."""
 
     async def wake_up(self, request: pb.WakeUpRequest) -> pb.WakeUpResponse:
-        """Raises QuireError."""
+        """Allocates released device memory again."""
 
     async def load_adapter(self, request: pb.LoadAdapterRequest) -> pb.LoadAdapterResponse:
-        """Raises QuireError."""
+        """Loads an adapter."""
 
     async def unload_adapter(self, request: pb.UnloadAdapterRequest) -> pb.UnloadAdapterResponse:
-        """Raises QuireError."""
+        """Unloads an adapter."""
 
     async def list_adapters(self) -> pb.ListAdaptersResponse:
-        """Raises QuireError."""
+        """Returns the loaded adapters."""
 
 
 class AdminService(admin_pb2_grpc.AdminServiceServicer):
-    """Status, drain, cache reset, pause and resume, adapters."""
+    """gRPC servicer that forwards the calls to an Administration."""
 
     def __init__(self, administration: Administration, shutdown: Shutdown) -> None:
         self._administration = administration

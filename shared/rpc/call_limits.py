@@ -1,5 +1,5 @@
-"""Ends calls that gRPC itself keeps for as long as their client likes: without a request, or with too many headers; and
-connections whose clients send such headers or reset call after call."""
+"""Limits for gRPC calls that gRPC itself would keep open indefinitely: calls without a request or with oversized
+headers, and connections whose clients send such headers or reset calls repeatedly."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from quire.shared.rpc.connection_resets import ConnectionResets
 Context = grpc.aio.ServicerContext[Any, Any]
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
-HEADER_BYTES = 32 * 1024  # as HTTP/2 counts them; gRPC looks at them itself once a client has acknowledged that limit
+HEADER_BYTES = 32 * 1024  # counted as in HTTP/2; gRPC enforces the limit itself once a client has acknowledged it
 ENTRY_BYTES = 32
-NO_MESSAGE = "the call ended without its request: exactly one message is expected"
+NO_MESSAGE = "the call ended without a request: exactly one message is expected"
 
 
 class CallLimitInterceptor(grpc.aio.ServerInterceptor):
-    """The outermost interceptor: it changes all handlers into such as read their requests themselves."""
+    """Outermost interceptor; replaces every handler by one that reads the request itself."""
 
     def __init__(self, patience_s: float, resets: ConnectionResets) -> None:
-        """`patience_s`: from a call's headers until its request is complete."""
+        """`patience_s`: time from a call's headers until its request is complete."""
         self._patience_s = patience_s
         self._resets = resets
-        self._changed: dict[str, tuple[Handler, Handler]] = {}  # by method: what came, and what it became
+        self._changed: dict[str, tuple[Handler, Handler]] = {}  # by method: original and wrapped handler
         self._unknown = self._bounded(grpc.stream_stream_rpc_method_handler(_refuse_unknown))
         self._too_large: Handler = grpc.stream_stream_rpc_method_handler(self._refuse_headers)
 
@@ -61,7 +61,7 @@ class CallLimitInterceptor(grpc.aio.ServerInterceptor):
         return handler._replace(request_streaming=True, **changed)  # type: ignore[no-any-return]
 
     def _answering(self, behaviour: Any, *, reads: bool) -> Any:
-        """`reads`: the behaviour takes a single request."""
+        """Wraps a unary response. `reads`: the handler takes a single request."""
 
         async def answer(requests: AsyncIterator[Any], context: Context) -> Any:
             with self._counted(context):
@@ -70,7 +70,7 @@ class CallLimitInterceptor(grpc.aio.ServerInterceptor):
         return answer
 
     def _streaming(self, behaviour: Any, *, reads: bool) -> Any:
-        """A behaviour either yields its answers or writes them to the context."""
+        """Wraps a streamed response; a handler either yields its responses or writes them to the context."""
 
         async def write(requests: AsyncIterator[Any], context: Context) -> None:
             with self._counted(context):
@@ -85,8 +85,8 @@ class CallLimitInterceptor(grpc.aio.ServerInterceptor):
 
     @contextmanager
     def _counted(self, context: Context) -> Iterator[None]:
-        """Counts the call if its client has reset it: then its task is cancelled, or nothing can be written to it."""
-        peer = context.peer()  # which gRPC forgets with the call
+        """Counts the call if its client resets it: its task is then cancelled, or writing to it fails."""
+        peer = context.peer()  # not available after the call
         try:
             yield
         except (asyncio.CancelledError, grpc.aio.InternalError):
@@ -94,8 +94,8 @@ class CallLimitInterceptor(grpc.aio.ServerInterceptor):
             raise
 
     async def _refuse_headers(self, _requests: AsyncIterator[Any], context: Context) -> None:
-        """Such headers pass gRPC's own bound only where a client has not acknowledged it: each may cost as much as
-        thousands of calls, and more of them are on their way."""
+        """Refuses the call and closes its connection. Such headers pass gRPC's own limit only if the client has not
+        acknowledged it; each may cost as much as thousands of calls, and more may follow."""
         text = f"the call's headers take more than {HEADER_BYTES} bytes"
         peer = context.peer()
         try:

@@ -1,7 +1,7 @@
-"""How a call has ended whose client was still writing when its server said no.
+"""Status of a call whose client was still writing when the server ended it.
 
-gRPC's client for asyncio learns of that twice: from the status that came, and from a message that it could not send any
-more. What it hears last counts, so that now and then a refusal reads `Internal error from Core` and nobody knows why.
+gRPC's asyncio client learns of the end twice: from the received status and from the failed write. The later one
+counts, so that a refusal is sometimes reported as `Internal error from Core`, without its reason.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ import grpc
 import grpc.aio
 from grpc.aio import AioRpcError
 
-UNTOLD = (grpc.StatusCode.INTERNAL, grpc.StatusCode.OK)
+UNINFORMATIVE = (grpc.StatusCode.INTERNAL, grpc.StatusCode.OK)
 
 
 class CallStatus:
-    """What a client's call has ended with, each time that it was told so. Anything else never tells."""
+    """Records every status that a client's call reports. Other objects never report one."""
 
     def __init__(self, call: Any) -> None:
-        self._told: list[AioRpcError] = []
+        self._reported: list[AioRpcError] = []
         if isinstance(call, grpc.aio.Call):
-            call.add_done_callback(lambda ended: self._told.append(_status(ended)))
+            call.add_done_callback(lambda ended: self._reported.append(_status(ended)))
 
     def resolve(self, error: AioRpcError) -> AioRpcError:
-        """What the server said, if `error` is not that."""
-        return next((end for end in (error, *self._told) if end.code() not in UNTOLD), error)
+        """Returns the server's status if `error` is only a consequence of it."""
+        return next((end for end in (error, *self._reported) if end.code() not in UNINFORMATIVE), error)
 
 
 def _status(call: Any) -> AioRpcError:
-    """As it is now: it may be another one before anybody who waits for it goes on."""
+    """Returns the current status: it may be overwritten before a waiting task runs."""
     nothing = grpc.aio.Metadata()
     return AioRpcError(_now(call.code()), nothing, _now(call.trailing_metadata()) or nothing, _now(call.details()))
 
 
 def _now(value: Coroutine[Any, Any, Any]) -> Any:
-    """Of something that needs not be waited for."""
+    """Returns the result of a coroutine that does not wait."""
     try:
         value.send(None)
     except StopIteration as done:

@@ -1,7 +1,7 @@
-"""Channels between services, with options chosen for long-lived streams.
+"""gRPC channels between services, with options for long-lived streams.
 
-Keep-alive notices a machine that vanished without closing its connection; a peer that is alive but stuck is noticed by
-the heartbeats of quire.shared.rpc.duplex instead.
+Keep-alive detects a machine that disappeared without closing its connection; a peer that is alive but stuck is
+detected by the heartbeats of quire.shared.rpc.duplex.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from quire.shared.security.tls import channel_credentials
 from quire.shared.security.tls_files import NO_TLS, Tls
 
 KEEPALIVE_MS = 10_000
-CONNECT_MS = 2_000  # that an attempt may take, whatever its option is called: on a busy machine 100 were too few
-MAX_MESSAGE_BYTES = 256 * 1024 * 1024  # that a client takes from a frontend
-SERVICE_MESSAGE_BYTES = 1024 * 1024  # that services take, before they know from whom: what is larger comes in parts
+CONNECT_MS = 2_000  # maximum duration of an attempt, despite the option's name; 100 was too short on a busy machine
+MAX_MESSAGE_BYTES = 256 * 1024 * 1024  # accepted by a client from a frontend
+SERVICE_MESSAGE_BYTES = 1024 * 1024  # accepted from unauthenticated peers; larger messages are sent in parts
 RECEIVE_OPTION = "grpc.max_receive_message_length"
 
 COMMON_OPTIONS: list[tuple[str, int]] = [
@@ -31,12 +31,12 @@ CHANNEL_OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", CONNECT_MS),
     ("grpc.max_reconnect_backoff_ms", 2_000),
-    ("grpc.use_local_subchannel_pool", 1),  # sessions to one address must not share a connection's fate
+    ("grpc.use_local_subchannel_pool", 1),  # sessions to one address must not share a connection
 ]
 
 
 def connect(address: str, tls: Tls = NO_TLS, max_receive_bytes: int = MAX_MESSAGE_BYTES) -> grpc.aio.Channel:
-    """Certificates are read now, once for the channel; raises Unavailable if they are no use."""
+    """Opens a channel. Certificates are read now, once for the channel. Raises Unavailable if they are unusable."""
     options = _options(tls, max_receive_bytes)
     if not tls.dials:
         return grpc.aio.insecure_channel(address, options=options)
@@ -44,7 +44,7 @@ def connect(address: str, tls: Tls = NO_TLS, max_receive_bytes: int = MAX_MESSAG
 
 
 def connect_blocking(address: str, tls: Tls = NO_TLS) -> grpc.Channel:
-    """The same for threads."""
+    """Opens a channel for use by threads; otherwise like connect()."""
     options = _options(tls, MAX_MESSAGE_BYTES)
     if not tls.dials:
         return grpc.insecure_channel(address, options=options)

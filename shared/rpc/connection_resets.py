@@ -1,8 +1,8 @@
-"""Closes connections whose client resets calls faster than a client that keeps the rules would (CVE-2023-44487).
+"""Closes connections whose client resets calls at an abusive rate (rapid reset, CVE-2023-44487).
 
-A reset makes room for the connection's next call at once, while the server still has all the work of the last one: what
-bounds calls under way bounds nothing then. gRPC's own protection counts calls that have just ended, and with them those
-of clients that do nothing wrong, so resets are counted here, in a bucket for each connection.
+A reset frees the connection's slot for the next call at once, while the server still has the work of the last one,
+so the limit of concurrent calls has no effect. gRPC's own protection counts calls that have just ended, also those
+of well-behaved clients; resets are therefore counted here, in one leaky bucket per connection.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from quire.shared.rpc import peer_sockets
 
 log = logger("grpc")
 
-BURST = 500  # resets of a connection at once: several times the calls that it may have under way
-PER_SECOND = 100.0  # that are forgotten
+BURST = 500  # resets in a short time: several times the maximum of concurrent calls
+PER_SECOND = 100.0  # resets that the bucket drains
 MOST_REMEMBERED = 4_096  # connections
 
 
 @dataclass(slots=True)
 class ResetBucket:
-    """Resets of one connection that are not forgotten yet."""
+    """Recent resets of one connection."""
 
     level: float
     seen_s: float
@@ -39,21 +39,21 @@ class ConnectionResets:
         clock: Callable[[], float] = time.monotonic,
         burst: int = BURST,
     ) -> None:
-        """`close` ends the connection of a peer and returns whether there was one."""
+        """`close`: closes the connection of a peer and returns whether it existed."""
         self._close = close
         self._clock = clock
         self._burst = burst
         self._buckets: OrderedDict[str, ResetBucket] = OrderedDict()
 
     def add(self, peer: str) -> None:
-        """Counts a call that its client has reset; `peer`: as gRPC names the other end of its connection."""
+        """Counts a call that its client has reset. `peer`: as gRPC names the remote end."""
         bucket = self._bucket(peer)
         bucket.level += 1
         if bucket.level > self._burst:
             self.end(peer, f"more than {self._burst} calls were reset")
 
     def end(self, peer: str, reason: str) -> None:
-        """Closes a connection."""
+        """Closes a connection and logs the reason."""
         self._buckets.pop(peer, None)
         if self._close(peer):
             log.warning("closed a connection", peer=peer, reason=reason)

@@ -1,4 +1,4 @@
-"""Calls without a right key are refused before their message is read."""
+"""Refuses gRPC calls without a valid key before their messages are read."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ HEALTH = "/grpc.health.v1."
 KEYS = ("authorization", "x-api-key")
 
 Check = Callable[[dict[str, str | bytes]], QuireError | None]
-Refused = Callable[[str, QuireError], None]  # method's path, why
+Refused = Callable[[str, QuireError], None]  # path of the method, error
 
 
 class CallGuard(grpc.aio.ServerInterceptor):
-    """`check` gets a call's metadata and returns why it may not pass. Health checks always pass."""
+    """Interceptor. `check` receives a call's metadata and returns an error if the call must not pass. Health checks
+    always pass."""
 
     def __init__(self, check: Check, refused: Refused = lambda _method, _error: None) -> None:
-        """`refused` hears of calls that may not."""
+        """`refused`: called for each refused call."""
         self._check = check
         self._refused = refused
 
@@ -44,11 +45,14 @@ def _refusing(error: QuireError) -> grpc.RpcMethodHandler[Any, Any]:
     async def refuse(_messages: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         await context.abort(transport(error).grpc_code, error.message)
 
-    return grpc.stream_stream_rpc_method_handler(refuse)  # of streams, whatever it answers: no message is awaited
+    return grpc.stream_stream_rpc_method_handler(
+        refuse
+    )  # a stream handler for all methods, so that no message is read first
 
 
 def metadata_of(pairs: Iterable[tuple[str, str | bytes]] | None) -> dict[str, str | bytes]:
-    """By name. Who shows two keys shows none: which one counts is for no one to choose."""
+    """Returns metadata by name. If a key header is repeated, it counts as missing, because the choice would be
+    ambiguous."""
     sent = tuple(pairs or ())
     found = dict(sent)
     if len(found) < len(sent):
@@ -58,7 +62,7 @@ def metadata_of(pairs: Iterable[tuple[str, str | bytes]] | None) -> dict[str, st
 
 
 def bearer(metadata: dict[str, str | bytes]) -> bytes:
-    """What `authorization: Bearer ...` holds; empty if there is none."""
+    """Returns the token of `authorization: Bearer ...`; empty if there is none."""
     shown = metadata.get("authorization", "")
     scheme, _, value = (shown if isinstance(shown, str) else shown.decode("latin-1")).partition(" ")
     return value.strip().encode() if scheme.lower() == "bearer" else b""

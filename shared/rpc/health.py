@@ -1,4 +1,5 @@
-"""grpc.health.v1, which anybody may ask: what strangers send or leave unread costs little, and nobody waits for it."""
+"""Serves grpc.health.v1, which is open to unauthenticated callers: their messages and unread responses cost little
+and block nothing."""
 
 from __future__ import annotations
 
@@ -16,24 +17,24 @@ SERVING = pb.HealthCheckResponse.SERVING
 NOT_SERVING = pb.HealthCheckResponse.NOT_SERVING
 UNKNOWN = pb.HealthCheckResponse.SERVICE_UNKNOWN
 
-MOST_BYTES = 1024  # of a question; gRPC holds it for as long as its call lasts
-MOST_WATCHES = 1024  # at once; each has some 20 KB in gRPC
+MAX_BYTES = 1024  # of a request; gRPC keeps it for the duration of the call
+MAX_WATCHES = 1024  # at the same time; each takes some 20 KB in gRPC
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class Health:
-    """Of one server. Watches follow what is set, and set() waits for none of them."""
+    """Health of one server. Watches follow the values set; set() never waits for them."""
 
     def __init__(self) -> None:
         self._statuses: dict[str, int] = {}
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self._num_watches = 0
 
     def set(self, service: str, status: int) -> None:
         self._statuses[service] = status
-        self._news.set()
-        self._news = asyncio.Event()
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     def handler(self) -> grpc.GenericRpcHandler:
         return grpc.method_handlers_generic_handler(
@@ -52,30 +53,30 @@ class Health:
 
     async def _watch(self, question: bytes, context: Context) -> AsyncIterator[int]:
         service = await _service(question, context)
-        if self._num_watches >= MOST_WATCHES:
-            text = f"{MOST_WATCHES} watch already: that is the most there may be; Check is answered"
+        if self._num_watches >= MAX_WATCHES:
+            text = f"{MAX_WATCHES} watches are open, which is the limit; use Check instead"
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
         self._num_watches += 1
         try:
-            told = None
+            sent = None
             while True:
-                news, status = self._news, self._statuses.get(service, UNKNOWN)
-                if status != told:
+                changed, status = self._changed, self._statuses.get(service, UNKNOWN)
+                if status != sent:
                     yield status
-                    told = status
-                await news.wait()
+                    sent = status
+                await changed.wait()
         finally:
             self._num_watches -= 1
 
 
 async def _service(question: bytes, context: Context) -> str:
-    """Ends the call of who asks for none."""
+    """Returns the requested service name; aborts a malformed call."""
     try:
-        if len(question) <= MOST_BYTES:
+        if len(question) <= MAX_BYTES:
             return str(pb.HealthCheckRequest.FromString(question).service)
     except DecodeError:
         pass
-    text = f"a HealthCheckRequest of at most {MOST_BYTES} bytes is expected here"
+    text = f"a HealthCheckRequest of at most {MAX_BYTES} bytes is expected here"
     return str(await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text))
 
 

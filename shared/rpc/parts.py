@@ -1,4 +1,4 @@
-"""Messages of a stream that are larger than a gRPC message may be, in parts (common/v1/part.proto)."""
+"""Splits stream messages that exceed the size limit of a gRPC message into parts (common/v1/part.proto)."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from quire.shared.errors import InvalidArgument
 from quire.shared.pb.common.v1.part_pb2 import Part
 from quire.shared.rpc.channel import SERVICE_MESSAGE_BYTES
 
-MAX_PART_BYTES = SERVICE_MESSAGE_BYTES - 1024  # of data, with room for what is around it
-# What a link of 13 KB/s carries before its other end, which hears of whole parts only, takes the peer for dead.
+MAX_PART_BYTES = SERVICE_MESSAGE_BYTES - 1024  # of data, leaving room for the enclosing message
+# A link of 13 KB/s carries one part before the receiver, which sees only complete parts, considers the peer lost.
 PART_BYTES = 64 * 1024
-MOST_BYTES = 256 * 1024 * 1024  # of a whole message: a worker with a million blocks reports 36 MB of hashes
+MAX_BYTES = 256 * 1024 * 1024  # of a complete message: a worker with a million blocks reports 36 MB of hashes
 
 
 class CallStream(Protocol):
-    """What grpc.aio.ServicerContext and grpc.aio.StreamStreamCall share."""
+    """Common interface of grpc.aio.ServicerContext and grpc.aio.StreamStreamCall."""
 
     async def read(self) -> Any: ...
 
     async def write(self, message: Any) -> None: ...
 
 
-async def _nobody() -> None: ...
+async def _ignore() -> None: ...
 
 
 class PartStream:
-    """A stream whose reader and writer know nothing of parts. One task reads and one writes, as gRPC has it."""
+    """Stream that joins and splits parts transparently. One task reads and one writes, as gRPC requires."""
 
     def __init__(self, stream: CallStream) -> None:
         self.stream = stream
-        self.on_part: Callable[[], Awaitable[None]] = _nobody
-        """Hears of each part but the last."""
+        self.on_part: Callable[[], Awaitable[None]] = _ignore
+        """Called for each part but the last."""
 
     async def read(self) -> Any:
-        """A whole message; InvalidArgument for parts that are none."""
+        """Returns a complete message. Raises InvalidArgument for malformed parts."""
         message = await self.stream.read()
         return await self._whole(message) if _is_part(message) else message
 
@@ -52,8 +52,8 @@ class PartStream:
         kind, data = type(message), bytearray()
         while _is_part(message):
             data += message.part.data
-            if len(data) > MOST_BYTES:
-                raise InvalidArgument(f"part: a message of more than {MOST_BYTES} bytes", field="part")
+            if len(data) > MAX_BYTES:
+                raise InvalidArgument(f"part: the message exceeds the limit of {MAX_BYTES} bytes", field="part")
             if message.part.last:
                 return _parsed(kind, bytes(data))
             await self.on_part()
@@ -69,4 +69,4 @@ def _parsed(kind: type[Any], data: bytes) -> Any:
     try:
         return kind.FromString(data)
     except Exception as error:  # protobuf's own errors have no common class in all its implementations
-        raise InvalidArgument(f"part: no {kind.DESCRIPTOR.full_name}: {error}", field="part") from None
+        raise InvalidArgument(f"part: not a {kind.DESCRIPTOR.full_name}: {error}", field="part") from None

@@ -1,4 +1,4 @@
-"""Sockets of this process by what is at their other end: gRPC shows none of its own."""
+"""Finds sockets of this process by their remote address, because gRPC does not expose its own."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from pathlib import Path
 from urllib.parse import unquote
 
 DESCRIPTORS = Path("/proc/self/fd")
-MAPPED = "::ffff:"  # an IPv4 address at a socket that takes both
+MAPPED = "::ffff:"  # prefix of IPv4 addresses on a dual-stack socket
 FAMILIES = (socket.AF_INET, socket.AF_INET6)
 
 
 def descriptors() -> list[str]:
-    """Returns all descriptors of this process; none where the system does not show them."""
+    """Returns all descriptors of this process; empty where the system does not list them."""
     return os.listdir(DESCRIPTORS) if DESCRIPTORS.exists() else []
 
 
 def connections(found: Iterable[str]) -> Iterator[tuple[socket.socket, tuple[str, int]]]:
-    """Yields each descriptor that is a connection over TCP, and the address and port of its other end. Each is a
-    descriptor of its own, to be closed by the caller, so that it stays the same whatever gRPC closes meanwhile."""
+    """Yields a duplicate of each descriptor that is a TCP connection, with its remote address and port. The
+    duplicate must be closed by the caller, and stays valid when gRPC closes its own."""
     for text in found:
         with contextlib.suppress(OSError):
             own = os.dup(int(text))
@@ -41,28 +41,28 @@ def _peer(held: socket.socket) -> tuple[str, int] | None:
         return None
     try:
         address, port, *_ = held.getpeername()
-    except OSError:  # it listens, or has ended
+    except OSError:  # listening, or closed
         return None
     return str(address).removeprefix(MAPPED), int(port)
 
 
 def close(peer: str) -> bool:
-    """Shuts down the connection whose other end gRPC calls `peer`, as in ipv4:127.0.0.1:1234 and ipv6:%5B::1%5D:1234.
+    """Shuts down the connection to `peer`, in gRPC's notation such as ipv4:127.0.0.1:1234 and ipv6:%5B::1%5D:1234.
     Returns whether there was one."""
     wanted = address_of(peer)
     if wanted is None:
         return False
-    was_there = False
+    was_found = False
     for held, found in connections(descriptors()):
         with held, contextlib.suppress(OSError):
             if found == wanted:
                 held.shutdown(socket.SHUT_RDWR)
-                was_there = True
-    return was_there
+                was_found = True
+    return was_found
 
 
 def address_of(peer: str) -> tuple[str, int] | None:
-    """Returns address and port; None for a peer that is no TCP connection."""
+    """Returns address and port; None for a peer that is not a TCP connection."""
     family, _, rest = unquote(peer).partition(":")
     address, _, port = rest.rpartition(":")
     if family not in ("ipv4", "ipv6") or not port.isdecimal():

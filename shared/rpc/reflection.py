@@ -1,4 +1,4 @@
-"""Which services there are and what they look like, told over gRPC itself: reflection v1 and v1alpha."""
+"""Server reflection (v1 and v1alpha): lists services and their descriptors over gRPC."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 V1 = "grpc.reflection.v1.ServerReflection"
 V1_FILE = "grpc/reflection/v1/reflection.proto"
-# Both have the messages of v1alpha, which alone grpcio-reflection has.
+# Both use the messages of v1alpha, the only ones that grpcio-reflection provides.
 SERVICES = (reflection.SERVICE_NAME, V1)
 
 
 def handlers(names: Iterable[str]) -> Iterator[grpc.GenericRpcHandler]:
-    """Of servers that offer services of these names, SERVICES among them."""
+    """Yields handlers for servers that offer services of these names, which should include SERVICES."""
     _describe_v1()
     for service in SERVICES:
         answers = grpc.stream_stream_rpc_method_handler(
@@ -31,7 +31,7 @@ def handlers(names: Iterable[str]) -> Iterator[grpc.GenericRpcHandler]:
 
 
 def _question(sent: bytes) -> reflection_pb2.ServerReflectionRequest:
-    """One that asks for nothing, and is answered with an error, for what is none."""
+    """Parses a request; returns an empty one, which is answered with an error, for malformed bytes."""
     try:
         return reflection_pb2.ServerReflectionRequest.FromString(sent)
     except DecodeError:
@@ -39,7 +39,7 @@ def _question(sent: bytes) -> reflection_pb2.ServerReflectionRequest:
 
 
 def _describe_v1() -> None:
-    """Who has heard which services there are asks what each of them is."""
+    """Registers descriptors of reflection v1, because clients ask for the descriptor of every listed service."""
     pool = descriptor_pool.Default()
     with contextlib.suppress(KeyError):
         pool.FindServiceByName(V1)

@@ -1,4 +1,4 @@
-"""A gRPC server as every Quire service runs it: options, health, reflection."""
+"""gRPC server with the options, health and reflection that every Quire service uses."""
 
 from __future__ import annotations
 
@@ -19,31 +19,34 @@ from quire.shared.security.tls_files import NO_TLS, Tls
 
 SERVER_OPTIONS = [
     *COMMON_OPTIONS,
-    ("grpc.http2.min_ping_interval_without_data_ms", 1_000),  # else our own keep-alive earns GOAWAY too_many_pings
+    (
+        "grpc.http2.min_ping_interval_without_data_ms",
+        1_000,
+    ),  # otherwise the peers' keep-alive causes GOAWAY too_many_pings
     ("grpc.http2.max_ping_strikes", 0),
-    # Headers of a call, once they are unpacked: a client can name one of 4 KB thousands of times, in a byte each.
+    # Decompressed headers of a call: HPACK can repeat a header of 4 KB thousands of times, in one byte each.
     ("grpc.max_metadata_size", HEADER_BYTES // 2),  # more may be refused
-    ("grpc.http2.settings_timeout", 5_000),  # for a client to acknowledge that; it is closed otherwise
+    ("grpc.http2.settings_timeout", 5_000),  # for a client to acknowledge the limit; otherwise it is disconnected
     ("grpc.absolute_max_metadata_size", HEADER_BYTES),  # more is refused
 ]
 STREAMS_OPTION = "grpc.max_concurrent_streams"
-# Calls that a client has reset make room for its next ones at once, while this process still has to learn of them. So
-# calls that have ended and are not cleared away yet count as well, beyond so many: of a client that keeps to the bound
-# of calls under way there are fewer.
+# A reset call frees its slot at once, before this process has handled the reset. Therefore
+# ended calls that are not cleaned up yet count as well, beyond this number; a client that respects the limit
+# of concurrent calls has fewer.
 OVERLOAD_OPTIONS = [("grpc.http.overload_protection", 1), ("grpc.http2.max_deallocating_streams", 100)]
-# Calls that wait for this process, of all connections; beyond the first number more and more of them are refused, no
-# matter whose they are.
+# Calls waiting for this process, over all connections; beyond the first number a growing share of them is refused,
+# regardless of the client.
 PENDING_OPTIONS = [("grpc.server.max_pending_requests", 4_000), ("grpc.server.max_pending_requests_hard_limit", 8_000)]
-MAX_STREAMS = 100  # calls under way on one connection; a peer's session takes one, further calls wait with the caller
+MAX_STREAMS = 100  # concurrent calls per connection; a peer's session takes one, further calls wait in the client
 FIRST_MESSAGE_S = 10.0
 
-LIVENESS = "liveness"  # health name that says SERVING while the process itself works, whatever its peers do
+LIVENESS = "liveness"  # health service name that reports the process itself, independent of its peers
 
 
 class Methods:
-    """Where generated code adds the methods of a servicer. For each method that it registers by name, gRPC's server
-    keeps a task, and looks at all of them with every call that comes: with 36 that is a tenth of what a short request
-    costs a frontend. Found by their paths they cost nothing."""
+    """Target for generated code that adds a servicer's methods. Registers them as generic handlers only: for each
+    method registered by name, gRPC's server keeps a task and inspects all of them on every call, which for 36
+    methods is a tenth of the cost of a short request."""
 
     def __init__(self, server: grpc.aio.Server) -> None:
         self._server = server
@@ -52,11 +55,11 @@ class Methods:
         self._server.add_generic_rpc_handlers(handlers)
 
     def add_registered_method_handlers(self, service: str, handlers: object) -> None:
-        """Generated code has just added the same as generic ones."""
+        """Ignored: generated code has already added the same methods as generic handlers."""
 
 
 class Server:
-    """Add servicers to `.methods`, then `start()`; health says NOT_SERVING until `set_serving(True)`."""
+    """A gRPC server: add servicers to `.methods`, then `start()`. Health is NOT_SERVING until `set_serving(True)`."""
 
     def __init__(
         self,
@@ -74,11 +77,12 @@ class Server:
         max_streams: int = MAX_STREAMS,
         first_message_s: float = FIRST_MESSAGE_S,
     ) -> None:
-        """`max_receive_bytes`: a longer message ends its call with RESOURCE_EXHAUSTED before it is read.
-        `max_streams`: calls under way on one connection. `first_message_s`: from a call's headers to its request.
+        """`max_receive_bytes`: a longer message ends its call with RESOURCE_EXHAUSTED before it is read. `max_streams`:
+        concurrent calls per connection. `first_message_s`: time from a call's headers to its request.
 
-        `port_setting` and `tls_setting` are what errors name."""
-        ports.check(host, port, port_setting, share=share_port)  # gRPC itself would print a line of C++
+        `port_setting` and `tls_setting` are the setting names used in errors.
+        """
+        ports.check(host, port, port_setting, share=share_port)  # gRPC itself would only print a C++ error
         options = [
             *SERVER_OPTIONS,
             (RECEIVE_OPTION, max_receive_bytes),

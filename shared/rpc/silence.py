@@ -1,7 +1,7 @@
-"""How long a peer has been silent, in turns of this process's own loop.
+"""Measures how long a peer has been silent, in turns of the local event loop.
 
-A clock would count the time in which this process itself stood still (SIGSTOP, a suspended machine, a loop that was
-held up), and would give up every peer at the first turn after that, before reading what they had sent meanwhile.
+A clock would include the time in which this process itself was stopped (SIGSTOP, a suspended machine, a blocked
+loop), and every peer would be considered lost before their pending messages are read.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ TURNS_PER_INTERVAL = 2
 
 
 class Silence:
-    """Of one peer. A standstill of this process counts as one turn, however long it was."""
+    """Silence of one peer. A standstill of this process counts as one turn, however long it lasted."""
 
     def __init__(self, interval_s: float) -> None:
         self.interval_s = interval_s
@@ -25,7 +25,7 @@ class Silence:
         self._reading: asyncio.Timeout | None = None
 
     async def __aenter__(self) -> None:
-        """Around the read of one message; Unavailable ends it when the peer has been silent for too long."""
+        """Wraps the read of one message; it ends with Unavailable when the peer has been silent for too long."""
         self._num_turns = 0
         self._reading = asyncio.timeout(None)
         await self._reading.__aenter__()
@@ -44,7 +44,7 @@ class Silence:
             raise Unavailable(f"the peer has been silent for {silent_s:g} s") from None
 
     def heard(self) -> int:
-        """A part of the message has come. Returns how many turns that took."""
+        """Records a part of the message; returns the number of turns since the previous one."""
         turns, self._num_turns = self._num_turns, 0
         return turns
 
@@ -53,7 +53,7 @@ class Silence:
         self._timer = loop.call_later(self.interval_s / TURNS_PER_INTERVAL, self._turn)
 
     def _turn(self) -> None:
-        """One more without a message; the timer ends when nobody reads any more."""
+        """Counts a turn without a message; the timer stops when no read is in progress."""
         self._timer = None
         if self._reading is None:
             return

@@ -1,8 +1,8 @@
-"""Reads and writes the WorkerHello of services that were built before its fields were grouped.
+"""Compatibility with WorkerHello messages from before their fields were grouped.
 
-Each group's fields have kept the numbers that they had in WorkerHello itself, and no two groups share one. So the bytes
-of an ungrouped hello can be parsed as each of the groups, and the bytes of all groups, put one after the other, are an
-ungrouped hello. A worker sends both forms and a scheduler reads either, so that services are replaced one by one.
+Each group's fields keep the numbers that they had in WorkerHello itself, and no two groups share a number. Therefore
+the bytes of an ungrouped hello can be parsed as each of the groups, and the concatenated bytes of all groups are an
+ungrouped hello. A worker sends both forms and a scheduler reads either, so that services can be upgraded one by one.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ GROUPS = (
 
 
 def add_ungrouped(hello: pb.WorkerHello) -> None:
-    """Repeats the fields of the groups in the message itself, where older schedulers look for them."""
+    """Repeats the fields of the groups in the message itself, where older schedulers read them."""
     hello.MergeFromString(b"".join(getattr(hello, group).SerializeToString() for group in GROUPS))
 
 
 def group(hello: pb.WorkerHello) -> None:
-    """Fills the groups of a hello that has none, as older workers send it. Raises FailedPrecondition for bytes that are
-    no hello."""
+    """Fills the groups of a hello without any, as older workers send it. Raises FailedPrecondition for malformed
+    bytes."""
     if not any(hello.HasField(name) for name in GROUPS):
         sent = hello.SerializeToString()
         try:

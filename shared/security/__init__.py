@@ -1,1 +1,1 @@
-"""Files that guard something: secrets, and certificates for TLS."""
+"""Files with secrets, and TLS certificates."""

@@ -1,4 +1,4 @@
-"""A file that guards something: open to nobody else on this machine, read again when it changes."""
+"""A file with secrets: not readable by other users, and read again when it changes."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Stamp = tuple[int, int, int]
 
 
 class UnusableFile(ValueError):
-    """What is wrong with a file's content, without a word of it."""
+    """Describes what is wrong with a file's contents, without quoting them."""
 
 
 class PrivateFile(Generic[Held]):
-    """What `read` makes of its bytes. A file that became unusable leaves what was there before."""
+    """Parsed contents of a file. If the file becomes unusable, the previous contents stay in effect."""
 
     def __init__(
         self,
@@ -32,10 +32,10 @@ class PrivateFile(Generic[Held]):
         max_bytes: int,
         on_error: Callable[[], None] = lambda: None,
     ) -> None:
-        """`setting` is the name of the setting that holds the path, for messages; `read` raises UnusableFile;
-        `on_error` is called once for each way in which a changed file is no use.
+        """`setting`: name of the setting that holds the path, for messages; `read`: parses the bytes and raises
+        UnusableFile; `on_error`: called once for each new reason why a changed file is unusable.
 
-        Raises InvalidArgument for a file that is no use.
+        Raises InvalidArgument for an unusable file.
         """
         self._path = Path(path)
         self._setting = setting
@@ -44,35 +44,35 @@ class PrivateFile(Generic[Held]):
         self._on_error = on_error
         self._stamp = self._look()
         self._held = self._read()
-        self._failure = ""  # why the file is no use at present
+        self._failure = ""  # why the file is currently unusable; empty: it is not
 
     @property
     def held(self) -> Held:
         try:
-            self._follow(self._look())
-        except InvalidArgument as error:  # told once, until something changes
+            self._reload(self._look())
+        except InvalidArgument as error:  # logged once per reason
             if self._failure != error.message:
-                log.error("what was read before stays", reason=error.message)
+                log.error("the file is unusable, previous contents stay in effect", reason=error.message)
                 self._on_error()
             self._failure = error.message
         return self._held
 
-    def _follow(self, stamp: Stamp) -> None:
+    def _reload(self, stamp: Stamp) -> None:
         if stamp == self._stamp:
             return
         self._stamp, self._failure = stamp, ""
         self._held = self._read()
-        log.info("read again", setting=self._setting)
+        log.info("file read again", setting=self._setting)
 
     def _look(self) -> Stamp:
         try:
             status = self._path.stat()
         except OSError as error:
-            raise self._wrong(f"cannot read it: {error.strerror}") from None
+            raise self._refusal(f"cannot read it: {error.strerror}") from None
         if stat.S_IMODE(status.st_mode) & 0o007:
-            raise self._wrong("everybody on this machine may open it (chmod o-rwx)")
+            raise self._refusal("other users can open it (chmod o-rwx)")
         if status.st_size > self._max_bytes:
-            raise self._wrong(f"it has {status.st_size} bytes; at most {self._max_bytes} are read")
+            raise self._refusal(f"it has {status.st_size} bytes; at most {self._max_bytes} are read")
         return status.st_mtime_ns, status.st_ino, status.st_size
 
     def _read(self) -> Held:
@@ -80,9 +80,9 @@ class PrivateFile(Generic[Held]):
             with self._path.open("rb") as file:
                 return self._read_bytes(file.read(self._max_bytes))
         except OSError as error:
-            raise self._wrong(f"cannot read it: {error.strerror}") from None
+            raise self._refusal(f"cannot read it: {error.strerror}") from None
         except UnusableFile as error:
-            raise self._wrong(str(error)) from None
+            raise self._refusal(str(error)) from None
 
-    def _wrong(self, what: str) -> InvalidArgument:
+    def _refusal(self, what: str) -> InvalidArgument:
         return InvalidArgument(f"{self._setting}: {str(self._path)!r}: {what}", field=self._setting)

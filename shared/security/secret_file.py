@@ -1,7 +1,7 @@
-"""Secrets in a file: one a line, readable by nobody else, read again when the file changes.
+"""A file with secrets, one per line, not readable by other users, and read again when it changes.
 
-Several lines are for changing a secret without a gap: the first is the one to show, all are accepted. So the new one is
-added as the last line everywhere, then moved to the front everywhere, then the old one is taken out.
+Several lines allow rotation without interruption: the first is sent, all are accepted. To rotate, append the new
+secret everywhere, then move it to the first line everywhere, then remove the old one.
 """
 
 from __future__ import annotations
@@ -12,30 +12,30 @@ from pathlib import Path
 
 from quire.shared.security.private_file import PrivateFile, UnusableFile
 
-MIN_LENGTH = 32  # characters: what `openssl rand -hex 16` gives, beyond any guessing
+MIN_LENGTH = 32  # characters, as `openssl rand -hex 16` prints them: infeasible to guess
 MAX_BYTES = 64 * 1024
 
 
 class SecretFile:
-    """`setting` is the name of the setting that holds the path, for messages."""
+    """The secrets of one file. `setting`: name of the setting that holds the path, for messages."""
 
     def __init__(self, path: str, setting: str, min_length: int = MIN_LENGTH) -> None:
-        """Raises InvalidArgument for a file that is no use."""
+        """Raises InvalidArgument for an unusable file."""
         self._min_length = min_length
         self._file = PrivateFile(path, setting, self._read, max_bytes=MAX_BYTES)
 
     @property
     def first(self) -> bytes:
-        """The one to show."""
+        """The secret to send."""
         return self.all[0]
 
     @property
     def all(self) -> tuple[bytes, ...]:
-        """Those that are accepted."""
+        """The secrets to accept."""
         return self._file.held
 
     def holds(self, shown: bytes) -> bool:
-        """Takes as long whatever was shown."""
+        """Whether a secret is accepted, in constant time."""
         found = [hmac.compare_digest(secret, shown) for secret in self.all]
         return any(found)
 
@@ -49,7 +49,7 @@ class SecretFile:
 
 
 def write(path: Path, secret: str) -> None:
-    """A new file that only this user can open."""
+    """Writes a new file that only this user can open."""
     path.unlink(missing_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w") as file:

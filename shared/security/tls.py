@@ -1,7 +1,9 @@
-"""TLS by files that may be exchanged at any time: credentials of gRPC, and contexts of other servers and dialling.
+"""TLS from certificate files that may be replaced at any time: gRPC credentials, and contexts for other servers and
+clients.
 
-Servers look at the files at every handshake, dialling reads them anew: connections that are open go on, those to come
-have the new certificate. Files that do not fit together (one of two is written yet) leave the old ones in force.
+Servers check the files at every handshake, clients read them for each connection: open connections continue, new
+ones use the new certificate. If the files do not match (only one of two is written yet), the old ones stay in
+effect.
 """
 
 from __future__ import annotations
@@ -20,34 +22,34 @@ from quire.shared.security.tls_files import Tls
 
 log = logger("tls")
 
-Made = TypeVar("Made")
+Value = TypeVar("Value")
 
 
-class _Kept(Generic[Made]):
-    """Something made of the files, made again when they change."""
+class _ReloadingValue(Generic[Value]):
+    """A value derived from the files, derived again when they change."""
 
-    def __init__(self, tls: Tls, setting: str, make: Callable[[Tls], Made]) -> None:
+    def __init__(self, tls: Tls, setting: str, make: Callable[[Tls], Value]) -> None:
         self._tls = tls
         self._setting = setting
         self._make = make
         self._stamps = _stamps(tls)
-        self.value = self._made()
+        self.value = self._load()
 
     def refresh(self) -> bool:
-        """Whether `value` is another now."""
+        """Reloads if the files have changed; returns whether `value` is new."""
         stamps = _stamps(self._tls)
         if stamps == self._stamps:
             return False
         self._stamps = stamps
         try:
-            self.value = self._made()
+            self.value = self._load()
         except QuireError as error:
-            log.error("certificates stay as they were", reason=error.message)
+            log.error("the new certificates are unusable, previous ones stay in effect", reason=error.message)
             return False
         log.info("certificates read again", setting=self._setting)
         return True
 
-    def _made(self) -> Made:
+    def _load(self) -> Value:
         try:
             return self._make(self._tls)
         except (OSError, ssl.SSLError) as error:
@@ -57,58 +59,59 @@ class _Kept(Generic[Made]):
 
 
 def server_credentials(tls: Tls, setting: str) -> grpc.ServerCredentials:
-    """Raises InvalidArgument, naming `setting`, if the files are no use."""
-    kept = _Kept(tls, setting, _certificate_configuration)
+    """Returns credentials for a gRPC server. Raises InvalidArgument, naming `setting`, if the files are unusable."""
+    kept = _ReloadingValue(tls, setting, _certificate_configuration)
 
     def fetch() -> grpc.ServerCertificateConfiguration | None:
         return kept.value if kept.refresh() else None
 
     return grpc.dynamic_ssl_server_credentials(
         kept.value,
-        fetch,  # type: ignore[arg-type]  # None: as it was
+        fetch,  # type: ignore[arg-type]  # None: unchanged
         require_client_authentication=tls.is_mutual,
     )
 
 
 def channel_credentials(tls: Tls) -> grpc.ChannelCredentials:
-    """Of the files as they are now; raises Unavailable if they are no use."""
+    """Returns credentials from the current files. Raises Unavailable if they are unusable."""
     client_context(tls)
     try:
         return grpc.ssl_channel_credentials(_bytes(tls.ca), _bytes(tls.key), _bytes(tls.cert))
     except OSError as error:
-        raise _no_use(tls, error) from None
+        raise _unusable(tls, error) from None
 
 
 def client_context(tls: Tls) -> ssl.SSLContext:
-    """To dial with, of the files as they are now; raises Unavailable if they are no use."""
+    """Returns a client context from the current files. Raises Unavailable if they are unusable."""
     try:
         context = _context(tls, ssl.PROTOCOL_TLS_CLIENT)
         if not tls.ca:
             context.load_default_certs()
         return context
     except OSError as error:
-        raise _no_use(tls, error) from None
+        raise _unusable(tls, error) from None
 
 
-def _no_use(tls: Tls, error: OSError) -> Unavailable:
+def _unusable(tls: Tls, error: OSError) -> Unavailable:
     return Unavailable(f"tls: cannot use {', '.join(tls.files)}: {error.strerror or error}")
 
 
 def server_context(tls: Tls, setting: str) -> ssl.SSLContext:
-    """For servers that are not gRPC's. Raises InvalidArgument, naming `setting`, if the files are no use."""
-    kept = _Kept(tls, setting, _server_context)
+    """Returns a context for servers other than gRPC's. Raises InvalidArgument, naming `setting`, if the files are
+    unusable."""
+    kept = _ReloadingValue(tls, setting, _server_context)
 
     def at_handshake(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
         kept.refresh()
         connection.context = kept.value
 
     front = _server_context(tls)
-    front.sni_callback = at_handshake  # called without a name, too
+    front.sni_callback = at_handshake  # also called without a server name
     return front
 
 
 def _certificate_configuration(tls: Tls) -> grpc.ServerCertificateConfiguration:
-    _server_context(tls)  # gRPC itself would notice a pair that does not fit at the first handshake
+    _server_context(tls)  # gRPC itself would detect a mismatched pair only at the first handshake
     return grpc.ssl_server_certificate_configuration(
         [(Path(tls.key).read_bytes(), Path(tls.cert).read_bytes())],
         root_certificates=_bytes(tls.ca) if tls.is_mutual else None,
@@ -119,8 +122,8 @@ def _server_context(tls: Tls) -> ssl.SSLContext:
     context = _context(tls, ssl.PROTOCOL_TLS_SERVER)
     context.verify_mode = ssl.CERT_REQUIRED if tls.is_mutual else ssl.CERT_NONE
     if tls.is_mutual:
-        # Who resumes a session shows no certificate, and may have one that has expired, or of a CA that is gone. TLS
-        # 1.2 remembers sessions without tickets, too.
+        # A resumed session presents no certificate; it may have expired since, or its CA may have been removed. TLS
+        # 1.2 also resumes sessions without tickets.
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.num_tickets = 0
     return context
@@ -130,7 +133,7 @@ def _context(tls: Tls, protocol: int) -> ssl.SSLContext:
     context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     if tls.cert:
-        context.load_cert_chain(tls.cert, tls.key, password="")  # an encrypted key is an error, not a question
+        context.load_cert_chain(tls.cert, tls.key, password="")  # an encrypted key is an error instead of a prompt
     if tls.ca:
         context.load_verify_locations(tls.ca)
     return context

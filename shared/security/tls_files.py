@@ -1,4 +1,4 @@
-"""A group of settings: the files of TLS on one kind of link."""
+"""Settings group for the TLS files of one kind of link."""
 
 from __future__ import annotations
 
@@ -8,16 +8,22 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class Tls(BaseModel):
-    """Written `cert=FILE,key=FILE,ca=FILE,clients=require`. Nothing set: no TLS. All files are PEM, and are read again
-    when they change."""
+    """Written `cert=FILE,key=FILE,ca=FILE,clients=require`. Nothing set: no TLS. All files are PEM, and are read
+    again when they change."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    cert: str = Field("", description="own certificate, the chain behind it; shown when listening and when dialling")
+    cert: str = Field(
+        "", description="own certificate, followed by its chain; presented when listening and when dialling"
+    )
     key: str = Field("", description="its private key")
-    ca: str = Field("", description="certificates that the other side's must come from; empty: those of the system")
-    clients: Literal["none", "require"] = Field("none", description="require: callers show a certificate of the CA")
-    server_name: str = Field("", description="name that a dialled certificate must have; empty: the address dialled")
+    ca: str = Field(
+        "", description="CA certificates that the peer's certificate must chain to; empty: those of the system"
+    )
+    clients: Literal["none", "require"] = Field(
+        "none", description="require: callers must present a certificate of the CA"
+    )
+    server_name: str = Field("", description="name that the server's certificate must have; empty: the dialled address")
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -29,12 +35,12 @@ class Tls(BaseModel):
 
     @property
     def serves(self) -> bool:
-        """Whoever listens with this speaks TLS."""
+        """Whether servers with these settings use TLS."""
         return bool(self.cert)
 
     @property
     def dials(self) -> bool:
-        """Whoever dials with this speaks TLS."""
+        """Whether clients with these settings use TLS."""
         return bool(self.cert or self.ca)
 
     @property

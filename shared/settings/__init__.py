@@ -1,7 +1,7 @@
-"""Settings of every service: a frozen model each, filled from a YAML file, then QUIRE_* variables, then flags.
+"""Settings of every service: one frozen model each, filled from a YAML file, then QUIRE_* variables, then flags.
 
-They live together, away from the services, because one YAML file and one environment serve all three: whoever reads
-them must know every key to refuse the unknown ones.
+They are defined together, outside of the services, because one YAML file and one environment serve all of them, and
+unknown keys can be refused only if all keys are known.
 """
 
 from quire.shared.security.tls_files import NO_TLS, Tls

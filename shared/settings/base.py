@@ -1,4 +1,4 @@
-"""Reading settings, and refusing what nobody would read.
+"""Loads settings and refuses unknown ones.
 
 defaults < YAML file (section named after the service) < QUIRE_<SERVICE>_<FIELD> variables < flags
 """
@@ -26,7 +26,7 @@ log = logger("settings")
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1", "[::1]"})
 CONFIG_VARIABLE = "QUIRE_CONFIG"
-SECRET_NAME = re.compile("KEY|SECRET|PASSWORD|TOKEN")  # in a variable whose value is not to be repeated
+SECRET_NAME = re.compile("KEY|SECRET|PASSWORD|TOKEN")  # names of variables whose values must not be printed
 OTHER_VARIABLES = frozenset(
     {
         CONFIG_VARIABLE,
@@ -42,44 +42,46 @@ OTHER_VARIABLES = frozenset(
 
 
 class Settings(BaseModel):
-    """What all services have. Subclasses add their own fields; every field's description is its help text."""
+    """Settings of all services. Subclasses add fields; every field's description is its help text."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     id: str = Field(
-        "", description="stable name of this process; default: role and host name, and a number from the second on"
+        "", description="stable name of this process; default: role and host name, numbered from the second process on"
     )
     host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 for all interfaces")
     advertise: str = Field(
         "",
-        description="name that others reach this service by; default: host, or this machine's name",
+        description="host name under which others reach this service; default: host, or this machine's name",
     )
     tls: Tls = Field(
         NO_TLS,
         description="TLS between services and of metrics: cert=FILE,key=FILE,ca=FILE,clients=require,server_name=NAME",
     )
     cluster_secret_file: str = Field(
-        "", description="file with the secret that services of a cluster prove to each other; empty: none"
+        "", description="file with the secret by which services of a cluster authenticate each other; empty: none"
     )
     insecure: bool = Field(
-        False, description="listen for services beyond this machine without a cluster secret or certificates of callers"
+        False, description="accept services from other machines without a cluster secret or client certificates"
     )
     admin_host: str = Field("127.0.0.1", description="address that the admin service listens on")
     admin_port: int = Field(0, ge=0, le=65535, description="port of the admin service; 0: any free one")
     admin_key_file: str = Field(
-        "", description="file with the key that admin calls show; empty: one that only this user's commands find"
+        "", description="file with the key for admin calls; empty: a generated key that only this user's commands find"
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe log line printed")
-    log_format: Literal["text", "json"] = Field("text", description="log lines for people or for collectors")
+    log_format: Literal["text", "json"] = Field("text", description="format of log lines")
     otlp_traces_endpoint: str = Field(
         "",
         description="http://HOST:PORT of an OpenTelemetry collector (OTLP over gRPC) that frontends and schedulers "
-        "tell of requests; empty: none",
+        "send traces to; empty: none",
     )
     otlp_traces_ratio: float = Field(
-        1.0, ge=0, le=1, description="share of the requests that are traced, where the client has not decided"
+        1.0, ge=0, le=1, description="share of requests that are traced, unless the client has decided"
     )
-    drain_timeout_s: float = Field(30.0, gt=0, description="longest that SIGTERM waits for work to finish, seconds")
+    drain_timeout_s: float = Field(
+        30.0, gt=0, description="maximum time that SIGTERM waits for work to finish, seconds"
+    )
 
     @property
     def service(self) -> str:
@@ -87,7 +89,7 @@ class Settings(BaseModel):
 
     @property
     def main_module(self) -> str:
-        """The composition root: a module with serve(settings, shutdown)."""
+        """Name of the module with serve(settings, shutdown), the service's composition root."""
         return f"quire.services.{self.service}.main"
 
     @property
@@ -96,15 +98,15 @@ class Settings(BaseModel):
 
     @property
     def title(self) -> str:
-        """Role and id."""
+        """Role and id of the service."""
         return f"{self.service} {self.name}"
 
     def cluster_secret(self) -> SecretFile | None:
-        """Raises InvalidArgument if the file is no use."""
+        """Returns the cluster secret; None without one. Raises InvalidArgument for an unusable file."""
         return SecretFile(self.cluster_secret_file, "cluster_secret_file") if self.cluster_secret_file else None
 
     def reachable(self, port: int) -> str:
-        """HOST:PORT for others."""
+        """Returns HOST:PORT under which other machines reach a port."""
         everywhere = self.host in {"0.0.0.0", "::"}
         return f"{self.advertise or (socket.gethostname() if everywhere else self.host)}:{port}"
 
@@ -119,7 +121,8 @@ def load(
     flags: Mapping[str, Any],
     environ: Mapping[str, str] | None = None,
 ) -> S:
-    """Settings of the service `model` belongs to; `known` are all services' models, `flags` hold no None."""
+    """Returns the settings of the service that `model` belongs to. `known`: the models of all services; `flags`:
+    without None values."""
     service = next(name for name, candidate in known.items() if candidate is model)
     flags = dict(flags)
     given = configured(known, flags.pop("config", ""), environ)
@@ -129,8 +132,8 @@ def load(
 def configured(
     known: Mapping[str, type[Settings]], path: str = "", environ: Mapping[str, str] | None = None
 ) -> dict[str, dict[str, Any]]:
-    """Returns by service the values that the YAML file and the environment give, unchecked. `path`: of the file; empty:
-    as QUIRE_CONFIG says. Raises InvalidArgument for names that no service has."""
+    """Returns by service the values from the YAML file and the environment, unchecked. `path`: the file; empty:
+    QUIRE_CONFIG. Raises InvalidArgument for unknown names."""
     environ = os.environ if environ is None else environ
     path = path or environ.get(CONFIG_VARIABLE, "")
     of_file = _from_file(Path(path), known) if path else {}
@@ -144,8 +147,8 @@ def build(model: type[M], values: Mapping[str, Any], service: str) -> M:
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"])
-        if first["type"] == "missing":  # its input is everything else that was given, secrets too
-            raise InvalidArgument(f"{service}.{field}: is needed, and nothing sets it", field=field) from None
+        if first["type"] == "missing":  # its input contains all given values, including secrets
+            raise InvalidArgument(f"{service}.{field}: is required and not set", field=field) from None
         message = "unknown setting" if first["type"] == "extra_forbidden" else first["msg"]
         known = model.model_fields.get(field)
         value = "..." if known is not None and is_secret(known) else repr(first["input"])
@@ -164,7 +167,7 @@ def _from_file(path: Path, known: Mapping[str, type[Settings]]) -> dict[str, dic
     for service, section in document.items():
         if service not in known:
             raise InvalidArgument(
-                f"config: {path}: unknown section {service!r}; there are {', '.join(known)}", field=str(service)
+                f"config: {path}: unknown section {service!r}; known sections: {', '.join(known)}", field=str(service)
             )
         for key in section or {}:
             if key not in known[service].model_fields and key not in deprecated_names(known[service]):
@@ -174,7 +177,7 @@ def _from_file(path: Path, known: Mapping[str, type[Settings]]) -> dict[str, dic
 
 
 def _from_environment(environ: Mapping[str, str], known: Mapping[str, type[Settings]]) -> dict[str, dict[str, Any]]:
-    """Values of QUIRE_<SERVICE>_<FIELD> by service; any other QUIRE_ variable is an error."""
+    """Returns the values of QUIRE_<SERVICE>_<FIELD> by service; any other QUIRE_ variable is an error."""
     names = {
         f"QUIRE_{service}_{field}".upper(): (service, field)
         for service, model in known.items()
@@ -224,18 +227,18 @@ def _current_names(model: type[Settings], given: Mapping[str, Any], source: str)
 
 
 def is_secret(field: FieldInfo) -> bool:
-    """Whether a setting's value must not stand where others can read it: on a command line, in an error."""
+    """Whether a setting's value must not be visible to others, on a command line or in an error."""
     return isinstance(field.json_schema_extra, dict) and bool(field.json_schema_extra.get("secret"))
 
 
 def is_mapping(annotation: Any) -> bool:
-    """Whether a setting's value has names inside: a mapping, or a group of settings."""
+    """Whether a setting's value has named parts: a mapping, or a group of settings."""
     is_group = isinstance(annotation, type) and issubclass(annotation, BaseModel)
     return is_group or getattr(annotation, "__origin__", None) is dict
 
 
 def _parse(text: str, annotation: Any) -> Any:
-    """Lists are written with commas, mappings as NAME=VALUE with commas; pydantic reads the rest from text."""
+    """Splits lists at commas and mappings into NAME=VALUE pairs; pydantic parses everything else from text."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     origin = getattr(annotation, "__origin__", None)
     if is_mapping(annotation):

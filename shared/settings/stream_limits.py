@@ -1,4 +1,4 @@
-"""How much of resumable streams is kept."""
+"""Limits for resumable streams."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from dataclasses import dataclass, fields
 
 @dataclass(frozen=True, slots=True)
 class StreamLimits:
-    """A stream that grows beyond its own ends with RESOURCE_EXHAUSTED; beyond the others none begins."""
+    """A stream that exceeds its own limits ends with RESOURCE_EXHAUSTED; when the totals are reached, no new stream
+    starts."""
 
-    messages: int = 131_072  # of a stream
-    bytes: int = 16 * 2**20  # of its messages
-    per_tenant: int = 64  # streams that run or are kept, at all frontends
-    all_tenants: int = 4096  # the same of all tenants together
-    kept_bytes: int = 4 * 2**30  # of all that are kept in Redis, messages and requests
-    frontend_bytes: int = 256 * 2**20  # of all that one frontend has in memory
+    messages: int = 131_072  # per stream
+    bytes: int = 16 * 2**20  # of messages per stream
+    per_tenant: int = 64  # streams in progress or stored, over all frontends
+    all_tenants: int = 4096  # the same over all tenants
+    kept_bytes: int = 4 * 2**30  # of all messages and requests stored in Redis
+    frontend_bytes: int = 256 * 2**20  # of all streams in one frontend's memory
 
     @classmethod
     def names(cls) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
-"""What StructuredOutput of sampling.proto may hold, and what it means: one grammar text for every kind of constraint.
+"""Validation of StructuredOutput (sampling.proto) and its conversion to one grammar text for every kind of constraint.
 
-Text only. Frontends check at the door what workers will compile, so both read it here.
+Text only. Frontends validate what workers will compile, so both use this package.
 """
 
 from quire.shared.structured_output.checks import check, check_size, compile_refusal, refuse

@@ -75,7 +75,7 @@ def test_json_has_the_same_values() -> None:
 
 
 def test_nobody_waits_for_a_reader_that_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "MOST_LINES", 1000)
+    monkeypatch.setattr(logs, "MAX_LINES", 1000)
     reading, writing = os.pipe()
     with os.fdopen(writing, "w") as pipe, os.fdopen(reading, "rb") as reader, configured(pipe):
         done = threading.Event()
@@ -88,7 +88,7 @@ def test_nobody_waits_for_a_reader_that_stands_still(monkeypatch: pytest.MonkeyP
         threading.Thread(target=talk, daemon=True).start()
         assert done.wait(30), "a full pipe holds up whoever logs"
         first = reader.readline()
-        while b"left out" not in reader.readline():
+        while b"were dropped" not in reader.readline():
             pass
         logs.flush()
     assert b"number=0 " in first
@@ -124,7 +124,7 @@ def test_a_full_disk_that_has_room_again_has_lines_again() -> None:
     torn, *lines = disk.written.decode().splitlines()
     assert len(torn) == 50
     assert [line[12:] for line in lines[:1]] == [" I me at last"]
-    assert lines[1][12:].startswith(" W me 3 lines of the log were left out reason=")
+    assert lines[1][12:].startswith(" W me 3 log lines were dropped reason=")
     assert len(lines) == 2
 
 
@@ -156,7 +156,7 @@ def test_an_exception_of_the_writer_ends_no_logging(style: logs.LogFormat) -> No
             logs.flush()
     kept, told = stream.getvalue().splitlines()
     assert "kept" in kept
-    assert "1 lines of the log were left out" in told
+    assert "1 log lines were dropped" in told
     assert "unknown encoding" in told
 
 
@@ -175,7 +175,7 @@ def test_a_line_that_cannot_be_formatted_is_named_in_one_line(style: logs.LogFor
         logs.logger("x").info("after it")
         logs.flush()
     named, after = stream.getvalue().splitlines()
-    assert "a line of the log cannot be written" in named
+    assert "a log line cannot be formatted" in named
     assert "no text" in named
     assert "after it" in after
 

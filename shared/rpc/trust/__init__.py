@@ -1,4 +1,4 @@
-"""Who may speak between services: who proves to the other side that it knows the cluster secret (handshake.proto)."""
+"""Authentication between services: mutual proof of the cluster secret (handshake.proto)."""
 
 from quire.shared.rpc.trust.acceptor import HandshakeAcceptor
 from quire.shared.rpc.trust.dialler import Dialler

@@ -1,4 +1,4 @@
-"""The side that dials: proves itself, and says nothing to a server that cannot."""
+"""Dialling side of the handshake: proves itself, and sends nothing else to a server that cannot."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TIMEOUT_S = 5.0
 
 
 class Dialler:
-    """One service that dials others. Without a secret it proves nothing, and asks for no proof."""
+    """Identity of a service that dials others. Without a secret no handshake takes place."""
 
     def __init__(self, name: str = "", tls: Tls = NO_TLS, secret: SecretFile | None = None) -> None:
         """`name`: role and id."""
@@ -31,16 +31,17 @@ class Dialler:
 
     @classmethod
     def of(cls, settings: Settings) -> Dialler:
-        """Raises InvalidArgument if a file is no use."""
+        """Returns the dialler for a service's settings. Raises InvalidArgument for an unusable file."""
         return cls(settings.title, settings.tls, settings.cluster_secret())
 
     def connect(self, address: str) -> grpc.aio.Channel:
-        """With the certificates as they are now."""
+        """Opens a channel with the current certificates."""
         return channel.connect(address, self._tls, channel.SERVICE_MESSAGE_BYTES)
 
     async def handshake(self, stream: CallStream, message: Any, service: str, address: str, *, known: bool) -> None:
-        """Before anything else on `stream`. `message`: the type that its client sends; `known`: the address is from the
-        settings, not from others. Raises Unauthenticated if the server cannot prove itself."""
+        """Performs the handshake as the first messages on `stream`. `message`: request type of the call; `known`:
+        the address is from the settings, not learned from another service. Raises Unauthenticated if the server
+        cannot prove itself."""
         if self._secret is None:
             return
         async with asyncio.timeout(TIMEOUT_S):
@@ -64,7 +65,7 @@ class Dialler:
         kind = reply.WhichOneof("message")
         if kind != "handshake" or reply.handshake.WhichOneof("step") != "challenge":
             raise Unauthenticated(
-                f"the service at {address} answers with {kind} where it should prove that it knows the cluster secret "
+                f"the service at {address} sent {kind} instead of a proof that it knows the cluster secret "
                 f"of {self._name} (cluster_secret_file)"
             )
         challenge: pb.Challenge = reply.handshake.challenge

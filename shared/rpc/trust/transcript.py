@@ -1,4 +1,4 @@
-"""What a proof is about, and whether it holds. Pure."""
+"""Computes and verifies the proofs of a handshake. Pure functions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Side = Literal["client", "server"]
 
 @dataclass(frozen=True, slots=True)
 class HandshakeTranscript:
-    """Who meets whom, where, and the two nonces. Names are role and id."""
+    """Parties, address and nonces of a handshake, which its proofs cover. Names are role and id."""
 
     service: str
     client: str
@@ -31,6 +31,6 @@ class HandshakeTranscript:
         return hmac.digest(secret, message, "sha256")
 
     def is_proved(self, proof: bytes, secrets: Iterable[bytes], side: Side) -> bool:
-        """Takes as long whatever was shown."""
+        """Whether a proof matches one of the secrets, in constant time."""
         found = [hmac.compare_digest(self.proof(secret, side), proof) for secret in secrets]
         return any(found)

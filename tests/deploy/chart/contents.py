@@ -30,7 +30,7 @@ WORDS = {
     "prometheusOperator": "PodMonitor, rules and dashboard for clusters that have the operator",
     "autoscaling": "KEDA. toZero: no worker while nobody asks; roles: either by its own load; prometheus: an address "
     "that KEDA's namespace knows",
-    "inferenceGateway": "Frontends as an InferencePool, and a route to it; k8s/README.md says what else that needs",
+    "inferenceGateway": "Frontends as an InferencePool, and a route to it (docs/operations/kubernetes.md)",
     "settings": "Settings of every service, as in base/quire.yaml",
 }
 

@@ -1,4 +1,4 @@
-"""A frontend in the test's event loop, reached over real gRPC and HTTP."""
+"""Frontend in the test's event loop, reached over real gRPC and HTTP."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from tests.admin import Admin, calling
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler
 from tests.waiting import eventually
 
-# Shared by plain-HTTP clients: each new context would load all certificates of this machine.
+# For clients of plain HTTP: creating a default context reads all certificates of this machine each time.
 NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 @dataclass
 class Running:
-    """A running frontend with clients for it."""
+    """Running frontend, with clients for its interfaces."""
 
     frontend: Frontend
     shutdown: Shutdown
@@ -51,33 +51,36 @@ class Running:
 
     @property
     def num_usable_sessions(self) -> int:
-        """Number of sessions that accept requests."""
+        """Number of sessions whose schedulers accept requests; the scheduler's first message has arrived."""
         return len(self.frontend.core.client.usable_sessions)
 
     async def until_sessions(self, count: int) -> None:
         await eventually(lambda: self.num_usable_sessions == count)
 
     async def until_view(self, holds: Callable[[pb.ClusterView], bool]) -> None:
-        """Waits until the last views of all schedulers satisfy the condition."""
+        """Waits until `holds` is true for the latest view of every scheduler."""
         await eventually(lambda: all(holds(session.view) for session in self.frontend.core.client.sessions))
 
     async def until_open(self, is_open: bool) -> None:
-        """Waits until a session is open, or none is."""
+        """Waits until there is a session, or none."""
         await eventually(lambda: self.frontend.core.client.is_open == is_open)
 
     async def until_idle(self, **shown: str) -> None:
-        """Waits until nothing is in flight: an answer is complete a moment before its lease is released."""
+        """Waits until no call is admitted: clients read an answer just before its slot is released.
+
+        `shown`: headers.
+        """
         await eventually(
             lambda: self.http.get("/load", headers=shown), lambda found: found.json() == {"server_load": 0}
         )
 
     @property
     def live(self) -> list[Sequence]:
-        """Number of live sequences over all sessions."""
+        """Sequences of all sessions."""
         return [sequence for session in self.frontend.core.client.sessions for sequence in session.live.values()]
 
     def has_caught_up(self, script: ScriptedScheduler) -> bool:
-        """Whether every token that the script has sent has arrived here."""
+        """Returns whether every token that the script has sent has arrived."""
         live = {
             (session.epoch, sequence_id): len(sequence.tokens)
             for session in self.frontend.core.client.sessions
@@ -91,21 +94,21 @@ class Running:
         )
 
     async def until_caught_up(self, script: ScriptedScheduler) -> None:
-        """Waits until all sent tokens have arrived; the script must be paused."""
+        """Waits until every token has arrived; the script must be paused by then."""
         await eventually(lambda: self.has_caught_up(script))
 
     def write_each_token(self, script: ScriptedScheduler) -> None:
-        """Makes the script wait until each token has been written to its client, so that deltas are never merged,
-        however long this process is suspended."""
+        """Makes the script wait with new tokens until the last ones have been read for their client, so that none are
+        merged, however long this process is blocked."""
         script.is_heard = lambda: self.has_caught_up(script) and not self.has_unread_output
 
     @property
     def has_unread_output(self) -> bool:
-        """Whether any generation has output that its reader has not taken."""
+        """Whether any sample has output that was not read yet."""
         return any(getattr(sequence.sink, "_is_posted", False) for sequence in self.live)
 
     async def metrics(self) -> dict[str, float]:
-        """Returns the samples by name and labels (without model and engine)."""
+        """Returns the metrics by sample name and labels (except model and engine)."""
         page = (await self.http.get("/metrics")).text
         found = {}
         for family in text_string_to_metric_families(page):
@@ -120,7 +123,7 @@ class Running:
 async def running(
     folder: Path, *schedulers: str, until_health: Collection[int] = (200,), **settings: Any
 ) -> AsyncIterator[Running]:
-    """Starts a frontend. `until_health`: statuses of /health to wait for; none: does not wait."""
+    """Runs a frontend; `until_health`: statuses of /health to wait for; none: do not wait."""
     values = {
         "model": str(folder),
         "grpc_port": 0,

@@ -1,4 +1,4 @@
-"""A model folder for a frontend: a small byte-level BPE tokenizer and JSON files."""
+"""Model folder for frontends: a small byte-level BPE, trained here, and its JSON files."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def byte_level_tokenizer() -> Tokenizer:
 
 
 def metaspace_tokenizer() -> Tokenizer:
-    """A SentencePiece-like tokenizer with byte fallback; its decoder drops the first space and joins bytes."""
+    """Returns a tokenizer like SentencePiece with byte fallback: its decoder drops the first space and joins bytes."""
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Sequence([
@@ -54,7 +54,9 @@ def metaspace_tokenizer() -> Tokenizer:
     )
     tokenizer.train_from_iterator([line for line in CORPUS if line.isascii()], trainer)
     document = json.loads(tokenizer.to_str())
-    document["added_tokens"] = document["added_tokens"][:3]  # bytes are ordinary tokens; only the trainer lists them
+    document["added_tokens"] = document["added_tokens"][
+        :3
+    ]  # bytes are ordinary tokens; only the trainer needs their names
     return Tokenizer.from_str(json.dumps(document))
 
 

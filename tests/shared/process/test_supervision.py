@@ -71,7 +71,7 @@ async def test_a_task_that_others_can_do_without_is_tried_for_ever() -> None:
     async def work() -> None:
         nonlocal num_starts
         num_starts += 1
-        if num_starts > 3 * supervision.MOST_RESTARTS:
+        if num_starts > 3 * supervision.MAX_RESTARTS:
             tried.set()
         raise ValueError("no")
 

@@ -504,10 +504,10 @@ async def test_a_call_with_many_prompts_leaves_a_share_to_other_tenants(folder: 
     async with taken_up(folder, tmp_path, max_inflight_requests=16) as frontend:
         refused = await complete(frontend, "large")
         assert refused.status_code == 429
-        assert "kept for tenants that hold little" in refused.json()["error"]["message"]
+        assert "reserved for tenants with little in flight" in refused.json()["error"]["message"]
         message = pb.GenerateRequest(text="x", sampling=sampling_pb2.SamplingParams(max_tokens=1))
         over_grpc = frontend.inference.Generate(message, metadata=tuple(shows("large").items()))
-        with pytest.raises(grpc.aio.AioRpcError, match="kept for tenants that hold little"):
+        with pytest.raises(grpc.aio.AioRpcError, match="reserved for tenants with little in flight"):
             await over_grpc.read()
         waiting = [asyncio.create_task(complete(frontend, name)) for name in ("small", "third")]
         await eventually(lambda: frontend.frontend.ingress.admission.num_samples >= 16)

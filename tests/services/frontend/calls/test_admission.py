@@ -120,7 +120,7 @@ def taken_by(admission: CallAdmission, tenant: str, num_samples: int, num_tokens
 async def test_a_tenant_that_takes_all_leaves_the_reserve_to_others() -> None:
     admission = shared_door(1024)
     large = taken_by(admission, "large", 1024)
-    with pytest.raises(ResourceExhausted, match="the last 128 of 1024 are kept for tenants that hold little"):
+    with pytest.raises(ResourceExhausted, match="the last 128 of 1024 are reserved for tenants with little in flight"):
         taken_by(admission, "large", 1)
     held = [taken_by(admission, "small", 1) for _ in range(64)]
     with pytest.raises(ResourceExhausted):

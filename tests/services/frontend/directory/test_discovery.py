@@ -160,10 +160,10 @@ async def test_a_scheduler_of_another_model_is_left_alone(
     async with scheduler(one), scheduler(stranger), running(folder, one.address, redis=redis_server.url) as frontend:
         await published.lists(stranger)
         await stranger.until(lambda: stranger.hellos)
-        await eventually(lambda: "does not fit" in caplog.text)
+        await eventually(lambda: "ignoring a discovered scheduler" in caplog.text)
         await stays(lambda: len(stranger.hellos) == 1, 0.5)
         assert await counted(frontend) == COUNTED
-        assert caplog.text.count("does not fit") == 1
+        assert caplog.text.count("ignoring a discovered scheduler") == 1
         stranger.reject_hello = None
         stranger.epoch += 1000  # restarted, with another model
         await published.lists(stranger)

@@ -21,7 +21,7 @@ from tests.waiting import eventually
 
 
 @pytest.mark.parametrize("error", [asyncio.CancelledError, ValueError, SystemError])
-@pytest.mark.parametrize("where", [(Session, "run"), (Connection, "connect_once"), (Connection, "_rest")])
+@pytest.mark.parametrize("where", [(Session, "run"), (Connection, "connect_once"), (Connection, "_wait_to_reconnect")])
 async def test_a_connection_that_ends_unasked_is_back_and_costs_no_token(
     folder: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException], where: tuple[type, str]
 ) -> None:

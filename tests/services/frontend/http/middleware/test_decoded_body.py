@@ -126,7 +126,7 @@ async def test_what_is_not_what_it_says_is_400(frontend: Running, path: str) -> 
     body = json.dumps(BODIES[path]).encode()
     for sent, said in (
         (body, "the body is not gzip"),
-        (gzip.compress(body)[:-3], "ends within its gzip"),
+        (gzip.compress(body)[:-3], "gzip stream is truncated"),
         (b"", "ends"),
     ):
         answer = await frontend.http.post(path, content=sent, headers={"content-encoding": "gzip"})
