@@ -1,1 +1,1 @@
-"""What somebody who means harm may send, and what others notice of it."""
+"""Attacks on a frontend, and their effect on other clients."""

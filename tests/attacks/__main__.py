@@ -1,4 +1,4 @@
-"""Attacks a cluster of its own, or one that runs, and prints what others noticed of it, as a table."""
+"""Runs attacks against a new or a running cluster and prints their effect on other clients as a table."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PROMPT_TOKENS = 4000
 
 
 async def fill(http: str) -> None:
-    """Has every KV block written once: the memory that was set aside for them is not what an attack takes."""
+    """Writes every KV block once, so that memory reserved for them does not count as an attack's growth."""
     for number in range(-(-NUM_BLOCKS * BLOCK_SIZE // PROMPT_TOKENS) + 1):
         ids = [(number * 7919 + place * 31) % 200 for place in range(PROMPT_TOKENS)]
         body = json.dumps({"prompt": ids, "max_tokens": 1}).encode()
@@ -40,13 +40,13 @@ async def fill(http: str) -> None:
 
 
 def measured(name: str, where: Target, pids: list[int], times: int) -> Outcome:
-    """Of so many, the one in the middle by how long others waited beside it."""
+    """Returns the median of several runs, by how long the bystander waited."""
     outcomes = [asyncio.run(measure(name, where, pids)) for _ in range(times)]
     return sorted(outcomes, key=lambda outcome: outcome.later)[times // 2]
 
 
 def _cluster(folder: str, log: IO[str]) -> Cluster:
-    """With keys of two tenants, who share it fairly."""
+    """Starts a cluster with API keys of two tenants, which share it fairly."""
     keys = Path(folder, "keys.yaml")
     entries = [{"name": tenant, "tenant": tenant, "key": key} for tenant, key in TENANTS.items()]
     keys.write_text(json.dumps({"keys": entries}))
@@ -61,7 +61,7 @@ def _cluster(folder: str, log: IO[str]) -> Cluster:
 
 @contextlib.contextmanager
 def target(http: str | None, grpc: str | None, pids: list[int]) -> Iterator[tuple[Target, list[int]]]:
-    """Of what the command line names, else of a cluster with the bundled model."""
+    """Yields the services named on the command line, or a new cluster with the bundled model."""
     if http is not None:
         yield Target(http, grpc or ""), pids
         return

@@ -1,7 +1,7 @@
-"""A process of the attacker's own: makes what it sends, says that it is ready, sends it all at once, tells the answers.
+"""Attacker process: prepares the requests, reports that it is ready, sends all at once, and reports the answers.
 
-NAME HTTP GRPC on the command line, a line on stdin to begin, JSON on stdout. It yields the processors to the services:
-what it costs to send is a machine of the attacker's own elsewhere.
+Arguments: NAME HTTP GRPC; a line on stdin starts it, and it prints JSON. It runs at low priority, since a real attacker
+would use another machine.
 """
 
 from __future__ import annotations

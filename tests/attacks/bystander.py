@@ -1,4 +1,4 @@
-"""A client with nothing to do with it: one stream that goes on, and short requests whose first tokens are timed."""
+"""An unrelated client: one long stream, and short requests whose first tokens are timed."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ LONG = {"prompt": "Count:", "max_tokens": STREAM_TOKENS, "stream": True, "ignore
 
 @dataclass
 class Noticed:
-    """Seconds."""
+    """Waiting times of the bystander, in seconds."""
 
     first_tokens: list[float] = field(default_factory=list)
-    gaps: list[float] = field(default_factory=list)  # between two pieces of the stream
+    gaps: list[float] = field(default_factory=list)  # seconds between two pieces of the stream
     refused: list[str] = field(default_factory=list)
 
     def at(self, share: float) -> float:
@@ -33,7 +33,7 @@ class Noticed:
 
 
 class Bystander:
-    """`async with`; what it notices goes into `noticed`, which can be exchanged."""
+    """Runs the client within `async with`; results are collected in `noticed`, which may be replaced."""
 
     def __init__(self, http: str) -> None:
         self._host, _, port = http.rpartition(":")
@@ -50,7 +50,7 @@ class Bystander:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def over(self, seconds: float) -> Noticed:
-        """What it notices in so long a time."""
+        """Returns what the client measures within this time."""
         self.noticed = Noticed()
         await asyncio.sleep(seconds)
         return self.noticed

@@ -1,4 +1,4 @@
-"""One call of an attacker, sent as bytes: no library is between what is meant and what arrives."""
+"""One call of an attacker, sent as raw bytes, so that no library corrects it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import grpc
 import grpc.aio
 
 LONGEST_S = 60.0
-ATTACKER, BYSTANDER = "sk-attacker-0123456789", "sk-bystander-0123456789"  # keys of two tenants
+ATTACKER, BYSTANDER = "sk-attacker-0123456789", "sk-bystander-0123456789"  # API keys of two tenants
 SHOWN = f"authorization: Bearer {ATTACKER}\r\n"
 UNBOUNDED = [("grpc.max_send_message_length", -1)]
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a frontend listens."""
+    """Addresses of a frontend."""
 
     http: str
     grpc: str
@@ -32,7 +32,7 @@ class Post:
     chunked: bool = False
     leaves_after_s: float | None = None
     content_type: str = "application/json"
-    json_bytes: int | None = None  # of the body, where tensors follow
+    json_bytes: int | None = None  # length of the JSON part, if tensors follow
     encoding: str = ""  # of the body
 
     @property
@@ -40,7 +40,7 @@ class Post:
         return len(self.body)
 
     async def send(self, target: Target) -> str:
-        """Its status."""
+        """Sends the call and returns its status."""
         host, _, port = target.http.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         try:
@@ -93,7 +93,7 @@ class Rpc:
         return len(self.message)
 
     async def send(self, target: Target) -> str:
-        """Its status."""
+        """Sends the call and returns its status."""
         path = f"/{self.service}/{self.method}"
         shown = (("authorization", f"Bearer {ATTACKER}"),)
         async with grpc.aio.insecure_channel(target.grpc, options=UNBOUNDED) as channel:
@@ -109,11 +109,11 @@ class Rpc:
 
 
 class Call(Protocol):
-    """A call of any kind."""
+    """A call over any protocol."""
 
     @property
     def num_bytes(self) -> int: ...
 
     async def send(self, target: Target) -> str:
-        """Returns how it ended, in a few words."""
+        """Returns how the call ended, in a few words."""
         ...

@@ -1,4 +1,4 @@
-"""Attacks on the edges that speak as others do: KServe's, vLLM's engine's, and browsers'."""
+"""Attacks on the edges of other APIs: KServe, vLLM's engine, gRPC-Web."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def infer(copies: int = 1, **fields: object) -> list[Call]:
 
 
 def infer_bytes(copies: int, text: str) -> list[Call]:
-    """The text behind the JSON."""
+    """Returns calls whose text follows the JSON as bytes."""
     data = len(text).to_bytes(4, "little") + text.encode()
     asked = {"name": "text_input", "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": len(data)}}
     told = json.dumps({"inputs": [asked]}).encode()

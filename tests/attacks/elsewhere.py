@@ -1,4 +1,4 @@
-"""Attacks that are no calls of a client: what peers, Redis, files and a machine do, each with the tests that try it."""
+"""Attacks other than client calls: by peers, Redis, files or the machine, each with the tests that cover it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ SCHEDULER = "tests/services/scheduler"
 FRONTEND = "tests/services/frontend"
 WORKER = "tests/services/worker"
 
-# By attack: what holds, and where that is tested (file::function).
+# Attack -> expected effect, and the test that covers it (file::function).
 ELSEWHERE: Mapping[str, tuple[str, Sequence[str]]] = {
     "a worker that joins with another model": (
         "refused by name; the cluster serves on",

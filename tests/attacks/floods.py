@@ -1,4 +1,4 @@
-"""Attacks on a gRPC port below its calls: many cheap frames of HTTP/2 on one connection."""
+"""Attacks on the gRPC port below its calls: many cheap HTTP/2 frames on one connection."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tests.attacks.sizes import MB
 
 CHECK = "/grpc.health.v1.Health/Check"  # needs no key
 CHAT = "/quire.inference.v1.InferenceService/Chat"
-VALUE = b"a" * 3_500  # the dynamic table takes 4,096 bytes with the rest
-REFERENCES = 15_000  # a frame takes 16,384 bytes
-QUIET_S = 3.0  # without an answer: nothing more comes
+VALUE = b"a" * 3_500  # fits the dynamic table of 4,096 bytes with the rest
+REFERENCES = 15_000  # maximum size of a frame
+QUIET_S = 3.0  # the server sends nothing more
 LONGEST_S = 60.0
 
 
@@ -25,7 +25,7 @@ class Flood:
 
     data: bytes
     num_streams: int
-    acknowledges: bool = True  # the server's settings: those that nothing acknowledges do not bind its parser
+    acknowledges: bool = True  # acknowledges the server's settings; otherwise they do not bind its parser
     quiet_s: float = QUIET_S
 
     @property
@@ -33,7 +33,7 @@ class Flood:
         return len(self.data)
 
     async def send(self, target: Target) -> str:
-        """Returns how many of its streams the server has ended, or that it closed the connection."""
+        """Returns the number of streams that the server ended, or that it closed the connection."""
         host, _, port = target.grpc.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(frames.PREFACE + frames.frame(frames.SETTINGS, 0, 0))
@@ -80,7 +80,7 @@ class Flood:
 
 
 def references(path: str = CHAT, connections: int = 1, calls: int = 1_066) -> list[Call]:
-    """A long header that is sent once, and named thousands of times by each further call."""
+    """A long header that is sent once, and referenced thousands of times by each further call."""
     first = frames.call_headers(path) + frames.added(b"x", VALUE)
     block = frames.same_headers(1) + frames.named(frames.FIRST_OF_OWN) * REFERENCES
     sent = b"".join(frames.frame(frames.HEADERS, frames.END_HEADERS, 3 + 2 * n, block) for n in range(calls))
@@ -89,7 +89,7 @@ def references(path: str = CHAT, connections: int = 1, calls: int = 1_066) -> li
 
 
 def without_messages(path: str = CHAT, calls: int = 50_000) -> list[Call]:
-    """Calls whose client closes its side at once."""
+    """Calls whose client half-closes at once."""
     flags = frames.END_HEADERS | frames.END_STREAM
     blocks = [frames.call_headers(path)] + [frames.same_headers()] * (calls - 1)
     sent = b"".join(frames.frame(frames.HEADERS, flags, 1 + 2 * n, block) for n, block in enumerate(blocks))
@@ -97,14 +97,14 @@ def without_messages(path: str = CHAT, calls: int = 50_000) -> list[Call]:
 
 
 def without_end(num_bytes: int = 64_000_000, path: str = CHAT) -> list[Call]:
-    """A call whose headers go on in CONTINUATION frames and never end."""
+    """A call whose headers continue in CONTINUATION frames without end."""
     head = frames.frame(frames.HEADERS, 0, 1, frames.call_headers(path))
     more = frames.frame(frames.CONTINUATION, 0, 1, b"\x00\x01x\x7f\xfe\x7b" + b"a" * 15_997)  # a header of 15,997 bytes
     return [Flood(head + more * (num_bytes // len(more)), 1)]
 
 
 def resets(path: str = CHAT, calls: int = 100_000) -> list[Call]:
-    """Calls that are given up as they are made (CVE-2023-44487)."""
+    """Calls that are reset right after their headers (CVE-2023-44487)."""
     cancel = (8).to_bytes(4, "big")
     blocks = [frames.call_headers(path)] + [frames.same_headers()] * (calls - 1)
     sent = b"".join(
@@ -116,18 +116,18 @@ def resets(path: str = CHAT, calls: int = 100_000) -> list[Call]:
 
 
 def repeated(kind: int, payload: bytes, count: int, flags: int = 0, stream: int = 0) -> list[Call]:
-    """A frame that asks for work, or for nothing, again and again."""
+    """Returns one frame, repeated many times."""
     return [Flood(frames.frame(kind, flags, stream, payload) * count, 1)]
 
 
 def empty_data(count: int = 1_000_000) -> list[Call]:
-    """A call whose request comes in frames that hold nothing."""
+    """A call whose request is sent in empty DATA frames."""
     head = frames.frame(frames.HEADERS, frames.END_HEADERS, 1, frames.call_headers(CHAT))
     return [Flood(head + frames.frame(frames.DATA, 0, 1) * count, 1)]
 
 
 def padded_data(count: int = 20_000) -> list[Call]:
-    """A call whose request comes in frames that are padding but for a byte, one message of a gigabyte."""
+    """A call whose request is sent in DATA frames of padding and one byte each, a message of one gigabyte."""
     head = frames.frame(frames.HEADERS, frames.END_HEADERS, 1, frames.call_headers(CHAT))
     first = frames.frame(frames.DATA, 0, 1, b"\x00" + (MB).to_bytes(4, "big"))
     more = frames.frame(frames.DATA, frames.PADDED, 1, bytes([255]) + b"a" + bytes(255))

@@ -1,4 +1,4 @@
-"""Frames of HTTP/2 as bytes (RFC 9113, RFC 7541): no library that keeps the rules is between what is meant and sent."""
+"""HTTP/2 frames as bytes (RFC 9113, RFC 7541), so that no library corrects them."""
 
 from __future__ import annotations
 
@@ -30,29 +30,29 @@ def _text(text: bytes) -> bytes:
 
 
 def added(name: bytes, value: bytes) -> bytes:
-    """A header that goes into the dynamic table."""
+    """A header that is added to the dynamic table."""
     return b"\x40" + _text(name) + _text(value)
 
 
 def named(index: int) -> bytes:
-    """A header of a table, in a byte."""
+    """A header of a table, as one byte."""
     return bytes([0x80 | index])
 
 
 def call_headers(path: str) -> bytes:
-    """The head of a gRPC call; each header but the first two goes into the dynamic table."""
+    """The head of a gRPC call; all headers but the first two are added to the dynamic table."""
     own = path.encode(), b"x", b"trailers", b"application/grpc"
     return POST_OVER_HTTP + b"".join(added(name, value) for name, value in zip(OWN_HEADERS, own, strict=True))
 
 
 def same_headers(behind: int = 0) -> bytes:
-    """The head of a call like the one before; `behind`: how many headers went into the table after its own."""
+    """The head of another such call; `behind`: number of headers added to the table since."""
     last = FIRST_OF_OWN + behind
     return POST_OVER_HTTP + b"".join(named(last + place) for place in reversed(range(len(OWN_HEADERS))))
 
 
 def read(data: bytearray) -> Iterator[tuple[int, int, int]]:
-    """Takes whole frames off the front of `data`: kind, flags and stream of each."""
+    """Takes complete frames off the front of `data`; yields kind, flags and stream of each."""
     while len(data) >= FRAME_HEAD_BYTES:
         end = FRAME_HEAD_BYTES + int.from_bytes(data[:3], "big")
         if len(data) < end:

@@ -1,8 +1,5 @@
-"""How long a frontend's loop is held by one piece of work, in time of its thread: other work on the machine does not
-count, so that this can be asserted anywhere.
-
-The frontend is in this process, its scheduler is a script, and its model only counts.
-"""
+"""How long one piece of work blocks a frontend's event loop, in CPU time of its thread, so that other load on the
+machine does not matter. The frontend runs in this process, with a scripted scheduler and model."""
 
 from __future__ import annotations
 
@@ -24,14 +21,14 @@ from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_
 
 @dataclass
 class Holds:
-    """Seconds."""
+    """Longest blocking times, in seconds."""
 
     longest: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What one attack did."""
+    """Result of one attack."""
 
     statuses: dict[str, int]
     num_bytes: int
@@ -41,7 +38,7 @@ class Held:
 
 @contextlib.contextmanager
 def watched() -> Iterator[Holds]:
-    """Of asyncio's own loop in this thread."""
+    """Times every callback of asyncio's loop in this thread."""
     holds, run = Holds(), asyncio.Handle._run  # type: ignore[attr-defined]
 
     def timed(handle: asyncio.Handle) -> None:
@@ -59,7 +56,7 @@ def watched() -> Iterator[Holds]:
 @contextlib.asynccontextmanager
 async def frontend() -> AsyncIterator[Target]:
     gc.collect()
-    gc.freeze()  # as a frontend does: what was made before is not to be looked through in the middle of an attack
+    gc.freeze()  # as a frontend does, so that no garbage collection of older objects falls into an attack
     try:
         script = ScriptedScheduler(count_up, max_model_len=4096)
         async with scheduler(script), running(bundled.FOLDER, script.address) as started:

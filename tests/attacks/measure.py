@@ -1,4 +1,4 @@
-"""One attack beside a client who has nothing to do with it."""
+"""Runs one attack next to an unrelated client."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BEHIND_S = 0.3
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What it did."""
+    """Effect of one attack."""
 
     name: str
     statuses: dict[str, int]
@@ -32,7 +32,7 @@ class Outcome:
 
     @property
     def later(self) -> float:
-        """Seconds by which the slowest first token beside it is later than the one in the middle without."""
+        """Delay of the bystander's slowest first token, against the median without attack, in seconds."""
         return self.attacked.at(1) - self.calm.at(0.5)
 
     def row(self) -> str:
@@ -56,7 +56,7 @@ HEADER = (
 
 @contextlib.asynccontextmanager
 async def attacker(name: str, target: Target) -> AsyncIterator[Callable[[], Awaitable[dict[str, Any]]]]:
-    """Its process has made what it sends; what is given lets it send, and returns what it says of the answers."""
+    """Starts the attacker process; yields a function that lets it send and returns its report."""
     pipe = asyncio.subprocess.PIPE
     command = (sys.executable, "-m", "tests.attacks.attacker", name, target.http, target.grpc)
     process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, limit=1 << 20)

@@ -1,4 +1,4 @@
-"""How much memory processes have, and had at most (proc(5): VmRSS, VmHWM; 5 in clear_refs forgets the latter)."""
+"""Present and peak memory of processes (proc(5): VmRSS, VmHWM; writing 5 to clear_refs resets the latter)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def _kilobytes(pid: int, name: str) -> int:
 
 
 def family(pid: int) -> Iterator[int]:
-    """It and the processes that it has started."""
+    """Yields the process and its descendants."""
     yield pid
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
         for child in children.read_text().split():
@@ -22,14 +22,14 @@ def family(pid: int) -> Iterator[int]:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """Bytes, of all processes together."""
+    """Memory growth in bytes, summed over the processes."""
 
     most: int
     after: int
 
 
 class Memory:
-    """From its making on."""
+    """Measures memory growth since its creation."""
 
     def __init__(self, pids: Iterable[int]) -> None:
         self._pids = tuple(pids)

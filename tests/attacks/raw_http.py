@@ -1,4 +1,4 @@
-"""Attacks below HTTP's calls: heads, chunks and trailers that no client writes, as the bytes that arrive."""
+"""Attacks below HTTP calls: heads, chunks and trailers that no client sends, as raw bytes."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from tests.attacks.sizes import MB
 
 BODY = json.dumps({"prompt": "a", "max_tokens": 1}).encode()
 POST = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n" + SHOWN
-HIDDEN = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n"  # must never be read as a call of its own
+HIDDEN = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n"  # must never be parsed as a separate call
 STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) ")
-QUIET_S = 3.0  # without a byte: nothing more comes
+QUIET_S = 3.0  # the server sends nothing more
 
 
 @dataclass(frozen=True, slots=True)
 class RawHttp:
-    """A connection that sends `data` as it is."""
+    """A connection that sends `data` unchanged."""
 
     data: bytes
-    reads: bool = True  # else the client never takes its answer
+    reads: bool = True  # otherwise the client never reads the answer
 
     @property
     def num_bytes(self) -> int:
         return len(self.data)
 
     async def send(self, target: Target) -> str:
-        """Returns the statuses that came, and whether the server closed the connection behind them."""
+        """Returns the received statuses, and whether the server closed the connection."""
         host, _, port = target.http.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         sending = asyncio.create_task(self._write(writer))

@@ -1,4 +1,4 @@
-"""How much is sent."""
+"""Sizes of the attacks' inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The attacks: what is sent, at once, by name. Those that a limit refuses, and those that it just lets in."""
+"""The attacks by name: requests that a limit refuses, and requests just below a limit."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def regexes() -> list[Call]:
 
 
 def ambiguous() -> list[Call]:
-    """Each a grammar of its own, whose masks take longer with every token."""
+    """Calls with one grammar each, whose masks take longer with every token."""
     ways = 's: s s | "a" | "b" | "ab" | "ba" | s s s | "a" s "b"'
     grammars = [f'start: s\n{ways} | "c{number}"\n' for number in range(16)]
     return [
@@ -80,7 +80,7 @@ def nested(levels: int) -> bytes:
 
 
 def deep(levels: int) -> dict[str, Any]:
-    """A JSON Schema of arrays of arrays."""
+    """A JSON Schema of nested arrays."""
     schema: dict[str, Any] = {"type": "null"}
     for _ in range(levels):
         schema = {"type": "array", "items": schema}
@@ -88,7 +88,7 @@ def deep(levels: int) -> dict[str, Any]:
 
 
 def doubled(levels: int) -> dict[str, Any]:
-    """A JSON Schema of 2 ** levels strings in a kilobyte."""
+    """A JSON Schema of one kilobyte that expands to 2 ** levels strings."""
     defs: dict[str, Any] = {"d0": {"type": "string"}}
     for level in range(1, levels):
         one = {"$ref": f"#/$defs/d{level - 1}"}

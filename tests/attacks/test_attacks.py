@@ -1,4 +1,4 @@
-"""A subset of the attacks that takes seconds: nobody waits long for one piece of work, and little memory is taken."""
+"""A fast subset of the attacks: no piece of work blocks the loop for long or takes much memory."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tests.attacks.floods import FLOODS
 from tests.attacks.raw_http import RAW_HTTP, SMUGGLING
 from tests.attacks.table import ATTACKS, FORMS, TEXTS
 
-LONGEST_S = 0.1  # of the loop's own time; 0.04 were seen, 0.5 to more than 40 before there were bounds
-ALLOWANCE = 48 << 20  # what parsers, threads and allocators take once
+LONGEST_S = 0.1  # CPU seconds of the loop; 0.04 measured, 0.5 to over 40 without the limits
+ALLOWANCE = 48 << 20  # one-time use of parsers, threads and allocators
 
-LOGPROBS = "logprobs: 20 of 4,000 tokens with the prompt's, 8 at once"  # whose answers are large
+LOGPROBS = "logprobs: 20 of 4,000 tokens with the prompt's, 8 at once"  # calls with large answers
 
 NAMES = [
     "prompt: 16 MB of a",
@@ -70,7 +70,7 @@ async def target() -> AsyncIterator[Target]:
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("name", NAMES)
 async def test_others_need_not_wait_for_it(target: Target, name: str) -> None:
-    for chance in range(3):  # a machine with other work takes several times as long for the same
+    for chance in range(3):  # a busy machine takes several times as long
         held = await holds.hold(name, target)
         if held.longest_s < LONGEST_S:
             break
@@ -82,7 +82,7 @@ async def test_others_need_not_wait_for_it(target: Target, name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.asyncio(loop_scope="module")
 async def test_long_log_probabilities_are_not_written_on_the_loop(target: Target) -> None:
-    """What is left of it is the reading of the scheduler's messages: 0.07 to 0.11 s, of 0.28 with the writing."""
+    """Reading the scheduler's messages remains: 0.07 to 0.11 s; with serialization it was 0.28 s."""
     held = await holds.hold(LOGPROBS, target)
     assert held.statuses == {"200": 8}
     assert held.longest_s < 2 * LONGEST_S
@@ -90,7 +90,7 @@ async def test_long_log_probabilities_are_not_written_on_the_loop(target: Target
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("name", SMUGGLING)
-async def test_what_could_hide_a_call_is_refused_and_nothing_behind_it_is_read(target: Target, name: str) -> None:
+async def test_ambiguous_framing_is_refused_and_nothing_after_it_is_read(target: Target, name: str) -> None:
     for call in SMUGGLING[name]():
         status = await call.send(target)
         assert status in ("400 closed", "400"), status

@@ -1,4 +1,4 @@
-"""The table of attacks that are no calls names tests that are there, and the README has each of its rows."""
+"""The table of other attacks names existing tests, and the README lists each of its rows."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ MISSING = "no API key: send `authorization: Bearer KEY` or `x-api-key: KEY`"
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """An authenticated caller."""
+    """An authenticated caller: its API key and that key's account."""
 
     key: ApiKey
     account: Account

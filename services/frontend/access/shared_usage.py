@@ -59,7 +59,7 @@ class SharedUsage:
         self._is_down = False
 
     async def run(self) -> None:
-        """Synchronizes until cancelled."""
+        """Synchronizes the accounts every SYNC_S until cancelled."""
         while True:
             await cancellable_sleep(SYNC_S)
             await self.sync()

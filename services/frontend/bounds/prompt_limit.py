@@ -19,7 +19,7 @@ class PromptLimit:
 
     @property
     def max_characters(self) -> int:
-        """Maximum number of characters."""
+        """Maximum number of characters of the prompt."""
         return self.max_model_len * self.longest_token
 
     def truncate(self, text: str, side: str = "right") -> str:

@@ -1,1 +1,1 @@
-"""The page at / for people: a playground, the cluster as it is now, where a request's time went. Works offline."""
+"""The web console at /: a playground, the state of the cluster, and timings of requests. Works offline."""

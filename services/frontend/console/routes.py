@@ -1,4 +1,4 @@
-"""The console's files, the cluster as it looks at it, and /docs without anybody else's servers."""
+"""Routes of the console's files, the cluster status it polls, and /docs without external resources."""
 
 from __future__ import annotations
 
@@ -35,22 +35,24 @@ HEADERS = {
 }
 INLINE_SCRIPT = re.compile(rb"<script>(.*?)</script>", re.DOTALL)
 SWAGGER = ("swagger-ui-bundle.js", "swagger-ui.css")
-# As anybody can read them in the source; what they show, they ask with the visitor's key.
+# Paths without API key: the files are public, and the data they show is requested with the visitor's key.
 OPEN = ("/", *FILES, *(f"/console/{name}" for name in SWAGGER))
-KEEP_S = 0.5  # a look at the cluster serves whoever asks within
-PRIVATE = ("pid", "address", "oldest_calls")  # of a service: for its operators only
+CACHE_S = 0.5  # a cluster status is shared by callers within this time
+PRIVATE = ("pid", "address", "oldest_calls")  # fields for operators only
 
-Look = Callable[[], Awaitable[Sequence[pb.ServiceStatus]]]
+StatusSource = Callable[[], Awaitable[Sequence[pb.ServiceStatus]]]
 
 
 class ConsoleRoutes:
-    """`look`: at every service of the cluster; `root`: the path in front of all paths, as browsers see them."""
+    """Routes of the console, of the cluster status, and of /docs."""
 
-    def __init__(self, look: Look, root: str) -> None:
-        self._look = look
+    def __init__(self, read_status: StatusSource, root: str) -> None:
+        """Builds the routes. `read_status`: returns the status of every service; `root`: path prefix as browsers see
+        it."""
+        self._read_status = read_status
         self._root = root
-        self._looking = asyncio.Lock()
-        self._looked_s = -KEEP_S
+        self._lock = asyncio.Lock()
+        self._read_s = -CACHE_S
         self._services: list[dict[str, Any]] = []
         self._swagger = _swagger()
         self.router = Router(include_in_schema=False)
@@ -69,15 +71,15 @@ class ConsoleRoutes:
         return _answer(STATIC / "index.html")
 
     async def cluster(self) -> dict[str, Any]:
-        """Every service, without what is for operators."""
-        async with self._looking:
-            if asyncio.get_running_loop().time() - self._looked_s > KEEP_S:
-                self._services = [_as_dict(service) for service in await self._look()]
-                self._looked_s = asyncio.get_running_loop().time()
+        """Returns the status of every service, without the fields for operators."""
+        async with self._lock:
+            if asyncio.get_running_loop().time() - self._read_s > CACHE_S:
+                self._services = [_as_dict(service) for service in await self._read_status()]
+                self._read_s = asyncio.get_running_loop().time()
         return {"services": self._services}
 
     async def docs(self) -> HTMLResponse:
-        """The OpenAPI document, to be read and tried."""
+        """Returns a page to read the OpenAPI document and try its calls."""
         if self._swagger is None:
             raise NotFound("/docs needs the package fastapi-offline; /openapi.json has the document")
         page = get_swagger_ui_html(
@@ -92,7 +94,7 @@ class ConsoleRoutes:
 
 
 def _policy_of(page: bytes) -> str:
-    """The console's, and the page's own scripts as they are."""
+    """Returns the console's content security policy, extended by the hashes of the page's inline scripts."""
     digests = [base64.b64encode(hashlib.sha256(script).digest()).decode() for script in INLINE_SCRIPT.findall(page)]
     allowed = "".join(f" 'sha256-{one}'" for one in digests)
     return POLICY.replace("script-src 'self'", f"script-src 'self'{allowed}")
@@ -118,7 +120,7 @@ def _answer(path: Path) -> Response:
 
 
 def _swagger() -> Path | None:
-    """Where the package that brings swagger-ui has its files; None where it is not installed."""
+    """Returns the folder of swagger-ui's files, or None if the package is not installed."""
     found = importlib.util.find_spec("fastapi_offline")
     if found is None or not found.submodule_search_locations:
         return None

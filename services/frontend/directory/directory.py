@@ -71,7 +71,7 @@ class Directory:
         return self._caches.get(block_size)
 
     async def run(self) -> None:
-        """Polls until cancelled."""
+        """Polls the registry every INTERVAL_S until cancelled."""
         while True:
             try:
                 await self._read()

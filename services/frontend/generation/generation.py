@@ -37,7 +37,7 @@ class Aborted(QuireError):
 
 
 class Submitter(Protocol):
-    """Submits sequences to schedulers."""
+    """Submits sequences to schedulers and cancels them."""
 
     def submit(self, sequences: Seq[Sequence], cached: CachedTokens) -> None:
         """Submits all samples of one prompt, in order, or one sequence with tokens. `cached`: prompt tokens cached per
@@ -347,7 +347,7 @@ class Generation:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Cancels what still runs."""
+        """Cancels the samples that have not finished."""
         is_late = self._is_late()
         reason = finish_pb2.FINISH_REASON_DEADLINE if is_late else finish_pb2.FINISH_REASON_CANCELLED
         self._close(reason)

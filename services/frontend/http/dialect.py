@@ -20,7 +20,7 @@ Examples = Callable[[str], Mapping[str, Mapping[str, Any]]]
 
 
 def no_examples(_model: str) -> Mapping[str, Mapping[str, Any]]:
-    """Returns no bodies."""
+    """Returns no example bodies; the default of Dialect.examples."""
     return {}
 
 

@@ -1,4 +1,4 @@
-"""The face that clients of the open inference protocol know (KServe version 2, Triton): gRPC, and /v2 over HTTP.
+"""The open inference protocol (KServe version 2, Triton): gRPC, and /v2 over HTTP.
 
 Tensors are those of Triton's vLLM backend.
 """

@@ -1,7 +1,7 @@
-"""Tensors as bytes behind the JSON of a body: the binary tensor data extension of the open inference protocol.
+"""The binary tensor data extension of the open inference protocol: tensor bytes after the JSON part of a body.
 
-The header says how many bytes are JSON. BinaryTail them stand the bytes of those tensors that have a `binary_data_size`
-instead of `data`, in the order in which the JSON names them.
+A header gives the length of the JSON part. It is followed by the bytes of the tensors that have a `binary_data_size`
+instead of `data`, in the order of the JSON.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from fastapi import Request
 from quire.shared.errors import InvalidArgument
 
 HEADER = "inference-header-content-length"
-SIZE = "binary_data_size"  # among the parameters of a tensor
-WANTED, ALL_WANTED = "binary_data", "binary_data_output"  # among those of an output, and of the whole call
-EXTENSION = "binary_tensor_data"  # its name in the server's metadata
+SIZE = "binary_data_size"  # parameter of a tensor
+REQUESTED, ALL_REQUESTED = "binary_data", "binary_data_output"  # parameters of an output, and of the call
+EXTENSION = "binary_tensor_data"  # name of the extension in the server's metadata
 MEDIA_TYPE = "application/octet-stream"
 MAX_DIGITS = 15
-MAX_SHOWN = 64  # characters of a wrong value
+MAX_SHOWN = 64  # characters of an invalid value in an error
 
 
 def json_bytes(http: Request, num_bytes: int) -> int | None:
-    """How many of the body's bytes are JSON; None where nothing says that others follow. Raises InvalidArgument."""
+    """Returns the length of the JSON part; None if no header announces a binary part. Raises InvalidArgument."""
     given = http.headers.getlist(HEADER)
     if not given:
         return None
@@ -37,34 +37,34 @@ def json_bytes(http: Request, num_bytes: int) -> int | None:
 
 
 class BinaryTail:
-    """The bytes behind the JSON. One tensor after the other takes its own, so that no two share any."""
+    """The bytes after the JSON part. Each tensor takes its own in turn, so that no two share any."""
 
     def __init__(self, data: memoryview | None) -> None:
-        """None: there was no header."""
-        self._left = memoryview(b"") if data is None else data
+        """Wraps the bytes. None: the header was not sent."""
+        self._rest = memoryview(b"") if data is None else data
         self._is_announced = data is not None
 
     def take(self, name: str, size: Any) -> memoryview:
-        """Raises InvalidArgument."""
+        """Returns the next `size` bytes, for the tensor `name`. Raises InvalidArgument."""
         if type(size) is not int or size < 0:
             raise InvalidArgument(f"{name}: {SIZE} must be a number of bytes, got {shown(size)}.", field="inputs")
         if not self._is_announced:
             raise InvalidArgument(f"{name} has a {SIZE}, and the header {HEADER} is missing.", field=HEADER)
-        if size > len(self._left):
-            text = f"{name}: {SIZE} is {shown(size)}, and {len(self._left)} bytes are left behind the JSON."
+        if size > len(self._rest):
+            text = f"{name}: {SIZE} is {shown(size)}, and {len(self._rest)} bytes are left after the JSON."
             raise InvalidArgument(text, field="inputs")
-        taken, self._left = self._left[:size], self._left[size:]
-        return taken
+        data, self._rest = self._rest[:size], self._rest[size:]
+        return data
 
     def check_end(self) -> None:
-        """Raises InvalidArgument where bytes are left."""
-        if len(self._left):
-            text = f"{len(self._left)} bytes behind the JSON belong to no tensor: no {SIZE} counts them."
+        """Raises InvalidArgument if bytes are left."""
+        if len(self._rest):
+            text = f"{len(self._rest)} bytes after the JSON belong to no tensor: no {SIZE} counts them."
             raise InvalidArgument(text, field="inputs")
 
 
 def flag(parameters: Mapping[str, Any] | None, name: str, where: str, *, otherwise: bool) -> bool:
-    """Raises InvalidArgument."""
+    """Returns a boolean parameter. Raises InvalidArgument for another type."""
     value = (parameters or {}).get(name, otherwise)
     if not isinstance(value, bool):
         raise InvalidArgument(f"{where}: {name} must be true or false, got {shown(value)}.", field=where)

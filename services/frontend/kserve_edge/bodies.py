@@ -1,4 +1,4 @@
-"""JSON bodies under /v2/models."""
+"""JSON bodies of the paths under /v2/models."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from quire.services.frontend.kserve_edge.binary import BinaryTail
 from quire.services.frontend.kserve_edge.inference_call import ReceivedInference
 from quire.shared.errors import InvalidArgument
 
-# Of an output's parameters: what would make another answer of it, or put it elsewhere.
+# Parameters of an output that would change its content or destination.
 NOT_OFFERED = ("classification", "shared_memory_region")
 
 NAMES: dict[str, Any] = {"enum": [*tensors.DATATYPES]}
 DATATYPES: dict[str, Any] = {"enum": sorted({*tensors.DATATYPES.values()})}
-# An element each, of the tensor's type, which stands here or behind the JSON.
+# Each tensor has one element of its type, in `data` or after the JSON.
 RULES: list[dict[str, Any]] = [
     *(needs("name", {"const": name}, "datatype", {"const": kind}) for name, kind in tensors.DATATYPES.items()),
     {"oneOf": [given("data"), {"required": ["parameters"], "properties": {"parameters": given(binary.SIZE)}}]},
@@ -26,20 +26,20 @@ RULES: list[dict[str, Any]] = [
 
 
 class InputTensorBody(BaseModel):
-    """One tensor."""
+    """One input tensor of an inference body."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"allOf": [*RULES]})
 
     name: str = Field(json_schema_extra=NAMES)
     datatype: str = Field(json_schema_extra=DATATYPES)
     shape: list[int] = Field(json_schema_extra={"items": {"const": 1}})
-    data: list[Any] | None = Field(None, description="its elements, also as lists in lists")
+    data: list[Any] | None = Field(None, description="elements, flat or as nested lists")
     parameters: dict[str, Any] | None = Field(
-        None, description="binary_data_size: how many bytes behind the JSON it has instead of data"
+        None, description="binary_data_size: length of its bytes after the JSON, instead of data"
     )
 
-    def element(self, behind: BinaryTail) -> Any:
-        """Its only one."""
+    def element(self, tail: BinaryTail) -> Any:
+        """Returns the tensor's single element. Raises InvalidArgument."""
         tensors.check(self.name, self.datatype)
         size = (self.parameters or {}).get(binary.SIZE)
         if self.data is None and size is None:
@@ -48,46 +48,48 @@ class InputTensorBody(BaseModel):
             return _of_its_type(self.name, tensors.single_element(self.name, self.shape, list(_flat(self.data or []))))
         if self.data is not None:
             raise InvalidArgument(f"{self.name} has both data and a {binary.SIZE}", field="inputs")
-        return tensors.decode_raw(self.name, self.shape, behind.take(self.name, size))
+        return tensors.decode_raw(self.name, self.shape, tail.take(self.name, size))
 
 
 class OutputBody(BaseModel):
-    """One tensor that is wanted."""
+    """One requested output tensor of an inference body."""
 
     model_config = ConfigDict(extra="forbid")
 
     name: str
-    parameters: dict[str, Any] | None = Field(None, description="binary_data: whether it comes behind the JSON")
+    parameters: dict[str, Any] | None = Field(
+        None, description="binary_data: whether it is sent as bytes after the JSON"
+    )
 
 
 class InferBody(BaseModel):
-    """POST /v2/models/{name}/infer"""
+    """Body of POST /v2/models/{name}/infer."""
 
     model_config = ConfigDict(extra="forbid")
 
     id: str = ""
     parameters: dict[str, Any] | None = Field(
-        None, description="sampling parameters, where the tensor sampling_parameters is not there"
+        None, description="sampling parameters, if there is no tensor sampling_parameters"
     )
     inputs: list[InputTensorBody] = Field(
         json_schema_extra={"contains": {"required": ["name"], "properties": {"name": {"const": tensors.TEXT_INPUT}}}}
     )
-    outputs: list[OutputBody] | None = Field(None, description="those that are wanted; default: all that there are")
+    outputs: list[OutputBody] | None = Field(None, description="requested outputs; default: all")
 
-    def infer(self, model: str, version: str, behind: BinaryTail) -> ReceivedInference:
+    def infer(self, model: str, version: str, tail: BinaryTail) -> ReceivedInference:
         inputs: dict[str, Any] = {}
         for tensor in self.inputs:
-            element = tensor.element(behind)
+            element = tensor.element(tail)
             if tensor.name in inputs:
-                raise InvalidArgument(f"{tensor.name} is there twice", field="inputs")
+                raise InvalidArgument(f"{tensor.name} occurs twice", field="inputs")
             inputs[tensor.name] = element
-        behind.check_end()
-        wanted = [output.name for output in self.outputs or ()]
-        return ReceivedInference(model, version, self.id, inputs, self.parameters or {}, wanted)
+        tail.check_end()
+        requested = [output.name for output in self.outputs or ()]
+        return ReceivedInference(model, version, self.id, inputs, self.parameters or {}, requested)
 
     def binary_outputs(self) -> frozenset[str]:
-        """Which come behind the JSON, of those that come. Raises InvalidArgument."""
-        everything = binary.flag(self.parameters, binary.ALL_WANTED, "parameters", otherwise=False)
+        """Returns the outputs to send as bytes after the JSON. Raises InvalidArgument."""
+        everything = binary.flag(self.parameters, binary.ALL_REQUESTED, "parameters", otherwise=False)
         if not self.outputs:
             return frozenset(kind.name for kind in tensors.OUTPUTS if everything)
         for output in self.outputs:
@@ -97,12 +99,12 @@ class InferBody(BaseModel):
         return frozenset(
             output.name
             for output in self.outputs
-            if binary.flag(output.parameters, binary.WANTED, "outputs", otherwise=everything)
+            if binary.flag(output.parameters, binary.REQUESTED, "outputs", otherwise=everything)
         )
 
 
 class TritonGenerateBody(BaseModel):
-    """POST /v2/models/{name}/generate, Triton's shorter way: tensors are fields, other fields are parameters."""
+    """Body of POST /v2/models/{name}/generate, Triton's short form: tensors are fields, other fields are parameters."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -111,11 +113,14 @@ class TritonGenerateBody(BaseModel):
     parameters: dict[str, Any] | None = Field(None, description="sampling parameters")
 
     def infer(self, model: str, version: str, *, stream: bool) -> ReceivedInference:
-        """`stream`: whether the path says so, which is answered in a stream."""
+        """Returns the inference. `stream`: whether the path is the streaming one."""
         named = self.model_extra or {}
         inputs = {name: _of_its_type(name, value) for name, value in named.items() if name in tensors.DATATYPES}
         if bool(inputs.get(tensors.STREAM, stream)) != stream:
-            raise InvalidArgument(f"stream is {not stream}: that is another path", field=tensors.STREAM)
+            raise InvalidArgument(
+                f"stream={not stream} needs the other path: /generate, or /generate_stream for streams",
+                field=tensors.STREAM,
+            )
         inputs |= {tensors.TEXT_INPUT: self.text_input, tensors.STREAM: stream}
         rest = {name: value for name, value in named.items() if name not in tensors.DATATYPES}
         return ReceivedInference(model, version, self.id, inputs, rest | (self.parameters or {}), ())

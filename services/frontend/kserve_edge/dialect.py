@@ -1,4 +1,4 @@
-"""The open inference protocol over HTTP, as a value."""
+"""The open inference protocol over HTTP, as a Dialect."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TENSORS = object_of(
     outputs=list_of(object_of(name=TEXT, datatype=TEXT, shape=list_of(COUNT), data=list_of(ANYTHING))),
 )
 GENERATED = object_of(model_name=TEXT, model_version=TEXT, text_output={"anyOf": [TEXT, list_of(TEXT)]})
-# By the last part of a path: what it is answered with in one piece, and otherwise.
+# Last part of a path -> (schema of the answer in one piece, media type of the other form).
 VERBS = {"infer": (TENSORS, BYTES), "generate": (GENERATED, EVENTS), "generate_stream": (GENERATED, EVENTS)}
 MODELS = tuple(PREFIX.rstrip("/") + model for model in (ONE, ONES_VERSION))
 
@@ -29,7 +29,7 @@ def _routers(context: ServingContext) -> Sequence[Router]:
 
 
 def _examples(_model: str) -> Mapping[str, Mapping[str, Any]]:
-    """Paths name the model."""
+    """Returns example bodies for all paths; the model is part of the path."""
     beginning = "Once upon a time"
     text = {"text_input": beginning, "parameters": {"max_tokens": 20, "temperature": 0}}
     infer = {

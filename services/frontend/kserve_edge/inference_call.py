@@ -1,4 +1,4 @@
-"""What a call asks, whichever way its tensors came: to the frontend's own request, by the body of a completion."""
+"""Converts an inference call, over gRPC or HTTP, to a request by way of the body of a completion."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from quire.services.frontend.tokenizer.generation_config import GenerationDefaul
 from quire.shared.errors import InvalidArgument, NotFound
 from quire.shared.settings.request_limits import RequestLimits
 
-MAX_SAMPLING_BYTES = 1 << 18  # read by the event loop itself: 30 ms of token ids
+MAX_SAMPLING_BYTES = 1 << 18  # parsed on the event loop; this many bytes of token ids take 30 ms
 ADAPTER = "lora_name"
 PRIORITY, TIMEOUT = "priority", "timeout"
-# Of a request's parameters: what Triton's clients say about sequences and about how to be answered.
+# Request parameters of Triton's clients about sequences and the form of the answer; without effect here.
 IGNORED = frozenset({
     "sequence_id",
     "sequence_start",
@@ -38,40 +38,41 @@ IGNORED = frozenset({
 
 @dataclass(frozen=True, slots=True)
 class ReceivedInference:
-    """One request as it came, by gRPC or as JSON."""
+    """One inference request as received, by gRPC or as JSON."""
 
     model: str
     version: str
     id: str
-    inputs: Mapping[str, Any]  # the only element of each
+    inputs: Mapping[str, Any]  # tensor name -> its single element
     parameters: Mapping[str, Any]
-    wanted: Iterable[str]  # outputs; none: all
+    requested_outputs: Iterable[str]  # empty: all
 
 
 @dataclass(frozen=True, slots=True)
 class OpenInferenceCall:
-    """What that means."""
+    """A validated inference call, ready to become a request."""
 
     id: str
-    model: str  # the adapter's name, where the parameters have one
+    model: str  # the adapter's name, if the parameters name one
     text: str
-    parameters: Mapping[str, Any]  # of sampling, as completions name them
+    parameters: Mapping[str, Any]  # sampling parameters, named as in completions
     stream: bool
-    with_prompt: bool  # the text that comes back begins with the prompt
-    outputs: frozenset[str]  # tensors of the answer
+    with_prompt: bool  # the output text begins with the prompt
+    outputs: frozenset[str]  # output tensors of the answer
     priority: int
     timeout_s: float | None
 
 
 def check_version(version: str) -> None:
-    """Empty is any. Raises NotFound."""
+    """Checks a model version; empty means any. Raises NotFound."""
     if version not in ("", tensors.VERSION_OF_MODELS):
-        told = f"there is no version {version!r:.64} of models, only {tensors.VERSION_OF_MODELS}"
-        raise NotFound(told, field="version")
+        text = f"there is no version {version!r:.64} of models, only {tensors.VERSION_OF_MODELS}"
+        raise NotFound(text, field="version")
 
 
 def parse_inference(call: ReceivedInference, limits: RequestLimits, prompt_limit: PromptLimit) -> OpenInferenceCall:
-    """`prompt_limit`: for the prompt. Raises InvalidArgument, NotFound."""
+    """Validates a received inference. `prompt_limit`: limit on the prompt's length. Raises InvalidArgument,
+    NotFound."""
     inputs = call.inputs
     check_version(call.version)
     if tensors.TEXT_INPUT not in inputs:
@@ -83,37 +84,37 @@ def parse_inference(call: ReceivedInference, limits: RequestLimits, prompt_limit
     with_prompt = not inputs.get(tensors.WITHOUT_PROMPT, stream)
     if stream and with_prompt:
         raise InvalidArgument(f"{tensors.WITHOUT_PROMPT} cannot be false in a stream", field=tensors.WITHOUT_PROMPT)
-    own = {name: value for name, value in call.parameters.items() if name not in IGNORED}
-    priority, timeout_us = _number(own, PRIORITY), _number(own, TIMEOUT)
+    parameters = {name: value for name, value in call.parameters.items() if name not in IGNORED}
+    priority, timeout_us = _number(parameters, PRIORITY), _number(parameters, TIMEOUT)
     if tensors.SAMPLING in inputs:
-        own = _read(inputs[tensors.SAMPLING], limits)
+        parameters = _read(inputs[tensors.SAMPLING], limits)
     return OpenInferenceCall(
         id=call.id,
-        model=str(own.pop(ADAPTER, None) or call.model),
+        model=str(parameters.pop(ADAPTER, None) or call.model),
         text=_text(tensors.TEXT_INPUT, text),
-        parameters=own,
+        parameters=parameters,
         stream=stream,
         with_prompt=with_prompt,
-        outputs=_requested_outputs(inputs, call.wanted),
+        outputs=_requested_outputs(inputs, call.requested_outputs),
         priority=priority,
         timeout_s=timeout_us / 1e6 if timeout_us else None,
     )
 
 
-def _requested_outputs(inputs: Mapping[str, Any], wanted: Iterable[str]) -> frozenset[str]:
-    """Those that were asked for by an input, without the ones that a list of wanted outputs leaves out."""
-    told = {name for name in tensors.OUTPUTS_ON_REQUEST if inputs.get(tensors.RETURN + name)} | {tensors.TEXT_OUTPUT}
-    names = set(wanted)
+def _requested_outputs(inputs: Mapping[str, Any], listed: Iterable[str]) -> frozenset[str]:
+    """Returns the output tensors that inputs enable, limited to the list of requested outputs if there is one."""
+    enabled = {name for name in tensors.OUTPUTS_ON_REQUEST if inputs.get(tensors.RETURN + name)} | {tensors.TEXT_OUTPUT}
+    names = set(listed)
     unknown = names - {kind.name for kind in tensors.OUTPUTS}
     if unknown:
         raise InvalidArgument(f"there is no output {min(unknown)!r}", field="outputs")
-    return frozenset(told & names if names else told)
+    return frozenset(enabled & names if names else enabled)
 
 
 def _number(parameters: dict[str, Any], name: str) -> int:
     value = parameters.pop(name, 0)
     if not isinstance(value, int) or value < 0:
-        raise InvalidArgument(f"{name} is a whole number that is not negative, got {value!r}", field=name)
+        raise InvalidArgument(f"{name} must be a non-negative integer, got {value!r}", field=name)
     return value
 
 
@@ -125,10 +126,10 @@ def _text(name: str, value: bytes | memoryview | str) -> str:
 
 
 def _read(value: bytes | memoryview | str, limits: RequestLimits) -> dict[str, Any]:
-    """An object in JSON, measured before it is parsed."""
+    """Parses a JSON object, checked against the limits before parsing."""
     if len(value) > MAX_SAMPLING_BYTES:
-        told = f"{tensors.SAMPLING} has at most {MAX_SAMPLING_BYTES} bytes, got {len(value)}"
-        raise InvalidArgument(told, field=tensors.SAMPLING)
+        message = f"{tensors.SAMPLING} has at most {MAX_SAMPLING_BYTES} bytes, got {len(value)}"
+        raise InvalidArgument(message, field=tensors.SAMPLING)
     text = _text(tensors.SAMPLING, value).encode(errors="replace")
     for _ in json_scan.check(text, limits):
         pass
@@ -137,33 +138,33 @@ def _read(value: bytes | memoryview | str, limits: RequestLimits) -> dict[str, A
     except ValueError as error:
         raise InvalidArgument(f"{tensors.SAMPLING} is not JSON: {error}", field=tensors.SAMPLING) from None
     if not isinstance(document, dict):
-        raise InvalidArgument(f"{tensors.SAMPLING} is an object", field=tensors.SAMPLING)
+        raise InvalidArgument(f"{tensors.SAMPLING} must be an object", field=tensors.SAMPLING)
     json_body.check(document, text, limits)
     return document
 
 
 def to_request(call: OpenInferenceCall, headers: CallHeaders, defaults: GenerationDefaults) -> Request:
-    """Raises InvalidArgument."""
+    """Returns the request of a call. Raises InvalidArgument."""
     for name in ("prompt", "echo", "model", "stream", "stream_options"):
         if name in call.parameters:
-            raise InvalidArgument(f"{name} is no sampling parameter", field=name)
+            raise InvalidArgument(f"{name} is not a sampling parameter", field=name)
     body = {**call.parameters, "prompt": call.text, "model": call.model, "stream": call.stream}
     if tensors.CUMULATIVE_LOGPROB in call.outputs:
         body.setdefault("logprobs", 0)
     try:
-        read = CompletionBody.model_validate(body)
+        completion = CompletionBody.model_validate(body)
     except ValidationError as error:
-        raise as_invalid_argument(RequestValidationError(_in_body(error), body=body)) from None
-    read.refuse_unknown(STRICT)
-    request = completion_request(read, _until(headers, call.timeout_s), defaults)
+        raise as_invalid_argument(RequestValidationError(_body_locations(error), body=body)) from None
+    completion.refuse_unknown(STRICT)
+    request = completion_request(completion, _with_timeout(headers, call.timeout_s), defaults)
     return replace(request, request_id=call.id or request.request_id, priority=call.priority or request.priority)
 
 
-def _in_body(error: ValidationError) -> list[dict[str, Any]]:
-    """As FastAPI places what it finds."""
+def _body_locations(error: ValidationError) -> list[dict[str, Any]]:
+    """Returns the errors with locations as FastAPI reports them for a body."""
     return [{**found, "loc": ("body", *found["loc"])} for found in error.errors()]
 
 
-def _until(headers: CallHeaders, timeout_s: float | None) -> CallHeaders:
-    given = [seconds for seconds in (headers.timeout_s, timeout_s) if seconds is not None]
-    return replace(headers, timeout_s=min(given, default=None))
+def _with_timeout(headers: CallHeaders, timeout_s: float | None) -> CallHeaders:
+    timeouts = [seconds for seconds in (headers.timeout_s, timeout_s) if seconds is not None]
+    return replace(headers, timeout_s=min(timeouts, default=None))

@@ -1,4 +1,4 @@
-"""TensorWriter under /v2/models: tensors as JSON, or as the fields of one object."""
+"""Formats answers under /v2/models: tensors as JSON or bytes, or as the fields of one object."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Json = dict[str, Any]
 
 
 class InferFormat:
-    """A format for GenerationResponse: outputs with their shapes."""
+    """Formats outputs as tensors with shapes."""
 
     def __init__(
         self, call: OpenInferenceCall, texts: TokenTexts, model: str, binary_outputs: frozenset[str] = frozenset()
@@ -38,18 +38,18 @@ class InferFormat:
         return self.parts(deltas, generation)[0]
 
     def parts(self, deltas: list[SampleDelta], generation: Generation) -> tuple[Json, bytes]:
-        """And what stands behind it."""
-        outputs, behind = [], bytearray()
+        """Returns the JSON part and the bytes that follow it."""
+        outputs, tail = [], bytearray()
         for name, datatype, values in self._answers.tensors(deltas, generation):
             output: Json = {"name": name, "datatype": datatype, "shape": [len(values)]}
             if name in self._binary:
                 data = tensors.RAW[datatype](values)
                 output["parameters"] = {binary.SIZE: len(data)}
-                behind += data
+                tail += data
             else:
                 output["data"] = _written(datatype, values)
             outputs.append(output)
-        return {**self._frame, "outputs": outputs}, bytes(behind)
+        return {**self._frame, "outputs": outputs}, bytes(tail)
 
     def events(self, deltas: list[SampleDelta], generation: Generation) -> bytes:
         return event(self.whole(deltas, generation))
@@ -65,29 +65,29 @@ class InferFormat:
 
 
 class BinaryAnswer(GenerationResponse):
-    """JSON with bytes behind it."""
+    """An answer of a JSON part followed by bytes."""
 
     def __init__(self, generator: Generator, request: Request, answer_format: InferFormat) -> None:
         super().__init__(generator, request, answer_format, stream=False)
         self._parts = answer_format.parts
 
     async def _body(self, generation: Generation) -> bytes:
-        told, behind = self._parts(await generation.collect(), generation)
-        head = orjson.dumps(told)
+        document, tail = self._parts(await generation.collect(), generation)
+        head = orjson.dumps(document)
         self.headers["content-type"] = binary.MEDIA_TYPE
         self.headers[binary.HEADER] = str(len(head))
-        return head + behind
+        return head + tail
 
 
 class KserveGenerateFormat(InferFormat):
-    """Outputs as fields; those of one sample without a list around them."""
+    """Formats outputs as fields; those of a single sample without a list."""
 
     def whole(self, deltas: list[SampleDelta], generation: Generation) -> Json:
-        told = dict(self._frame)
+        fields = dict(self._frame)
         for name, datatype, values in self._answers.tensors(deltas, generation):
             written = _written(datatype, values)
-            told[name] = written[0] if len(written) == 1 else written
-        return told
+            fields[name] = written[0] if len(written) == 1 else written
+        return fields
 
 
 def _written(datatype: str, values: Any) -> list[Any]:

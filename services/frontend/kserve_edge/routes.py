@@ -1,4 +1,4 @@
-"""/v2: the open inference protocol over HTTP."""
+"""Routes under /v2: the open inference protocol over HTTP."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from quire.shared.errors import InvalidArgument, NotFound, Unavailable
 from quire.shared.version import VERSION
 
 ROOT, PREFIX = "/v2", "/v2/models/"
-NOT_OFFERED = ("config", "stats", "trace/setting", "load", "unload")  # behind a model's name: extensions of Triton
+NOT_OFFERED = ("config", "stats", "trace/setting", "load", "unload")  # Triton's extensions, as path suffixes of a model
 ONE, ONES_VERSION = "/{name:path}", "/{name:path}/versions/{version}"
 
 
 class OpenInferenceRoutes:
-    """Bodies to requests, requests to answers."""
+    """Converts bodies to requests, and requests to responses."""
 
     def __init__(self, context: ServingContext) -> None:
         self._generator = context.generator
@@ -58,7 +58,7 @@ class OpenInferenceRoutes:
             prefix=PREFIX.rstrip("/"),
             route_class=worded,
         )
-        for one in (ONES_VERSION, ONE):  # the longer first
+        for one in (ONES_VERSION, ONE):  # the longer template first
             models.add_api_route(
                 f"{one}/infer",
                 self.infer,
@@ -75,23 +75,23 @@ class OpenInferenceRoutes:
         self.router.add(models)
 
     async def server(self) -> dict[str, Any]:
-        """Who this is."""
+        """Returns the server's name, version and extensions."""
         return {"name": tensors.PLATFORM, "version": VERSION, "extensions": [*EXTENSIONS, binary.EXTENSION]}
 
     async def live(self) -> dict[str, bool]:
-        """200 unless a restart would help."""
+        """Answers 200 unless a restart would help."""
         if not self._is_alive():
-            raise Unavailable("the sessions with schedulers stand still")
+            raise Unavailable("the sessions with schedulers make no progress")
         return {"live": True}
 
     async def ready(self) -> dict[str, bool]:
-        """200 while requests can be answered."""
+        """Answers 200 while requests can be answered."""
         if not self._is_serving():
             raise Unavailable("no scheduler session is open, or this frontend is draining")
         return {"ready": True}
 
     async def model_ready(self, name: str, version: str = "") -> dict[str, Any]:
-        """200 while the model can be asked."""
+        """Answers 200 while the model can be used."""
         entry = self._catalogue.entry(name)
         check_version(version)
         if not entry.ready:
@@ -99,47 +99,49 @@ class OpenInferenceRoutes:
         return {"name": entry.name, "ready": True}
 
     async def model(self, name: str, version: str = "") -> dict[str, Any]:
-        """Which tensors it takes and gives."""
+        """Returns the model's input and output tensors."""
         self._check_extension(name)
         entry = self._catalogue.entry(name)
         check_version(version)
-        told = json_format.MessageToDict(tensors.metadata(entry.name))
-        for tensor in (*told["inputs"], *told["outputs"]):
-            tensor["shape"] = [int(size) for size in tensor["shape"]]  # protobuf writes 64 bits as text
-        return told
+        document = json_format.MessageToDict(tensors.metadata(entry.name))
+        for tensor in (*document["inputs"], *document["outputs"]):
+            tensor["shape"] = [
+                int(size) for size in tensor["shape"]
+            ]  # protobuf's JSON writes 64-bit integers as strings
+        return document
 
     def _check_extension(self, path: str) -> None:
-        """Raises NotFound for what other servers have behind a model's name."""
+        """Raises NotFound for an extension of other servers."""
         for extension in NOT_OFFERED:
             name = path.removesuffix(f"/{extension}")
             if name != path and any(name == entry.name for entry in self._catalogue.entries()):
-                has = ", ".join((*EXTENSIONS, binary.EXTENSION))
-                raise NotFound(f"{PREFIX}{name}/{extension} is not offered; extensions of this server: {has}")
+                available = ", ".join((*EXTENSIONS, binary.EXTENSION))
+                raise NotFound(f"{PREFIX}{name}/{extension} is not offered; extensions of this server: {available}")
 
     async def infer(self, body: InferBody, http: Request, name: str, version: str = "") -> Response:
-        """Texts as tensors, in the JSON or as bytes behind it."""
+        """Answers texts given as tensors, in the JSON or as bytes after it."""
         call = parse_inference(
             body.infer(name, version, BinaryTail(binary_part(http))), self._limits, self._prompt_limit()
         )
         if call.stream:
             raise InvalidArgument("stream needs /generate_stream, or gRPC", field=tensors.STREAM)
-        behind = body.binary_outputs()
-        answer_format = InferFormat(call, self._texts, self._called(call), behind)
-        if behind:
+        binary_outputs = body.binary_outputs()
+        answer_format = InferFormat(call, self._texts, self._served_name(call), binary_outputs)
+        if binary_outputs:
             return BinaryAnswer(self._generator, self._request(call, http), answer_format)
         return self._answer(call, answer_format, http)
 
     async def generate(self, body: TritonGenerateBody, http: Request, name: str, version: str = "") -> Response:
-        """Texts as fields."""
+        """Answers a text given as a field."""
         return self._generate(body.infer(name, version, stream=False), http)
 
     async def generate_stream(self, body: TritonGenerateBody, http: Request, name: str, version: str = "") -> Response:
-        """The same in pieces, as server-sent events."""
+        """Answers a text given as a field, as server-sent events."""
         return self._generate(body.infer(name, version, stream=True), http)
 
     def _generate(self, infer: ReceivedInference, http: Request) -> Response:
         call = parse_inference(infer, self._limits, self._prompt_limit())
-        return self._answer(call, KserveGenerateFormat(call, self._texts, self._called(call)), http)
+        return self._answer(call, KserveGenerateFormat(call, self._texts, self._served_name(call)), http)
 
     def _answer(self, call: OpenInferenceCall, answer_format: InferFormat, http: Request) -> Response:
         return GenerationResponse(self._generator, self._request(call, http), answer_format, stream=call.stream)
@@ -147,7 +149,7 @@ class OpenInferenceRoutes:
     def _request(self, call: OpenInferenceCall, http: Request) -> Asking:
         return to_request(call, headers.read(http), self._tokenizer.defaults)
 
-    def _called(self, call: OpenInferenceCall) -> str:
+    def _served_name(self, call: OpenInferenceCall) -> str:
         return self._catalogue.entry(call.model).name
 
     @property

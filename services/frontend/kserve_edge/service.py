@@ -1,4 +1,4 @@
-"""inference.GRPCInferenceService."""
+"""The gRPC service inference.GRPCInferenceService of the open inference protocol."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from quire.shared.settings.request_limits import RequestLimits
 from quire.shared.version import VERSION
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
-MAX_CONCURRENT_REQUESTS = 128  # requests of one stream; the next is read when one of them has ended
+MAX_CONCURRENT_REQUESTS = 128  # per stream; the next request is read when one of them has ended
 FINAL = "triton_final_response"
 
 Write = Callable[[pb.ModelStreamInferResponse], Awaitable[None]]
 
 
 class _Reply:
-    """To one request of a stream: it has one end, whatever goes wrong behind that."""
+    """Reply to one request of a stream; it ends exactly once, even if a later step fails."""
 
     def __init__(self, message: pb.ModelInferRequest, write: Write) -> None:
         self._message = message
@@ -53,13 +53,13 @@ class _Reply:
 
     async def fail(self, _: Context, error: QuireError) -> None:
         if not self._has_ended:
-            about = pb.ModelInferResponse(model_name=self._message.model_name, id=self._message.id)
-            about.parameters[FINAL].bool_param = True
-            await self._write(pb.ModelStreamInferResponse(error_message=error.message, infer_response=about))
+            response = pb.ModelInferResponse(model_name=self._message.model_name, id=self._message.id)
+            response.parameters[FINAL].bool_param = True
+            await self._write(pb.ModelStreamInferResponse(error_message=error.message, infer_response=response))
 
 
 class OpenInferenceService(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
-    """Reads tensors, lets the generator work, writes tensors."""
+    """Converts tensors to requests and results to tensors; the generator does the work."""
 
     def __init__(
         self,
@@ -110,17 +110,17 @@ class OpenInferenceService(open_inference_pb2_grpc.GRPCInferenceServiceServicer)
         headers = _headers(context)
         async with call_context("ModelInfer", context, self._metrics, self._calls) as call:
             await call.admit()
-            wanted = self._asked(message)
-            if wanted.stream:
+            inference = self._parse(message)
+            if inference.stream:
                 raise InvalidArgument("stream needs ModelStreamInfer", field=tensors.STREAM)
-            request = to_request(wanted, headers, self._tokenizer.defaults)
-            answers = self._answers(wanted)
+            request = to_request(inference, headers, self._tokenizer.defaults)
+            answers = self._writer(inference)
             async with self._generator.start(request, call) as generation:
                 return self._response(message, answers.tensors(await generation.collect(), generation), request)
 
     async def ModelStreamInfer(self, messages: AsyncIterator[pb.ModelInferRequest], context: Context) -> None:
-        """Answers requests beside each other. One that fails is told so; a message that cannot be read ends the call
-        when the others have been answered."""
+        """Answers the requests of a stream concurrently. A failed request gets its own error; an unreadable message
+        ends the call after the other requests are answered."""
         writing, places = asyncio.Lock(), asyncio.Semaphore(MAX_CONCURRENT_REQUESTS)
         failure: QuireError | None = None
 
@@ -144,42 +144,42 @@ class OpenInferenceService(open_inference_pb2_grpc.GRPCInferenceServiceServicer)
         headers = _headers(context)
         async with call_context("ModelStreamInfer", context, self._metrics, self._calls, end=reply.fail) as call:
             await call.admit()
-            wanted = self._asked(message)
-            request = to_request(wanted, headers, self._tokenizer.defaults)
-            answers = self._answers(wanted)
+            inference = self._parse(message)
+            request = to_request(inference, headers, self._tokenizer.defaults)
+            answers = self._writer(inference)
             async with self._generator.start(request, call) as generation:
-                if not wanted.stream:
+                if not inference.stream:
                     deltas = await generation.collect()
-                    told = answers.tensors(deltas, generation)
-                    await reply.write(self._response(message, told, request), is_last=True)
+                    outputs = answers.tensors(deltas, generation)
+                    await reply.write(self._response(message, outputs, request), is_last=True)
                     return
                 async for deltas in generation:
-                    told = answers.tensors(deltas, generation)
-                    await reply.write(self._response(message, told, request), is_last=answers.is_last)
+                    outputs = answers.tensors(deltas, generation)
+                    await reply.write(self._response(message, outputs, request), is_last=answers.is_last)
 
-    def _asked(self, message: pb.ModelInferRequest) -> OpenInferenceCall:
+    def _parse(self, message: pb.ModelInferRequest) -> OpenInferenceCall:
         call = ReceivedInference(
             message.model_name,
             message.model_version,
             message.id,
             inputs=tensors.read_inputs(message),
             parameters={name: _value(parameter) for name, parameter in message.parameters.items()},
-            wanted=[output.name for output in message.outputs],
+            requested_outputs=[output.name for output in message.outputs],
         )
         return parse_inference(call, self._limits, self._prompt_limit())
 
-    def _answers(self, wanted: OpenInferenceCall) -> TensorWriter:
-        return TensorWriter(wanted, TokenTexts(self._tokenizer, as_ids=False))
+    def _writer(self, call: OpenInferenceCall) -> TensorWriter:
+        return TensorWriter(call, TokenTexts(self._tokenizer, as_ids=False))
 
     def _response(
-        self, message: pb.ModelInferRequest, told: list[tensors.Tensor], request: Request
+        self, message: pb.ModelInferRequest, outputs: list[tensors.Tensor], request: Request
     ) -> pb.ModelInferResponse:
         response = pb.ModelInferResponse(
             model_name=self._catalogue.served_name(request.model),
             model_version=tensors.VERSION_OF_MODELS,
             id=message.id,
         )
-        tensors.write_outputs(response, told, is_raw=bool(message.raw_input_contents))
+        tensors.write_outputs(response, outputs, is_raw=bool(message.raw_input_contents))
         return response
 
 

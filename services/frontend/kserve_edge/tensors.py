@@ -1,4 +1,4 @@
-"""Tensors: which there are, and how their values travel."""
+"""The tensors of the protocol, and the encoding of their values."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from quire.shared.pb.dialects import open_inference_pb2 as pb
 
 BYTES, BOOL, FP32, UINT32 = "BYTES", "BOOL", "FP32", "UINT32"
 ANY = -1
-LENGTH = struct.Struct("<I")  # in front of each element of raw BYTES
+LENGTH = struct.Struct("<I")  # length prefix of each element of raw BYTES
 PLATFORM = "quire"
-VERSION_OF_MODELS = "1"  # there is one of each
+VERSION_OF_MODELS = "1"  # each model has a single version
 
 TEXT_INPUT, TEXT_OUTPUT = "text_input", "text_output"
 STREAM, SAMPLING, WITHOUT_PROMPT = "stream", "sampling_parameters", "exclude_input_in_output"
-# ResumableDelta if the input of the same name, with return_ in front, says so.
+# Returned if the boolean input `return_` + name is set.
 FINISH_REASON, CUMULATIVE_LOGPROB, LOGPROBS = "finish_reason", "cumulative_logprob", "logprobs"
 NUM_INPUT_TOKENS, NUM_OUTPUT_TOKENS = "num_input_tokens", "num_output_tokens"
 RETURN = "return_"
@@ -27,11 +27,11 @@ Value = TypeVar("Value")
 
 
 class TensorKind(NamedTuple):
-    """A tensor as ModelMetadata tells it."""
+    """A tensor as ModelMetadata describes it."""
 
     name: str
     datatype: str
-    size: int  # in its only dimension; -1: one element for each sample
+    size: int  # of its only dimension; -1: one element per sample
 
 
 OUTPUTS = (
@@ -60,7 +60,7 @@ LISTS: Mapping[str, str] = {
 
 
 class Tensor(NamedTuple):
-    """Of an answer; its shape is the number of its values."""
+    """An output tensor; its shape is [len(values)]."""
 
     name: str
     datatype: str
@@ -68,50 +68,53 @@ class Tensor(NamedTuple):
 
 
 def check(name: str, datatype: str) -> None:
-    """InvalidArgument unless there is such an input."""
+    """Raises InvalidArgument unless there is an input of this name and datatype."""
     if name not in DATATYPES:
-        raise InvalidArgument(f"there is no input {name!r}; there are {', '.join(DATATYPES)}", field="inputs")
+        raise InvalidArgument(f"there is no input {name!r}; available: {', '.join(DATATYPES)}", field="inputs")
     if datatype != DATATYPES[name]:
         raise InvalidArgument(f"{name} is {DATATYPES[name]}, got {datatype!r}", field="inputs")
 
 
 def read_inputs(message: pb.ModelInferRequest) -> dict[str, bytes | memoryview | bool]:
-    """The only element of each input."""
+    """Returns the single element of each input. Raises InvalidArgument."""
     is_raw = bool(message.raw_input_contents)
     if is_raw and len(message.raw_input_contents) != len(message.inputs):
         text = f"{len(message.inputs)} inputs with {len(message.raw_input_contents)} raw_input_contents"
         raise InvalidArgument(text, field="raw_input_contents")
-    found: dict[str, bytes | memoryview | bool] = {}
+    elements: dict[str, bytes | memoryview | bool] = {}
     for number, tensor in enumerate(message.inputs):
         check(tensor.name, tensor.datatype)
-        if tensor.name in found:
-            raise InvalidArgument(f"{tensor.name} is there twice", field="inputs")
+        if tensor.name in elements:
+            raise InvalidArgument(f"{tensor.name} occurs twice", field="inputs")
         if is_raw:
-            found[tensor.name] = decode_raw(tensor.name, tensor.shape, message.raw_input_contents[number])
+            elements[tensor.name] = decode_raw(tensor.name, tensor.shape, message.raw_input_contents[number])
         else:
             values = getattr(tensor.contents, LISTS[tensor.datatype])
-            found[tensor.name] = single_element(tensor.name, tensor.shape, values)
-    return found
+            elements[tensor.name] = single_element(tensor.name, tensor.shape, values)
+    return elements
 
 
 def single_element(name: str, shape: Iterable[int], values: Sequence[Value]) -> Value:
-    """The one element that every input has."""
+    """Returns the single element of an input. Raises InvalidArgument."""
     if any(size != 1 for size in shape) or len(values) != 1:
-        text = f"{name} has one element, got the shape {list(shape)} and {len(values)} values"
+        text = f"{name} must have one element, got the shape {list(shape)} and {len(values)} values"
         raise InvalidArgument(text, field="inputs")
     return values[0]
 
 
 def decode_raw(name: str, shape: Iterable[int], data: bytes | memoryview) -> memoryview | bool:
-    """The one element of an input that came as bytes: of BYTES a view, behind its length."""
+    """Returns the single element of an input sent as bytes; for BYTES a view without the length prefix. Raises
+    InvalidArgument."""
     if DATATYPES[name] == BOOL:
         return bool(single_element(name, shape, data))
     if len(data) < LENGTH.size:
         text = f"{name} begins with the length of its element in {LENGTH.size} bytes, got {len(data)} bytes"
         raise InvalidArgument(text, field="inputs")
-    length, left = LENGTH.unpack_from(data)[0], len(data) - LENGTH.size
-    if length != left:
-        raise InvalidArgument(f"{name} has one element: its length says {length} bytes, {left} follow", field="inputs")
+    length, available = LENGTH.unpack_from(data)[0], len(data) - LENGTH.size
+    if length != available:
+        raise InvalidArgument(
+            f"{name} must have one element: its length prefix says {length} bytes, {available} follow", field="inputs"
+        )
     return single_element(name, shape, [memoryview(data)[LENGTH.size :]])
 
 

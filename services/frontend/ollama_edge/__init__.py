@@ -1,1 +1,1 @@
-"""The HTTP face that Ollama's clients know: /api/chat, /api/generate, /api/embed, /api/tags, /api/show."""
+"""Ollama's HTTP API: /api/chat, /api/generate, /api/embed, /api/tags, /api/show."""

@@ -1,4 +1,4 @@
-"""JSON bodies: the fields that do something. Others are sorted out by `refuse_unknown`."""
+"""JSON bodies with the fields that have an effect; `refuse_unknown` handles all others."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from quire.services.frontend.http.fields.optional_fields import Flag, OptionalTe
 from quire.services.frontend.input_processor.sampling.unsupported_samplers import UNSUPPORTED_SAMPLERS
 from quire.services.frontend.request.scalar_parameters import BY_NAME
 
-# How a machine is to hold the model, which is settled here when a cluster starts.
+# How the model is kept in memory, which a cluster's settings decide.
 IGNORED = frozenset({"keep_alive"})
 ROLES = ("system", "user", "assistant", "tool")
-NOTHING: tuple[Any, ...] = (None, False, 0, "", [])  # what does not ask for it
+NOTHING: tuple[Any, ...] = (None, False, 0, "", [])  # values that do not ask for a feature
 NOT_OFFERED: Mapping[str, Sequence[Any]] = dict.fromkeys((
     "context", "height", "images", "shift", "steps", "suffix", "system_one", "template", "truncate", "width",
 ), NOTHING)  # fmt: skip
@@ -35,13 +35,13 @@ TOOL = Shape(
     frozenset({"type", "function", "items"}),
     {"function": Shape(frozenset({"name", "description", "parameters", "strict"}))},
 )
-OPTION_NAMES = {"repetition_penalty": "repeat_penalty"}  # sampling parameters that have another name here
-# By name: the values with which it does nothing. Any other asks for what is not offered.
+OPTION_NAMES = {"repetition_penalty": "repeat_penalty"}  # sampling parameter -> its name in Ollama's API
+# Option name -> values without effect. Other values ask for an unsupported feature.
 HARMLESS_OPTIONS: Mapping[str, Sequence[Any]] = {**UNSUPPORTED_SAMPLERS, "penalize_newline": (None, True)}
 
 
 class Options(CheckedBody):
-    """How to choose tokens; what is left out is the model's own recommendation."""
+    """Sampling options; omitted ones use the model's recommendation."""
 
     model_config = ConfigDict(
         extra="allow",
@@ -56,7 +56,9 @@ class Options(CheckedBody):
     top_p: float | None = None
     min_p: float | None = None
     seed: int | None = None
-    num_predict: int | None = Field(default=None, description="tokens at most; -1 and -2: as many as fit")
+    num_predict: int | None = Field(
+        default=None, description="maximum number of tokens; -1 and -2: up to the context length"
+    )
     stop: str | list[str] | None = None
     repeat_penalty: float | None = Field(default=None, json_schema_extra=dict(BY_NAME["repetition_penalty"].schema))
     presence_penalty: float | None = None
@@ -64,14 +66,14 @@ class Options(CheckedBody):
 
 
 class OllamaBody(CheckedBody):
-    """Any body."""
+    """Common fields of all bodies."""
 
     model_config = ConfigDict(extra="allow", json_schema_extra=body_schema_extra(IGNORED, NOT_OFFERED))
 
     ignored_fields = IGNORED
     unavailable = NOT_OFFERED
 
-    model: OptionalText = Field("", description="with or without :latest; empty: the only one")
+    model: OptionalText = Field("", description="model name, with or without :latest; empty: the served model")
     options: Options | None = None
 
     @property
@@ -92,7 +94,7 @@ WITHOUT_TEMPLATE = {
 
 
 class AnswerBody(OllamaBody):
-    """What chats and generations share."""
+    """Common fields of chat and generate."""
 
     stream: Flag = True
     format: Literal["", "json"] | dict[str, Any] | None = Field(None, description="json, or a JSON Schema")
@@ -102,7 +104,7 @@ class AnswerBody(OllamaBody):
 
 
 class OllamaChatBody(AnswerBody):
-    """POST /api/chat"""
+    """Body of POST /api/chat."""
 
     objects: ClassVar[Mapping[str, Shape]] = {"messages": MESSAGE, "tools": TOOL}
 
@@ -116,17 +118,17 @@ class OllamaChatBody(AnswerBody):
 
 
 class OllamaGenerateBody(AnswerBody):
-    """POST /api/generate"""
+    """Body of POST /api/generate."""
 
     model_config = ConfigDict(json_schema_extra=body_schema_extra(IGNORED, NOT_OFFERED, [WITHOUT_TEMPLATE]))
 
     prompt: OptionalText = ""
     system: OptionalText = ""
-    raw: Flag = Field(default=False, description="the prompt is taken as it is, without a template")
+    raw: Flag = Field(default=False, description="use the prompt without the chat template")
 
 
 class EmbedBody(OllamaBody):
-    """POST /api/embed"""
+    """Body of POST /api/embed."""
 
     input: str | list[str] = Field(json_schema_extra=ranges.TEXT_TO_READ)
     truncate: Flag = True
@@ -134,12 +136,12 @@ class EmbedBody(OllamaBody):
 
 
 class EmbeddingsBody(OllamaBody):
-    """POST /api/embeddings, which is older"""
+    """Body of POST /api/embeddings, the predecessor of /api/embed."""
 
     prompt: str = Field(json_schema_extra=ranges.TEXT_TO_READ)
 
 
 class ShowBody(OllamaBody):
-    """POST /api/show"""
+    """Body of POST /api/show."""
 
-    verbose: bool | None = Field(None, description="accepted; nothing is left out")
+    verbose: bool | None = Field(None, description="accepted; the answer is always complete")

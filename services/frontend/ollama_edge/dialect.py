@@ -1,4 +1,4 @@
-"""Ollama's API, as a value."""
+"""Ollama's API, as a Dialect."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def _routers(context: ServingContext) -> Sequence[Router]:
 
 
 def _examples(model: str) -> Mapping[str, Mapping[str, Any]]:
-    question, fruit = "What is 23 + 45?", ["an apple", "a lighthouse"]
+    question, texts = "What is 23 + 45?", ["an apple", "a lighthouse"]
     return {
         f"{PREFIX}chat": {"model": model, "messages": [{"role": "user", "content": question}], "stream": False},
         f"{PREFIX}generate": {"model": model, "prompt": question, "stream": False},
-        f"{PREFIX}embed": {"model": model, "input": fruit},
-        f"{PREFIX}embeddings": {"model": model, "prompt": fruit[0]},
+        f"{PREFIX}embed": {"model": model, "input": texts},
+        f"{PREFIX}embeddings": {"model": model, "prompt": texts[0]},
         f"{PREFIX}show": {"model": model},
     }
 

@@ -1,4 +1,4 @@
-"""Answers of /api/embed and /api/embeddings."""
+"""Formats answers of /api/embed and /api/embeddings."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from quire.shared.errors import QuireError
 
 
 class EmbedFormat(VectorFormat):
-    """A vector for each input."""
+    """Formats one vector per input."""
 
     def __init__(self, model: str, *, only_one: bool = False) -> None:
-        """`only_one`: as /api/embeddings has it."""
+        """Prepares the format. `only_one`: the form of /api/embeddings."""
         super().__init__(model, as_base64=False)
         self._only_one = only_one
 
@@ -27,13 +27,13 @@ class EmbedFormat(VectorFormat):
         return [self.written(vector) for vector in vectors]
 
     def whole(self, deltas: list[SampleDelta], generation: Generation) -> dict[str, Any]:
-        found = self.data(generation.vectors)
+        embeddings = self.data(generation.vectors)
         if self._only_one:
-            return {"embedding": found[0]}
+            return {"embedding": embeddings[0]}
         spent_s = asyncio.get_running_loop().time() - generation.request.arrival_s
         return {
             "model": self._model,
-            "embeddings": found,
+            "embeddings": embeddings,
             "total_duration": int(spent_s * 1e9),
             "load_duration": 0,
             "prompt_eval_count": generation.usage.prompt_tokens,

@@ -1,4 +1,4 @@
-"""Answers of /api/chat and /api/generate: lines of JSON, or all of them as one."""
+"""Formats answers of /api/chat and /api/generate: lines of JSON, or one object."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def created_at() -> str:
     return datetime.now(UTC).isoformat().replace("+00:00", "Z")
 
 
-class _News:
-    """What parts say: text, thoughts, and the calls that are complete, since their arguments are an object."""
+class _PendingParts:
+    """Collects text, reasoning, and complete tool calls, since Ollama sends a call's arguments as one object."""
 
     def __init__(self) -> None:
-        self._open: tuple[str, list[str]] | None = None  # name and arguments of the call on its way
+        self._open_call: tuple[str, list[str]] | None = None  # name and argument pieces of the incomplete call
         self.text, self.thinking = "", ""
         self.calls: list[Json] = []
 
@@ -47,41 +47,41 @@ class _News:
             case CallDelta():
                 if part.id:
                     self.end_call()
-                    self._open = (part.name, [])
-                assert self._open is not None
-                self._open[1].append(part.arguments)
+                    self._open_call = (part.name, [])
+                assert self._open_call is not None
+                self._open_call[1].append(part.arguments)
 
     def end_call(self) -> None:
-        if self._open is not None:
-            name, pieces = self._open
+        if self._open_call is not None:
+            name, pieces = self._open_call
             self.calls.append({"function": {"name": name, "arguments": call_arguments("".join(pieces))}})
-            self._open = None
+            self._open_call = None
 
     def take(self) -> tuple[str, str, list[Json]]:
-        taken = self.text, self.thinking, self.calls
+        parts = self.text, self.thinking, self.calls
         self.text, self.thinking, self.calls = "", "", []
-        return taken
+        return parts
 
 
 class LineFormat(ABC):
-    """A format for GenerationResponse: what was said, in lines, and at the end how long it took."""
+    """Formats an answer as lines of JSON; the last one has the token counts and durations."""
 
     def __init__(self, model: str, texts: TokenTexts) -> None:
         self._model = model
         self._texts = texts
-        self._news = _News()
+        self._pending = _PendingParts()
         self._finish: Finish | None = None
 
     @abstractmethod
     def content_fields(self, text: str, thinking: str, calls: list[Json]) -> Json:
-        """The fields that hold it."""
+        """Returns the fields with the content."""
 
     def events(self, deltas: list[SampleDelta], generation: Generation) -> bytes:
         return b"".join([self._line(delta) for delta in deltas])
 
     def _line(self, delta: SampleDelta) -> bytes:
         self._read(delta)
-        text, thinking, calls = self._news.take()
+        text, thinking, calls = self._pending.take()
         if not (text or thinking or calls or delta.logprobs):
             return b""
         return (
@@ -91,10 +91,10 @@ class LineFormat(ABC):
 
     def _read(self, delta: SampleDelta) -> None:
         for part in [Content(delta.text)] if delta.parts is None else delta.parts:
-            self._news.add(part)
+            self._pending.add(part)
         if delta.finish is not None:
             self._finish = delta.finish
-            self._news.end_call()
+            self._pending.end_call()
 
     def last_events(self, generation: Generation) -> bytes:
         return orjson.dumps(self._frame(self.content_fields("", "", []), done=True) | self._ending(generation)) + b"\n"
@@ -102,31 +102,31 @@ class LineFormat(ABC):
     def whole(self, deltas: list[SampleDelta], generation: Generation) -> Json:
         (delta,) = deltas
         self._read(delta)
-        said = self.content_fields(*self._news.take())
-        return self._frame(said, done=True) | self._ending(generation) | self._logprobs(delta)
+        content = self.content_fields(*self._pending.take())
+        return self._frame(content, done=True) | self._ending(generation) | self._logprobs(delta)
 
     def keep_alive(self) -> bytes:
         """Returns a line without text: clients parse every line as JSON."""
         return orjson.dumps(self._frame(self.content_fields("", "", []), done=False)) + b"\n"
 
     def empty_answer(self) -> Json:
-        """Of a call that asks nothing."""
+        """Returns the answer to a call without a prompt."""
         return self._frame(self.content_fields("", "", []), done=True)
 
-    def _frame(self, said: Json, *, done: bool) -> Json:
-        return {"model": self._model, "created_at": created_at(), **said, "done": done}
+    def _frame(self, content: Json, *, done: bool) -> Json:
+        return {"model": self._model, "created_at": created_at(), **content, "done": done}
 
     def _logprobs(self, delta: SampleDelta) -> Json:
         return {"logprobs": chat_logprobs(delta.logprobs, self._texts)["content"]} if delta.logprobs else {}
 
     def _ending(self, generation: Generation) -> Json:
-        """Nanoseconds. The model is always loaded."""
+        """Returns the final fields; durations in nanoseconds. load_duration is 0, since the model is always loaded."""
         assert self._finish is not None
         usage, times = generation.sample_usage(0), generation.sample_times(0)
         first_s, queue_s = times.first_token_s or 0.0, times.queue_s or 0.0
-        is_cut = self._finish.reason == finish_pb2.FINISH_REASON_LENGTH
+        is_truncated = self._finish.reason == finish_pb2.FINISH_REASON_LENGTH
         return {
-            "done_reason": "length" if is_cut else "stop",
+            "done_reason": "length" if is_truncated else "stop",
             "total_duration": _ns(asyncio.get_running_loop().time() - generation.request.arrival_s),
             "load_duration": 0,
             "prompt_eval_count": usage.prompt_tokens,
@@ -143,7 +143,7 @@ class LineFormat(ABC):
 
 
 class OllamaChatFormat(LineFormat):
-    """POST /api/chat"""
+    """Format of POST /api/chat."""
 
     def content_fields(self, text: str, thinking: str, calls: list[Json]) -> Json:
         message: Json = {"role": "assistant", "content": text}
@@ -155,7 +155,7 @@ class OllamaChatFormat(LineFormat):
 
 
 class OllamaGenerateFormat(LineFormat):
-    """POST /api/generate"""
+    """Format of POST /api/generate."""
 
     def content_fields(self, text: str, thinking: str, calls: list[Json]) -> Json:
         return {"response": text, **({"thinking": thinking} if thinking else {})}

@@ -1,4 +1,4 @@
-"""Bodies to the frontend's own request."""
+"""Converts bodies of Ollama's API to requests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from quire.services.frontend.tokenizer.generation_config import GenerationDefaul
 from quire.shared.errors import InvalidArgument, Unimplemented
 from quire.shared.pb.common.v1 import sampling_pb2
 
-UNBOUNDED = (-1, -2)  # num_predict
+UNBOUNDED = (-1, -2)  # values of num_predict
 
 
 def chat_request(body: OllamaChatBody, headers: CallHeaders, defaults: GenerationDefaults) -> Request:
@@ -36,20 +36,20 @@ def chat_request(body: OllamaChatBody, headers: CallHeaders, defaults: Generatio
 
 
 def _conversation(body: OllamaChatBody, offer: ToolOffer) -> ChatPrompt:
-    """A last message of the assistant's is the beginning of the answer."""
+    """Returns the chat prompt; a last message of the assistant is continued."""
     written = [_message(message) for message in body.messages]
-    goes_on = written[-1]["role"] == "assistant" and not written[-1].get("tool_calls")
+    is_continued = written[-1]["role"] == "assistant" and not written[-1].get("tool_calls")
     return ChatPrompt(
         written,
-        add_generation_prompt=not goes_on,
-        continue_final_message=goes_on,
+        add_generation_prompt=not is_continued,
+        continue_final_message=is_continued,
         template_variables=_variables(body),
         tools=offer.template_tools,
     )
 
 
 def generate_request(body: OllamaGenerateBody, headers: CallHeaders, defaults: GenerationDefaults) -> Request:
-    """A prompt is a conversation of one turn, unless it is raw."""
+    """Returns the request for a prompt, rendered as a conversation of one turn unless it is raw."""
     if not body.raw:
         turns = [conversation.message("user", body.prompt)]
         if body.system:
@@ -65,7 +65,7 @@ def generate_request(body: OllamaGenerateBody, headers: CallHeaders, defaults: G
 def _request(
     body: AnswerBody, prompt: Prompt, offer: ToolOffer, headers: CallHeaders, defaults: GenerationDefaults
 ) -> Request:
-    """A num_predict that does not fit in the context is shortened."""
+    """Builds the request; a num_predict beyond the context is shortened."""
     return Request(
         request_id=headers.request_id or uuid.uuid4().hex,
         model=body.model_name,
@@ -82,16 +82,20 @@ def _request(
 
 
 def check_options(options: Options, defaults: GenerationDefaults) -> None:
-    """Of a call that does not use them. Raises InvalidArgument."""
-    sampling_rules.check(sampling_rules.build(_chosen(options), defaults))
+    """Validates options of a call that does not use them. Raises InvalidArgument."""
+    sampling_rules.check(sampling_rules.build(_sampling_options(options), defaults))
 
 
 def _given(body: AnswerBody) -> Mapping[str, Any]:
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    return {**_chosen(body.given_options), "logprobs": logprobs, "structured_output": _form(body)}
+    return {
+        **_sampling_options(body.given_options),
+        "logprobs": logprobs,
+        "structured_output": _structured_output(body),
+    }
 
 
-def _chosen(options: Options) -> Mapping[str, Any]:
+def _sampling_options(options: Options) -> Mapping[str, Any]:
     return {
         "temperature": options.temperature,
         "seed": options.seed,
@@ -102,7 +106,7 @@ def _chosen(options: Options) -> Mapping[str, Any]:
     }
 
 
-def _form(body: AnswerBody) -> sampling_pb2.StructuredOutput | None:
+def _structured_output(body: AnswerBody) -> sampling_pb2.StructuredOutput | None:
     if not body.format and not isinstance(body.format, dict):
         return None
     if body.format == "json":
@@ -151,8 +155,8 @@ def _list(message: Mapping[str, Any], name: str) -> list[Any]:
 
 
 def _call(number: int, call: Any) -> Mapping[str, Any]:
-    """Ollama's calls have no ids; those of a message are told apart by their number. Arguments may be JSON text, as
-    OpenAI's clients write them."""
+    """Converts a tool call. Ollama's calls have no ids, so they are numbered within a message. Arguments may be JSON
+    text, as OpenAI's clients send them."""
     function = call.get("function") if isinstance(call, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
     arguments = function.get("arguments", {}) if isinstance(function, dict) else None

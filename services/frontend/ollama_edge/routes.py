@@ -1,4 +1,4 @@
-"""What Ollama's clients ask for: answers, vectors, and which models there are."""
+"""Routes of Ollama's API: answers, vectors, and the list of models."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PREFIX = "/api/"
 
 
 class OllamaRoutes:
-    """Bodies to requests, requests to answers."""
+    """Converts bodies to requests, and requests to responses."""
 
     def __init__(self, context: ServingContext) -> None:
         self._generator = context.generator
@@ -44,7 +44,7 @@ class OllamaRoutes:
         self._catalogue = context.catalogue
         self._facts = context.facts
         self._unknown = context.bounds.unknown_fields
-        # Whoever calls by `curl -d`, as Ollama's own pages show it, says that the body is a form.
+        # `curl -d`, as in Ollama's documentation, sends a form's content type.
         route = dialect_route(context.bounds, text_errors.ERRORS, any_type=True)
         self.router = Router(tags=["ollama"], route_class=route, prefix=PREFIX.rstrip("/"))
         self.router.add_api_route("/chat", self.chat, methods=["POST"], response_class=Response)
@@ -57,29 +57,29 @@ class OllamaRoutes:
         self.router.add_api_route("/version", self.version, methods=["GET"])
 
     async def chat(self, body: OllamaChatBody, http: Request) -> Response:
-        """Answers a conversation."""
+        """Answers the last message of a conversation."""
         body.refuse_unknown(self._unknown)
         model = self._catalogue.entry(body.model_name).name
         if not body.messages:
             _refuse_other_call(body, "prompt", "messages", "/api/generate")
             check_options(body.given_options, self._tokenizer.defaults)
-            return _loaded(OllamaChatFormat(model, self._texts))
+            return _load_response(OllamaChatFormat(model, self._texts))
         request = chat_request(body, headers.read(http), self._tokenizer.defaults)
         return self._answer(request, OllamaChatFormat(model, self._texts), stream=body.stream)
 
     async def generate(self, body: OllamaGenerateBody, http: Request) -> Response:
-        """Answers a prompt."""
+        """Answers a prompt, rendered as a conversation unless raw."""
         body.refuse_unknown(self._unknown)
         model = self._catalogue.entry(body.model_name).name
         if not body.prompt:
             _refuse_other_call(body, "messages", "prompt", "/api/chat")
             check_options(body.given_options, self._tokenizer.defaults)
-            return _loaded(OllamaGenerateFormat(model, self._texts))
+            return _load_response(OllamaGenerateFormat(model, self._texts))
         request = generate_request(body, headers.read(http), self._tokenizer.defaults)
         return self._answer(request, OllamaGenerateFormat(model, self._texts), stream=body.stream)
 
     async def embed(self, body: EmbedBody, http: Request) -> Response:
-        """A vector for each input."""
+        """Returns a vector for each input."""
         body.refuse_unknown(self._unknown)
         check_options(body.given_options, self._tokenizer.defaults)
         texts = [body.input] if isinstance(body.input, str) else body.input
@@ -87,7 +87,7 @@ class OllamaRoutes:
         return self._vectors(request)
 
     async def embed_one(self, body: EmbeddingsBody, http: Request) -> Response:
-        """The vector of a prompt: what /api/embed was before."""
+        """Returns the vector of a prompt."""
         body.refuse_unknown(self._unknown)
         check_options(body.given_options, self._tokenizer.defaults)
         request = embed_request(body, [body.prompt], headers.read(http), truncate=True, dimensions=None)
@@ -112,11 +112,11 @@ class OllamaRoutes:
         return TokenTexts(self._tokenizer, as_ids=False)
 
     async def tags(self) -> dict[str, Any]:
-        """The models."""
+        """Lists the served model, its aliases and its adapters."""
         return {"models": [self._listed(entry) for entry in self._catalogue.entries()]}
 
     async def loaded(self) -> dict[str, Any]:
-        """The models that a worker has."""
+        """Lists the models that a worker serves."""
         ready = [entry for entry in self._catalogue.entries() if entry.ready]
         return {"models": [{**self._listed(entry), "context_length": entry.max_model_len} for entry in ready]}
 
@@ -125,7 +125,7 @@ class OllamaRoutes:
             "name": entry.name,
             "model": entry.name,
             "modified_at": _time(entry),
-            "size": 0,  # of files, which a frontend does not have
+            "size": 0,  # size of the files, unknown to a frontend
             "digest": self._facts.digest,
             "details": self._details(entry),
         }
@@ -142,7 +142,7 @@ class OllamaRoutes:
         }
 
     async def show(self, body: ShowBody) -> dict[str, Any]:
-        """What there is to know about a model."""
+        """Returns the details of a model."""
         body.refuse_unknown(self._unknown)
         check_options(body.given_options, self._tokenizer.defaults)
         entry, family = self._catalogue.entry(body.model_name), self._facts.family
@@ -163,10 +163,10 @@ class OllamaRoutes:
     def _capabilities(self) -> list[str]:
         if self._processor.classes:
             return ["classify"]
-        found = ["completion", "embedding"]
+        capabilities = ["completion", "embedding"]
         if self._tokenizer.template.supports_tools:
-            found.append("tools")
-        return [*found, "thinking"] if self._tokenizer.thinking_token_ids is not None else found
+            capabilities.append("tools")
+        return [*capabilities, "thinking"] if self._tokenizer.thinking_token_ids is not None else capabilities
 
     async def version(self) -> dict[str, str]:
         return {"version": VERSION}
@@ -176,15 +176,15 @@ def _time(entry: CatalogueEntry) -> str:
     return datetime.fromtimestamp(entry.created_unix_s, UTC).isoformat().replace("+00:00", "Z")
 
 
-def _loaded(answer_format: LineFormat) -> Response:
-    """Whoever says nothing asks for the model to be loaded, which it is."""
+def _load_response(answer_format: LineFormat) -> Response:
+    """Returns the answer to a call without a prompt, which asks to load the model; it is always loaded."""
     return Response(
         orjson.dumps({**answer_format.empty_answer(), "done_reason": "load"}), media_type="application/json"
     )
 
 
 def _refuse_other_call(body: AnswerBody, given: str, missing: str, path: str) -> None:
-    """Raises InvalidArgument for a call without its own field that has the one of `path` instead: it would be answered
-    with nothing, as one that loads the model is."""
+    """Raises InvalidArgument for a call that lacks its own input but has that of `path`; it would be answered like a
+    call that loads the model."""
     if (body.model_extra or {}).get(given):
         raise InvalidArgument(f"{missing} is empty, and {given} is a field of {path}: send it there", field=missing)

@@ -1,1 +1,1 @@
-"""Operators' work on schedulers and adapters, whichever edge it comes through."""
+"""Operators' calls on schedulers and adapters, used by gRPC and HTTP."""

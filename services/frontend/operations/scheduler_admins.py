@@ -1,4 +1,4 @@
-"""Operators' questions to the schedulers, asked of all at once."""
+"""Operators' calls to all schedulers at once."""
 
 from __future__ import annotations
 
@@ -28,84 +28,88 @@ from quire.shared.process.supervision import Tasks
 from quire.shared.rpc.parts import PartStream
 from quire.shared.rpc.trust import Dialler
 
-STATUS_TIMEOUT_S = 2.0  # whoever looks wants to see the others, too
-ANSWER_TIMEOUT_S = 60.0  # steps end meanwhile, workers read files, and a busy machine may stand still for a moment
-UPDATE_TIMEOUT_S = 3600.0  # and what runs may go on to its end before
+STATUS_TIMEOUT_S = 2.0  # short: a scheduler that does not answer must not delay the others' status
+ANSWER_TIMEOUT_S = 60.0  # covers running steps, workers reading files, and a busy machine
+UPDATE_TIMEOUT_S = 3600.0  # running sequences may have to finish first
 Result = TypeVar("Result")
 PRESERVED_ERRORS: tuple[type[QuireError], ...] = (FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted)
 SERVICE_NAME = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"].full_name
 
 
 class SchedulerAddresses(Protocol):
-    """Who is dialled."""
+    """Provides the addresses of the schedulers to call."""
 
     @property
     def addresses(self) -> list[str]: ...
 
     @property
     def newest_update(self) -> int:
-        """Of weights, by number."""
+        """Highest known number of a weights update."""
 
     def is_configured(self, address: str) -> bool:
-        """Whether the settings name it."""
+        """Whether the settings name the address."""
 
 
 class SchedulerAdmins:
-    """A connection for each question, apart from the sessions, so that asking cannot hold them up."""
+    """Makes operators' calls, each on a connection of its own, so that they cannot block the sessions."""
 
     def __init__(self, schedulers: SchedulerAddresses, dialler: Dialler) -> None:
         self._schedulers = schedulers
         self._dialler = dialler
 
     async def status(self) -> list[pb.ServiceStatus]:
-        """What each reports of itself and its workers; a scheduler that does not answer is DOWN."""
+        """Returns the status that each scheduler reports of itself and its workers; a scheduler that does not answer is
+        DOWN."""
         answers = await asyncio.gather(*(self._status_of(address) for address in self._schedulers.addresses))
         return [entry for entries in answers for entry in entries]
 
     async def _status_of(self, address: str) -> list[pb.ServiceStatus]:
         try:
-            question = scheduler_pb2.AdministerRequest(get_status=pb.GetStatusRequest())
-            answer = await self._ask(address, question, STATUS_TIMEOUT_S)
+            admin_request = scheduler_pb2.AdministerRequest(get_status=pb.GetStatusRequest())
+            answer = await self._ask(address, admin_request, STATUS_TIMEOUT_S)
         except QuireError:
             return [pb.ServiceStatus(role=pb.ROLE_SCHEDULER, id=address, address=address, state=pb.STATE_DOWN)]
         return list(answer.status.services)
 
     async def reset_prefix_cache(self, request: pb.ResetPrefixCacheRequest) -> int:
-        """Blocks forgotten by all of them; raises the first refusal once all have answered."""
-        question = scheduler_pb2.AdministerRequest(reset_prefix_cache=request)
-        answers = await self._ask_all(question)
+        """Resets the prefix caches; returns the number of dropped blocks. Raises the first refusal once all have
+        answered."""
+        admin_request = scheduler_pb2.AdministerRequest(reset_prefix_cache=request)
+        answers = await self._ask_all(admin_request)
         return sum(answer.prefix_cache_reset.num_blocks for answer in answers)
 
     async def pause_generation(self, request: pb.PauseGenerationRequest) -> pb.PauseGenerationResponse:
-        """Of all of them; raises the first refusal once all have answered: the others are paused then."""
-        question = scheduler_pb2.AdministerRequest(pause_generation=request)
-        paused = [answer.generation_paused for answer in await self._ask_all(question)]
+        """Pauses all schedulers. Raises the first refusal once all have answered; the others are paused then."""
+        admin_request = scheduler_pb2.AdministerRequest(pause_generation=request)
+        paused = [answer.generation_paused for answer in await self._ask_all(admin_request)]
         return pb.PauseGenerationResponse(
             num_kept=sum(one.num_kept for one in paused), num_aborted=sum(one.num_aborted for one in paused)
         )
 
     async def resume_generation(self, request: pb.ResumeGenerationRequest) -> pb.ResumeGenerationResponse:
-        """Of all of them; raises the first refusal once all have answered."""
+        """Resumes all schedulers. Raises the first refusal once all have answered."""
         await self._ask_all(scheduler_pb2.AdministerRequest(resume_generation=request))
         return pb.ResumeGenerationResponse()
 
     async def update_weights(
         self, request: pb.UpdateWeightsRequest, pieces: AsyncIterator[WeightsPiece] | None = None
     ) -> pb.UpdateWeightsResponse:
-        """Of all of them or of none, as far as they live: only when all have staged the new weights does any swap.
-        `pieces`: of weights that come as a stream; nothing of them is kept here."""
+        """Updates the weights of all workers or of none: they are swapped only when all have staged them. `pieces`:
+        weights sent as a stream, which are passed on without being stored."""
         if bool(request.path) == (pieces is not None):
-            wrong = "weights that come as a stream have none" if request.path else "the folder's is not said"
-            raise InvalidArgument(f"path: {wrong}", field="path")
-        number = max(time.time_ns() // 1_000_000, self._schedulers.newest_update + 1)  # whose clock was ahead of ours
-        question = scheduler_pb2.UpdateWeights(update=number, request=request)
+            reason = "must be empty for streamed weights" if request.path else "must name the folder of the weights"
+            raise InvalidArgument(f"path: {reason}", field="path")
+        number = max(
+            time.time_ns() // 1_000_000, self._schedulers.newest_update + 1
+        )  # a frontend whose clock is ahead may have numbered the last one
+        admin_request = scheduler_pb2.UpdateWeights(update=number, request=request)
         async with AsyncExitStack() as stack, asyncio.timeout(UPDATE_TIMEOUT_S):
             opened = [stack.enter_async_context(self._call(address)) for address in self._schedulers.addresses]
             calls = await _all(opened)
-            await _all([call.send(scheduler_pb2.AdministerRequest(update_weights=question)) for call in calls])
+            await _all([call.send(scheduler_pb2.AdministerRequest(update_weights=admin_request)) for call in calls])
             staged = await _staged(calls, pieces)
             if not any(answer.weights_staged.num_workers for answer in staged):
-                raise Unavailable("no worker is there whose weights could be updated", retry_after_ms=1000)
+                raise Unavailable("there is no worker whose weights could be updated", retry_after_ms=1000)
             swap = scheduler_pb2.AdministerRequest(swap_weights=scheduler_pb2.SwapStagedWeights())
             answers = await _all([call.ask(swap) for call in calls])
         updated = [answer.weights_updated for answer in answers]
@@ -119,19 +123,19 @@ class SchedulerAdmins:
     async def init_weights_update_group(
         self, request: pb.InitWeightsUpdateGroupRequest
     ) -> pb.InitWeightsUpdateGroupResponse:
-        """Ranks go to the workers of one scheduler after the other. Raises the first refusal once all have answered:
-        then none stays in it."""
+        """Creates a process group with a trainer; ranks are assigned to the workers of one scheduler after the other.
+        Raises the first refusal once all have answered; the group is destroyed then."""
         statuses = await asyncio.gather(*(self._status_of(address) for address in self._schedulers.addresses))
         counts = [_num_ranks(services) for services in statuses]
         first, calls = request.rank_offset, []
-        if first + sum(counts) > request.world_size:  # before anybody waits for the others
+        if first + sum(counts) > request.world_size:  # checked before any rank waits for the others
             text = f"world_size: {request.world_size}, but the {sum(counts)} ranks of all workers from {first} on"
             raise InvalidArgument(f"{text} make {first + sum(counts)}", field="world_size")
         for address, count in zip(self._schedulers.addresses, counts, strict=True):
             asked = scheduler_pb2.InitWeightsUpdateGroup(request=request, first_rank=first, num_ranks=count)
-            question = scheduler_pb2.AdministerRequest(init_weights_update_group=asked)
-            if count or not any(counts):  # where there is no worker at all the schedulers say so
-                calls.append(self._ask(address, question, UPDATE_TIMEOUT_S))
+            admin_request = scheduler_pb2.AdministerRequest(init_weights_update_group=asked)
+            if count or not any(counts):  # without any worker, the schedulers return the error
+                calls.append(self._ask(address, admin_request, UPDATE_TIMEOUT_S))
             first += count
         try:
             await _all(calls)
@@ -144,13 +148,13 @@ class SchedulerAdmins:
     async def destroy_weights_update_group(
         self, request: pb.DestroyWeightsUpdateGroupRequest
     ) -> pb.DestroyWeightsUpdateGroupResponse:
-        """Of all of them; raises the first refusal once all have answered."""
-        question = scheduler_pb2.AdministerRequest(destroy_weights_update_group=request)
-        await self._ask_all(question, UPDATE_TIMEOUT_S)
+        """Destroys the group at all schedulers. Raises the first refusal once all have answered."""
+        admin_request = scheduler_pb2.AdministerRequest(destroy_weights_update_group=request)
+        await self._ask_all(admin_request, UPDATE_TIMEOUT_S)
         return pb.DestroyWeightsUpdateGroupResponse()
 
     async def sleep(self, request: pb.SleepRequest) -> pb.SleepResponse:
-        """All of them; raises the first refusal once all have answered: the others sleep then."""
+        """Puts all workers to sleep. Raises the first refusal once all have answered; the others sleep then."""
         answers = await self._ask_all(scheduler_pb2.AdministerRequest(sleep=request), UPDATE_TIMEOUT_S)
         slept = [answer.slept for answer in answers]
         return pb.SleepResponse(
@@ -158,27 +162,29 @@ class SchedulerAdmins:
         )
 
     async def wake_up(self, request: pb.WakeUpRequest) -> pb.WakeUpResponse:
-        """All of them; raises the first refusal once all have answered: the others are awake then."""
+        """Wakes all workers. Raises the first refusal once all have answered; the others are awake then."""
         answers = await self._ask_all(scheduler_pb2.AdministerRequest(wake_up=request), UPDATE_TIMEOUT_S)
         return pb.WakeUpResponse(asleep=sorted({tag for answer in answers for tag in answer.woken_up.asleep}))
 
     async def load_adapter(self, request: pb.LoadAdapterRequest) -> pb.LoadAdapterResponse:
-        """Of all of them; raises the first refusal once all have answered: then none offers what is new."""
-        question = scheduler_pb2.AdministerRequest(load_adapter=request)
-        answers = await self._answers(question)
+        """Loads an adapter at all schedulers. Raises the first refusal once all have answered; a newly loaded adapter
+        is unloaded again then."""
+        admin_request = scheduler_pb2.AdministerRequest(load_adapter=request)
+        answers = await self._answers(admin_request)
         refusal = next((answer for answer in answers if isinstance(answer, BaseException)), None)
         loaded = [answer.adapter_loaded for answer in answers if not isinstance(answer, BaseException)]
         if refusal is not None:
             if loaded:
                 undo = scheduler_pb2.AdministerRequest(unload_adapter=pb.UnloadAdapterRequest(name=request.name))
-                await self._answers(undo)  # NotFound where it has refused
+                await self._answers(undo)  # answered with NotFound by schedulers that refused
             raise refusal
         return pb.LoadAdapterResponse(
             digest=loaded[0].digest if loaded else b"", num_workers=sum(one.num_workers for one in loaded)
         )
 
     async def unload_adapter(self, request: pb.UnloadAdapterRequest) -> pb.UnloadAdapterResponse:
-        """From all of them; raises the first refusal if no scheduler had it."""
+        """Unloads an adapter at all schedulers. Raises the first refusal unless a scheduler had the adapter and the
+        others answer NotFound."""
         answers = await self._answers(scheduler_pb2.AdministerRequest(unload_adapter=request))
         unloaded = [answer.adapter_unloaded for answer in answers if not isinstance(answer, BaseException)]
         for answer in answers:
@@ -187,7 +193,7 @@ class SchedulerAdmins:
         return pb.UnloadAdapterResponse(num_sequences=sum(one.num_sequences for one in unloaded))
 
     async def list_adapters(self, request: pb.ListAdaptersRequest) -> pb.ListAdaptersResponse:
-        """Those of one name and content are one."""
+        """Lists the adapters; those with the same name and content are merged."""
         answers = await self._ask_all(scheduler_pb2.AdministerRequest(list_adapters=request))
         found: dict[tuple[str, bytes], pb.Adapter] = {}
         for adapter in (adapter for answer in answers for adapter in answer.adapters.adapters):
@@ -198,33 +204,33 @@ class SchedulerAdmins:
         return pb.ListAdaptersResponse(adapters=[found[key] for key in sorted(found)])
 
     async def _ask_all(
-        self, question: scheduler_pb2.AdministerRequest, timeout_s: float = ANSWER_TIMEOUT_S
+        self, admin_request: scheduler_pb2.AdministerRequest, timeout_s: float = ANSWER_TIMEOUT_S
     ) -> list[scheduler_pb2.AdministerResponse]:
-        """Raises the first refusal once all have answered."""
-        answers = await self._answers(question, timeout_s)
+        """Calls all schedulers. Raises the first refusal once all have answered."""
+        answers = await self._answers(admin_request, timeout_s)
         for answer in answers:
             if isinstance(answer, BaseException):
                 raise answer
         return [answer for answer in answers if isinstance(answer, scheduler_pb2.AdministerResponse)]
 
     async def _answers(
-        self, question: scheduler_pb2.AdministerRequest, timeout_s: float = ANSWER_TIMEOUT_S
+        self, admin_request: scheduler_pb2.AdministerRequest, timeout_s: float = ANSWER_TIMEOUT_S
     ) -> list[scheduler_pb2.AdministerResponse | BaseException]:
-        calls = (self._ask(address, question, timeout_s) for address in self._schedulers.addresses)
+        calls = (self._ask(address, admin_request, timeout_s) for address in self._schedulers.addresses)
         return await asyncio.gather(*calls, return_exceptions=True)
 
     async def _ask(
-        self, address: str, question: scheduler_pb2.AdministerRequest, timeout_s: float
+        self, address: str, admin_request: scheduler_pb2.AdministerRequest, timeout_s: float
     ) -> scheduler_pb2.AdministerResponse:
         try:
             async with asyncio.timeout(timeout_s), self._call(address) as call:
-                return await call.ask(question)
+                return await call.ask(admin_request)
         except TimeoutError:
             raise Unavailable(f"scheduler at {address}: no answer within {timeout_s:g} s") from None
 
     @asynccontextmanager
     async def _call(self, address: str) -> AsyncIterator[AdminCall]:
-        """Proved on both sides."""
+        """Opens an authenticated admin call."""
         async with self._dialler.connect(address) as channel:
             call = AdminCall(address, scheduler_pb2_grpc.SchedulerServiceStub(channel).Administer())
             await call.handshake(self._dialler, known=self._schedulers.is_configured(address))
@@ -232,7 +238,7 @@ class SchedulerAdmins:
 
 
 class AdminCall:
-    """Questions to one scheduler, each with its answer."""
+    """An admin call to one scheduler: requests, each with its answer."""
 
     def __init__(self, address: str, call: Any) -> None:
         self.address, self._call = address, call
@@ -243,22 +249,22 @@ class AdminCall:
                 self._call, scheduler_pb2.AdministerRequest, SERVICE_NAME, self.address, known=known
             )
 
-    async def ask(self, question: scheduler_pb2.AdministerRequest) -> scheduler_pb2.AdministerResponse:
-        """Raises QuireError."""
-        await self.send(question)
+    async def ask(self, admin_request: scheduler_pb2.AdministerRequest) -> scheduler_pb2.AdministerResponse:
+        """Sends a request and returns its answer. Raises QuireError."""
+        await self.send(admin_request)
         return await self.receive()
 
     async def send(self, message: scheduler_pb2.AdministerRequest) -> None:
-        """Raises QuireError, with the scheduler's own words if it has ended the call."""
+        """Sends a request. Raises QuireError, with the scheduler's status if it has ended the call."""
         with _refusals(self.address):
             try:
                 await self._call.write(message)
             except asyncio.InvalidStateError:
-                await self._call.read()  # raises what the call has ended with
+                await self._call.read()  # raises the status that the call has ended with
                 raise
 
     async def receive(self) -> scheduler_pb2.AdministerResponse:
-        """Raises QuireError."""
+        """Returns the next answer. Raises QuireError."""
         with _refusals(self.address):
             answer: Any = await PartStream(self._call).read()
         if answer is grpc.aio.EOF:
@@ -272,7 +278,8 @@ class AdminCall:
 
 
 def _num_ranks(services: Sequence[pb.ServiceStatus]) -> int:
-    """Of the workers of a scheduler that stay. Raises Unavailable if it is not there."""
+    """Returns the number of ranks of a scheduler's workers, without draining ones. Raises Unavailable if the scheduler
+    is down."""
     down = [service for service in services if service.state == pb.STATE_DOWN and service.role == pb.ROLE_SCHEDULER]
     if down:
         raise Unavailable(f"scheduler at {down[0].address} does not answer", retry_after_ms=1000)
@@ -283,37 +290,38 @@ def _num_ranks(services: Sequence[pb.ServiceStatus]) -> int:
 async def _staged(
     calls: Sequence[AdminCall], pieces: AsyncIterator[WeightsPiece] | None
 ) -> list[scheduler_pb2.AdministerResponse]:
-    """Raises the first refusal: of weights that come in pieces as soon as it is heard."""
+    """Waits until all schedulers have staged the weights. Raises the first refusal, for streamed weights at once."""
     tasks = Tasks()
-    answers = [tasks.start("what a scheduler says of new weights", call.receive()) for call in calls]
+    answers = [tasks.start("answer about staged weights", call.receive()) for call in calls]
     try:
         if pieces is not None:
-            await _pass_on(pieces, calls, answers)
+            await _forward(pieces, calls, answers)
         return await _all(answers)
     finally:
         await tasks.close()
 
 
-async def _pass_on(
+async def _forward(
     pieces: AsyncIterator[WeightsPiece],
     calls: Sequence[AdminCall],
     answers: Sequence[asyncio.Task[scheduler_pb2.AdministerResponse]],
 ) -> None:
-    """Raises what a scheduler answers before it has them all: a write to a call that is over does not say why."""
+    """Forwards the pieces. Raises the answer of a scheduler that ends the call early, since a failed write does not
+    tell why."""
     async for piece in pieces:
         part = scheduler_pb2.AdministerRequest(weights_piece=piece)
-        told = await asyncio.gather(*(call.send(part) for call in calls), return_exceptions=True)
-        if any(answer.done() for answer in answers) or any(isinstance(one, BaseException) for one in told):
+        results = await asyncio.gather(*(call.send(part) for call in calls), return_exceptions=True)
+        if any(answer.done() for answer in answers) or any(isinstance(one, BaseException) for one in results):
             break
     else:
         return
-    heard, _ = await asyncio.wait(answers, return_when=asyncio.FIRST_EXCEPTION)
-    for answer in heard:
+    answered, _ = await asyncio.wait(answers, return_when=asyncio.FIRST_EXCEPTION)
+    for answer in answered:
         answer.result()
 
 
 async def _all(waiting: Sequence[Awaitable[Result]]) -> list[Result]:
-    """Raises the first refusal once all have ended."""
+    """Awaits all. Raises the first refusal once all have ended."""
     outcomes = await asyncio.gather(*waiting, return_exceptions=True)
     for outcome in outcomes:
         if isinstance(outcome, BaseException):

@@ -8,7 +8,7 @@ from quire.shared.pb.common.v1.finish_pb2 import FinishReason
 
 
 class TokenLogprobs(NamedTuple):
-    """Log-probabilities of one position."""
+    """Log-probabilities of the candidates at one position."""
 
     token_id: int
     logprob: float

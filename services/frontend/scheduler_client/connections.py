@@ -40,7 +40,7 @@ class SchedulerConnections:
 
     @property
     def addresses(self) -> list[str]:
-        """One address per scheduler."""
+        """One address of each connected or configured scheduler."""
         return [address for address, member in self._members.items() if member.connection.duplicate_of is None]
 
     def reconnect_attempts(self) -> dict[str, object]:

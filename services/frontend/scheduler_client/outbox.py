@@ -13,7 +13,7 @@ MAX_BYTES = 1 << 20  # of a merged message; gRPC's limit is 4 MB
 
 
 class Link(Protocol):
-    """The session's stream."""
+    """The session's outgoing stream, as the outbox uses it."""
 
     @property
     def last_unsent(self) -> pb.SessionRequest | None:

@@ -16,7 +16,7 @@ MAX_AFFINITY_BACKLOG_TOKENS = 32_768  # extra backlog tolerated at the preferred
 
 
 class Candidate(Protocol):
-    """An open session."""
+    """An open session that may be chosen for new sequences."""
 
     @property
     def scheduler_id(self) -> str:
@@ -24,7 +24,7 @@ class Candidate(Protocol):
 
     @property
     def view(self) -> pb.ClusterView:
-        """The last ClusterView received."""
+        """The last ClusterView received from its scheduler."""
 
     @property
     def num_tokens_since_view(self) -> int:

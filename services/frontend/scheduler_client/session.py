@@ -26,7 +26,7 @@ Link = Duplex[pb.SessionResponse, pb.SessionRequest]
 
 
 class SessionOwner(Protocol):
-    """Callbacks of a session."""
+    """Callbacks that a session makes to its client."""
 
     def on_view(self, session: Session) -> None:
         """Called when the scheduler's cluster has changed."""

@@ -45,7 +45,7 @@ class StreamFollower:
         self._has_work.set()
 
     async def run(self) -> None:
-        """Polls until cancelled."""
+        """Polls the followed streams until cancelled."""
         while True:
             wanted = [stream for stream in self._list_streams() if stream not in self._being_acquired]
             if wanted:

@@ -49,7 +49,7 @@ class StoreLimits(NamedTuple):
 
 
 class StreamUsage(NamedTuple):
-    """Memory that one stream takes in the store, and its time to live if it is not reported again."""
+    """Memory of one stream in the store, and its time to live if it is not reported again."""
 
     key: StreamKey
     num_bytes: int

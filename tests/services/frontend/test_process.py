@@ -97,7 +97,7 @@ async def test_an_open_address_without_keys_is_logged_as_a_warning(
         await ready(frontend)
         frontend.send_signal(signal.SIGTERM)
         _, errors = await asyncio.wait_for(frontend.communicate(), 60)
-    assert (b"there are no API keys: whoever reaches this port may use it" in errors) is warned
+    assert (b"no API keys are configured: every host that reaches this port can use it" in errors) is warned
 
 
 async def test_sigterm_lets_a_stream_end_first(folder: Path) -> None:

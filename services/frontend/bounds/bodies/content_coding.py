@@ -106,7 +106,7 @@ class _Deflate:
 
 
 class _Zstd:
-    """A frame of zstd."""
+    """A zstd frame, with the window limited to WINDOW_LOG."""
 
     def __init__(self) -> None:
         self._frame = zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: WINDOW_LOG})
@@ -146,7 +146,7 @@ def encodings_of(values: Sequence[str], field: str = FIELD) -> tuple[str, ...]:
 
 
 class _Stage:
-    """Decoder of one encoding."""
+    """Decodes one encoding of a body, member by member."""
 
     def __init__(self, name: str, max_bytes: int) -> None:
         self._name = name

@@ -1,6 +1,6 @@
 const element = (id) => document.getElementById(id);
 
-// The key is that of the console, in this tab alone; it goes with the document's call and with every one that is tried.
+// Uses the console's API key, stored per tab, for the document and for every call tried here.
 const key = element("key");
 key.value = sessionStorage.getItem("key") ?? "";
 key.addEventListener("change", () => { sessionStorage.setItem("key", key.value); read(); });
@@ -19,10 +19,10 @@ async function read() {
   } catch { return tell("The frontend does not answer."); }
   if (answer.status === 401) {
     key.focus();
-    return tell(key.value ? "This API key is not known here." : "This cluster has API keys: type yours at the top right.");
+    return tell(key.value ? "This is an unknown API key." : "This cluster requires an API key: enter yours at the top right.");
   }
   if (!answer.ok) return tell(`The frontend answers ${answer.status} ${answer.statusText}.`);
-  if (!window.SwaggerUIBundle) return tell("Trying calls here needs the package fastapi-offline; the document is there without it.");
+  if (!window.SwaggerUIBundle) return tell("Trying calls here needs the package fastapi-offline; the document is available without it.");
   tell("");
   window.SwaggerUIBundle({
     spec: await answer.json(),

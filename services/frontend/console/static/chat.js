@@ -15,7 +15,7 @@ const SCHEMA = {
   additionalProperties: false,
 };
 
-// A conversation: what was said, and the answer as it comes.
+// A conversation: its messages, and the answer as it streams.
 export class Chat {
   constructor(call, inspector) {
     this.call = call;
@@ -37,7 +37,7 @@ export class Chat {
     }
   }
 
-  // What the fields ask for; throws what is no JSON.
+  // The request body for the fields; throws for invalid JSON.
   body() {
     const system = element("system").value.trim();
     const body = {
@@ -109,7 +109,7 @@ export class Chat {
     const rate = answer.metrics?.tokens_per_second;
     const figures = [`${answer.usage?.completion_tokens ?? answer.tokens.length} tokens`];
     if (rate) figures.push(`${Math.round(rate)} tokens/s`);
-    if (answer.finish) figures.push(`ended by: ${answer.finish}`);
+    if (answer.finish) figures.push(`finish reason: ${answer.finish}`);
     footer.append(...figures.map((figure) => Object.assign(document.createElement("span"), { textContent: figure })), link);
     shown.append(footer);
     shown.parentElement.scrollTop = shown.parentElement.scrollHeight;
@@ -121,8 +121,8 @@ export class Chat {
   }
 }
 
-// A call that did not reach the frontend, or was cut off, is a TypeError in all browsers, each with words of its own.
-const explained = (error) => (error instanceof TypeError ? "The frontend does not answer. Ask again once it is there." : error.message);
+// A call that did not reach the frontend, or broke off, is a TypeError whose text differs between browsers.
+const explained = (error) => (error instanceof TypeError ? "The frontend does not answer. Try again later." : error.message);
 
 function parsed(id) {
   const text = element(id).value.trim();
@@ -165,7 +165,7 @@ function draw(shown, answer) {
 
 const said = ({ text, calls }) => ({ role: "assistant", content: text, ...(calls.length ? { tool_calls: calls } : {}) });
 
-// Server-sent events, as values.
+// Parses server-sent events.
 async function* events(stream) {
   const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";

@@ -1,8 +1,8 @@
 const element = (id) => document.getElementById(id);
-const LOOK_MS = 1000;
+const POLL_MS = 1000;
 const COLUMN = { ROLE_FRONTEND: 0, ROLE_SCHEDULER: 1, ROLE_REDIS: 1, ROLE_WORKER: 2 };
 const WIDE = 1000, BOX = 270, NARROW = 700, HEIGHTS = { ROLE_WORKER: 92 }, HEIGHT = 62, GAP = 16;
-const MOST_EVENTS = 50, MOST_RATES = 240;
+const MAX_EVENTS = 50, MAX_RATES = 240;
 
 const svg = (name, attributes, ...children) => {
   const made = document.createElementNS("http://www.w3.org/2000/svg", name);
@@ -16,7 +16,7 @@ const short = (value) => (number(value) < 100_000 ? number(value).toLocaleString
 const word = (name) => name.split("_").slice(1).join(" ").toLowerCase();
 const grade = (state) => ({ STATE_READY: "good", STATE_STALLED: "bad", STATE_DOWN: "bad" })[state] ?? "warn";
 
-// The services, looked at again and again; what changed between two looks is told.
+// Polls the services and lists what changed between two polls.
 export class Cluster {
   // `onAnswer`: called when the cluster answers for the first time, or again.
   constructor(call, onAnswer) {
@@ -36,13 +36,13 @@ export class Cluster {
   async look() {
     const turn = (this.turn = (this.turn ?? 0) + 1);
     const [answer, services] = await this.ask();
-    if (turn !== this.turn) return; // another look was begun meanwhile
+    if (turn !== this.turn) return; // another poll has started meanwhile
     if (services) this.draw(services);
     else this.lose(answer);
-    this.timer = setTimeout(() => this.look(), document.hidden ? 5 * LOOK_MS : LOOK_MS);
+    this.timer = setTimeout(() => this.look(), document.hidden ? 5 * POLL_MS : POLL_MS);
   }
 
-  // The answer, null if there was none, and the services if they are told.
+  // Handles a poll's answer (null if there was none) and the services, if it contains them.
   async ask() {
     let answer = null;
     try {
@@ -61,7 +61,7 @@ export class Cluster {
     element("notice").hidden = !text;
   }
 
-  // No look: what was seen before says nothing of now.
+  // Handles a failed poll: the last state is outdated.
   lose(answer) {
     if (this.answers) this.event(answer ? `the frontend answers ${answer.status}` : "the frontend does not answer");
     this.answers = false;
@@ -71,11 +71,11 @@ export class Cluster {
     this.curve();
     element("map").classList.add("stale");
     if (answer?.status === 401) {
-      this.vital("warn", "key needed");
-      this.notice(element("key").value ? "This API key is not known here." : "This cluster has API keys: type yours at the top right.");
+      this.vital("warn", "key required");
+      this.notice(element("key").value ? "This is an unknown API key." : "This cluster requires an API key: enter yours at the top right.");
     } else {
-      this.vital("bad", "away");
-      this.notice(answer ? `The frontend answers ${answer.status} ${answer.statusText}.` : "The frontend does not answer. What is drawn is what was seen last.");
+      this.vital("bad", "unreachable");
+      this.notice(answer ? `The frontend answers ${answer.status} ${answer.statusText}.` : "The frontend does not answer. The picture shows the last known state.");
     }
   }
 
@@ -86,7 +86,7 @@ export class Cluster {
     const now = new Map(services.map((service) => [`${service.role} ${service.id}`, service]));
     const schedulers = services.filter(({ role }) => role === "ROLE_SCHEDULER");
     const sum = (read) => schedulers.reduce((total, service) => total + number(read(service)), 0);
-    this.rates = [...this.rates, this.rate(services)].slice(-MOST_RATES);
+    this.rates = [...this.rates, this.rate(services)].slice(-MAX_RATES);
     element("vital-rate").textContent = Math.round(this.rates.at(-1)).toLocaleString("en");
     element("vital-running").textContent = sum((s) => s.running);
     element("vital-waiting").textContent = sum((s) => s.waiting);
@@ -103,10 +103,10 @@ export class Cluster {
     if (!workers.length) this.vital("warn", "no worker");
     else if (ill.length) this.vital("bad", `${ill[0].id} ${word(ill[0].state)}`);
     else this.vital("good", "ready");
-    this.notice(workers.length ? "" : "No worker is there: what runs waits for one, and new requests wait or are refused.");
+    this.notice(workers.length ? "" : "There is no worker: running requests wait for one, and new requests wait or are refused.");
   }
 
-  // Tokens generated since the last look, a second.
+  // Tokens per second since the last poll.
   rate(services) {
     if (!this.before) return 0;
     const seconds = (performance.now() - this.looked) / 1000;
@@ -119,18 +119,18 @@ export class Cluster {
     return more / seconds;
   }
 
-  // Whether sequences have moved to other workers.
+  // Returns whether sequences have moved to other workers.
   tell(now) {
     if (!this.before) return false;
     let moved = 0;
     for (const [key, service] of now) {
       const before = this.before.get(key);
-      if (!before) this.event(`${service.id} is here`);
+      if (!before) this.event(`${service.id} joined`);
       else if (before.state !== service.state) this.event(`${service.id}: ${word(before.state)} → ${word(service.state)}`);
-      else if (before.epoch !== service.epoch) this.event(`${service.id} came back`);
+      else if (before.epoch !== service.epoch) this.event(`${service.id} restarted`);
       moved += number(service.sequences_moved) - number(before?.sequences_moved);
     }
-    for (const [key, service] of this.before) if (!now.has(key)) this.event(`${service.id} is gone`);
+    for (const [key, service] of this.before) if (!now.has(key)) this.event(`${service.id} left`);
     const stayed = ([key, { role, state, epoch }]) => role === "ROLE_WORKER" && grade(state) !== "bad" && this.before.get(key)?.epoch === epoch;
     const goOn = [...now].some(stayed);
     if (moved > 0) this.event(`${moved} ${moved === 1 ? "sequence" : "sequences"} ${goOn ? "moved to other workers" : "wait for a worker"}`);
@@ -142,7 +142,7 @@ export class Cluster {
     const line = document.createElement("li");
     line.append(time, text);
     element("events").prepend(line);
-    while (element("events").children.length > MOST_EVENTS) element("events").lastChild.remove();
+    while (element("events").children.length > MAX_EVENTS) element("events").lastChild.remove();
   }
 
   map(services, moved) {
@@ -166,12 +166,12 @@ export class Cluster {
   curve() {
     const highest = Math.max(1, ...this.rates);
     element("curve-top").textContent = this.rates.length ? short(Math.ceil(highest)) : "";
-    element("curve-begin").textContent = this.rates.length ? `${this.rates.length * (LOOK_MS / 1000)} s ago` : "no figures yet";
+    element("curve-begin").textContent = this.rates.length ? `${this.rates.length * (POLL_MS / 1000)} s ago` : "no figures yet";
     if (!this.rates.length) return element("curve").replaceChildren();
-    const step = (MOST_RATES - 1) / Math.max(1, this.rates.length - 1);
+    const step = (MAX_RATES - 1) / Math.max(1, this.rates.length - 1);
     const points = this.rates.map((rate, i) => `${i * step},${58 - (rate / highest) * 54}`);
     element("curve").replaceChildren(
-      svg("path", { class: "area", d: `M0,60 L${points.join(" L")} L${MOST_RATES - 1},60 Z` }),
+      svg("path", { class: "area", d: `M0,60 L${points.join(" L")} L${MAX_RATES - 1},60 Z` }),
       svg("path", { class: "edge", d: `M${points.join(" L")}` }),
     );
   }
@@ -179,7 +179,7 @@ export class Cluster {
 
 const heightOf = ({ role }) => HEIGHTS[role] ?? HEIGHT;
 
-// Where each service is drawn: roles in columns, in a picture that is scaled to the window.
+// Layout for wide windows: one column per role, scaled to the window.
 function beside(columns) {
   const tall = columns.map((column) => column.reduce((sum, service) => sum + heightOf(service) + GAP, -GAP));
   const height = Math.max(320, ...tall) + 2 * GAP;
@@ -194,7 +194,7 @@ function beside(columns) {
   return { places, width: WIDE, height };
 }
 
-// The same one below the other, as wide as the window and not scaled.
+// Layout for narrow windows: services below each other, not scaled.
 function stacked(columns, width) {
   const places = new Map();
   let y = GAP;

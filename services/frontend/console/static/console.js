@@ -4,7 +4,7 @@ import { Inspector } from "./inspector.js";
 
 const element = (id) => document.getElementById(id);
 
-// The key stays in this tab: it is gone when the tab is.
+// The key is stored per tab and dropped when the tab is closed.
 const key = element("key");
 key.value = sessionStorage.getItem("key") ?? "";
 key.addEventListener("change", () => {
@@ -30,13 +30,13 @@ const inspector = new Inspector(() => show("inspector"));
 new Chat(call, inspector);
 const cluster = new Cluster(call, listModels);
 
-// Where the window is narrow, what is beside the conversation stands above it when it is asked for.
+// In a narrow window the settings panel opens above the conversation.
 element("settings").addEventListener("click", () => {
   const open = element("sampling").classList.toggle("open");
   element("settings").setAttribute("aria-expanded", open);
 });
 
-// Asked when the cluster answers for the first time, or again.
+// Called when the cluster answers for the first time, or again after an outage.
 async function listModels() {
   try {
     const answer = await call("v1/models");
@@ -44,5 +44,5 @@ async function listModels() {
     const { data } = await answer.json();
     const chosen = element("model").value;
     element("model").replaceChildren(...data.map((model) => new Option(model.id, model.id, false, model.id === chosen)));
-  } catch { /* the cluster's own look says so */ }
+  } catch { /* the cluster view reports it */ }
 }

@@ -10,7 +10,7 @@ const made = (name, properties = {}, ...children) => {
 const ms = (value) => (value == null ? "–" : value < 10 ? `${value.toFixed(2)} ms` : value < 10000 ? `${Math.round(value)} ms` : `${(value / 1000).toFixed(1)} s`);
 const percent = (logprob) => `${(100 * Math.exp(logprob)).toFixed(logprob > -0.01 ? 1 : 2)} %`;
 
-// Answers of the playground: where their time went, and how sure the model was.
+// Shows the playground's answers: latency breakdown and token probabilities.
 export class Inspector {
   constructor(show) {
     this.show = show;
@@ -48,7 +48,7 @@ export class Inspector {
     element("budget").replaceChildren(...parts.filter(([, time]) => time > 0).map(([name, time]) =>
       made("div", { className: name, title: `${name}: ${ms(time)}`, style: `flex-grow: ${time}`, textContent: time / whole > 0.09 ? `${name} ${ms(time)}` : "" })));
     const figures = [
-      ["whole", ms(whole)], ["first token", ms(metrics?.time_to_first_token_ms)], ["in the queue", ms(metrics?.queue_time_ms)],
+      ["total", ms(whole)], ["first token", ms(metrics?.time_to_first_token_ms)], ["queue", ms(metrics?.queue_time_ms)],
       ["between tokens", ms(metrics?.mean_itl_ms)], ["tokens/s", metrics?.tokens_per_second ? Math.round(metrics.tokens_per_second) : "–"],
       ["prompt", `${usage?.prompt_tokens ?? "–"} tokens`], ["cached", `${usage?.prompt_tokens_details?.cached_tokens ?? 0} tokens`],
       ["output", `${usage?.completion_tokens ?? "–"} tokens`], ["request", id ? id.slice(0, 12) : "–"],

@@ -36,7 +36,7 @@ class FileService(batch_pb2_grpc.FileServiceServicer):
         async with call_context("UploadFile", context, self._metrics, self._calls) as call:
             first = await anext(_with_timeout(messages), None)
             if first is None or not first.HasField("begin"):
-                raise InvalidArgument("begin: the first message must describe the file", field="begin")
+                raise InvalidArgument("begin: the first message says what the file is", field="begin")
             begin, most = first.begin, self._work.files.max_file_bytes
             owner = _tenant(begin.tenant, context, call)
             if begin.bytes > most:
@@ -97,7 +97,7 @@ async def _content(messages: AsyncIterator[pb.UploadFileRequest], announced: int
     num_bytes = 0
     async for message in messages:
         if not message.HasField("content"):
-            raise InvalidArgument("content: every message after the first must have content", field="content")
+            raise InvalidArgument("content: every message but the first has some", field="content")
         if len(message.content) > MAX_PIECE_BYTES:
             text = f"content: a piece may have at most {MAX_PIECE_BYTES} bytes, got {len(message.content)}"
             raise InvalidArgument(text, field="content")

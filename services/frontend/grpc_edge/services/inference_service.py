@@ -1,4 +1,4 @@
-"""Implements quire.inference.v1.InferenceService."""
+"""The gRPC service quire.inference.v1.InferenceService: generation, pooling, tokenization, models."""
 
 from __future__ import annotations
 

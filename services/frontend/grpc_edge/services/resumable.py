@@ -67,7 +67,7 @@ class ResponseWriter:
 
 
 class ResumableCalls:
-    """Resumable streams over gRPC."""
+    """Starts, attaches to and cancels resumable streams over gRPC."""
 
     def __init__(self, streams: Streams, defaults: GenerationDefaults) -> None:
         self._streams = streams

@@ -1,4 +1,4 @@
-"""Which web pages may call a frontend, by the Host that they use and by their Origin.
+"""Rules for web pages that call a frontend, by the Host that they use and by their Origin.
 
 A page can point its own domain at 127.0.0.1 (DNS rebinding); to the browser the frontend is then part of that site, and
 the page may read every answer. Only the Host header reveals it, so on loopback without API keys the accepted host names

@@ -112,7 +112,7 @@ class DeadlineTimer:
             self._timer = self._loop.call_at(self._at_s, self._on_timer)
 
     def clear(self) -> None:
-        """Removes the deadline."""
+        """Removes the deadline; the loop's timer may still run."""
         self._then = None
 
     def close(self) -> None:

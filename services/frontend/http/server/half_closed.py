@@ -1,8 +1,8 @@
 """Keeps serving clients that close their writing half after the request and wait for the answer.
 
-Such a client looks like one that has disconnected; only a write tells them apart, since a closed socket answers it with
-a reset. The probes are bytes of a valid answer: its status line, byte by byte, or leading zeros of the next chunk's
-size.
+Such a client looks like one that has disconnected; only a write distinguishes the two, since a closed socket answers it
+with a reset. The probes are bytes of a valid answer: its status line, byte by byte, or leading zeros of the next
+chunk's size.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class HalfClosedTransport:
         self._transport.close()
 
     def stop(self) -> None:
-        """Stops the probes."""
+        """Stops sending probes to the client."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -52,13 +52,13 @@ class TlsListener:
         self._listen()
 
     def close(self) -> None:
-        """Stops accepting."""
+        """Stops accepting new connections."""
         if self._is_open:
             self._is_open = False
             asyncio.get_running_loop().remove_reader(self._listening)
 
     async def wait_closed(self) -> None:
-        """Cancels unfinished handshakes."""
+        """Cancels the handshakes that are not finished."""
         await self._handshakes.close()
 
     def _listen(self) -> None:

@@ -1,4 +1,4 @@
-"""Keys of clients: who gets in at which edge, as whom, and for how much."""
+"""API keys at every edge: authentication, tenant and limits."""
 
 from __future__ import annotations
 
@@ -125,8 +125,8 @@ async def test_a_key_that_is_shown_twice_is_not_shown(folder: Path) -> None:
             assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
-def test_work_goes_on_in_the_name_of_its_own_tenant_alone(tmp_path: Path) -> None:
-    """A name may come back with a key of somebody else's, and keys may come where there were none."""
+def test_work_is_continued_only_for_its_own_tenant(tmp_path: Path) -> None:
+    """The key's name may belong to another tenant by now, or keys may have been configured since."""
     keys = KeyFile(key_file(tmp_path, entry("a", tenant="x"), {**entry("b", tenant="y"), "name": "a"}), lambda: None)
     access = Access([keys], FrontendMetrics("tiny", 64), lambda: 0.0)
     for tenant in ("x", "y"):
@@ -139,8 +139,8 @@ def test_work_goes_on_in_the_name_of_its_own_tenant_alone(tmp_path: Path) -> Non
     assert Access([], FrontendMetrics("tiny", 64), lambda: 0.0).find_caller("", "x") is None
 
 
-async def test_a_file_without_keys_lets_nobody_in(folder: Path, tmp_path: Path) -> None:
-    """Also who was let in by the one that was there before."""
+async def test_a_file_without_keys_refuses_every_call(folder: Path, tmp_path: Path) -> None:
+    """Keys of the previous file are refused as well."""
     keys = key_file(tmp_path, entry("a"))
     async with running(folder, until_health=(503,), api_keys=keys) as frontend:
         assert (await frontend.http.get("/v1/models", headers=shows("a"))).status_code == 200
@@ -215,7 +215,7 @@ async def test_the_tenant_is_the_keys_whatever_the_request_says(folder: Path, tm
     assert block_hash.root_hash(salt="s") not in (first, other)
 
 
-async def test_metrics_tell_nobody_with_a_key_what_other_tenants_do(folder: Path, tmp_path: Path) -> None:
+async def test_metrics_on_the_client_port_omit_other_tenants(folder: Path, tmp_path: Path) -> None:
     keys = key_file(tmp_path, entry("a", tenant="alpha"), entry("b"))
     script = ScriptedScheduler()
     async with scheduler(script), running(folder, script.address, api_keys=keys, metrics_port=0) as frontend:
@@ -302,7 +302,7 @@ async def test_a_key_bounds_the_priorities_that_may_be_asked_for(folder: Path, t
         call = frontend.inference.Generate(request, metadata=(("authorization", "Bearer sk-a"),))
         with pytest.raises(grpc.aio.AioRpcError, match="may ask for 'normal' at most"):
             _ = [message async for message in call]
-        await frontend.until_idle(**shows("b"))  # who is refused hears of it before the place is free
+        await frontend.until_idle(**shows("b"))  # the refusal is sent before the lease is released
     assert len(script.submissions) == 3
 
 
@@ -348,7 +348,7 @@ def test_an_account_fills_up_and_forgets_yesterday() -> None:
     account.admit_request(key)
 
 
-def test_what_was_used_without_a_limit_does_not_count_once_there_is_one() -> None:
+def test_use_without_a_limit_does_not_count_against_a_later_limit() -> None:
     now = [0.0]
     free = parse_key({"name": "a"}, "")
     account = Account(free, lambda: now[0], lambda: now[0])
@@ -475,7 +475,7 @@ async def test_without_the_setting_no_page_may_call(folder: Path) -> None:
 async def test_what_a_page_of_another_origin_sends_without_asking_is_refused(
     folder: Path, sent: dict[str, str], status: int
 ) -> None:
-    """What says no content type, as a Blob without one, needs no leave of CORS."""
+    """A body without content type, such as an untyped Blob, needs no preflight."""
     script = ScriptedScheduler(count_up)
     origins = ("https://app.example",)
     async with scheduler(script), running(folder, script.address, cors_origins=origins) as frontend:
@@ -486,35 +486,35 @@ async def test_what_a_page_of_another_origin_sends_without_asking_is_refused(
 
 @asynccontextmanager
 async def taken_up(folder: Path, tmp_path: Path, **settings: Any) -> AsyncIterator[Running]:
-    """A frontend of three tenants, one of which has as much under way as it may."""
+    """A frontend with three tenants, one of which has used up its share."""
     keys = key_file(tmp_path, *(entry(name, tenant=name) for name in ("large", "small", "third")))
     script = ScriptedScheduler(count_up)
     script.pause()
     async with scheduler(script), running(folder, script.address, api_keys=keys, **settings) as frontend:
         call = complete(frontend, "large", prompt=["x"] * 16)
         held = asyncio.create_task(call)
-        await script.until(lambda: script.num_running == 14)  # the other two prompts wait for places of its tenant
+        await script.until(lambda: script.num_running == 14)  # the other two prompts wait for the tenant's share
         yield frontend
         script.resume()
         assert (await held).status_code == 200
         await frontend.until_idle(**shows("large"))
 
 
-async def test_a_call_with_as_many_prompts_as_places_leaves_some_to_other_tenants(folder: Path, tmp_path: Path) -> None:
+async def test_a_call_with_many_prompts_leaves_a_share_to_other_tenants(folder: Path, tmp_path: Path) -> None:
     async with taken_up(folder, tmp_path, max_inflight_requests=16) as frontend:
         refused = await complete(frontend, "large")
         assert refused.status_code == 429
-        assert "kept for tenants that hold little" in refused.json()["error"]["message"]
+        assert "reserved for tenants with little in flight" in refused.json()["error"]["message"]
         message = pb.GenerateRequest(text="x", sampling=sampling_pb2.SamplingParams(max_tokens=1))
         over_grpc = frontend.inference.Generate(message, metadata=tuple(shows("large").items()))
-        with pytest.raises(grpc.aio.AioRpcError, match="kept for tenants that hold little"):
+        with pytest.raises(grpc.aio.AioRpcError, match="reserved for tenants with little in flight"):
             await over_grpc.read()
         waiting = [asyncio.create_task(complete(frontend, name)) for name in ("small", "third")]
         await eventually(lambda: frontend.frontend.ingress.admission.num_samples >= 16)
     assert [(await call).status_code for call in waiting] == [200, 200]
 
 
-async def test_another_tenant_finds_a_place_over_grpc_as_well(folder: Path, tmp_path: Path) -> None:
+async def test_another_tenant_is_admitted_over_grpc_as_well(folder: Path, tmp_path: Path) -> None:
     message = pb.GenerateRequest(text="x", sampling=sampling_pb2.SamplingParams(max_tokens=1))
     async with taken_up(folder, tmp_path, max_inflight_requests=16) as frontend:
         call = frontend.inference.Generate(message, metadata=tuple(shows("small").items()))
@@ -524,7 +524,7 @@ async def test_another_tenant_finds_a_place_over_grpc_as_well(folder: Path, tmp_
     assert await waiting
 
 
-async def test_keys_of_one_tenant_share_all_places(folder: Path, tmp_path: Path) -> None:
+async def test_keys_of_one_tenant_share_the_whole_limit(folder: Path, tmp_path: Path) -> None:
     keys = key_file(tmp_path, entry("one", tenant="t"), entry("two", tenant="t"))
     script = ScriptedScheduler(count_up)
     script.pause()

@@ -1,4 +1,4 @@
-"""x-ratelimit headers: of quotas per key, and of what may be in flight (litellm#5957, vercel/ai#5223)."""
+"""x-ratelimit headers: limits per key, and limits on requests in flight (litellm#5957, vercel/ai#5223)."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_what_is_overdrawn_is_nothing() -> None:
     }
 
 
-def test_an_account_tells_what_is_left_and_when_all_is_back() -> None:
+def test_an_account_reports_what_is_left_and_when_it_is_full_again() -> None:
     now = [100.0]
     key = ApiKey(name="a", requests_per_minute=60, tokens_per_minute=600)
     account = Account(key, lambda: now[0], lambda: 0.0)
@@ -106,7 +106,7 @@ async def test_quotas_of_a_key_stand_in_its_answers(folder: Path, tmp_path: Path
         assert told[2]["reset-requests"][-1] == "s"
         only = shown(await ask("r"))
         assert set(only) == {"limit-requests", "remaining-requests", "reset-requests"}
-        for path in WORK:  # an eighth of the places is kept for tenants that hold little
+        for path in WORK:  # an eighth is reserved for tenants with little in flight
             assert shown(await ask("f", path))["limit-requests"] == "896", path
         listed = await frontend.http.get("/v1/models", headers={"x-api-key": "b"})
         assert not shown(listed)

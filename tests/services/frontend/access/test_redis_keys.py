@@ -1,4 +1,4 @@
-"""API keys in a real Redis, among entries that are none."""
+"""API keys in a real Redis, next to malformed entries."""
 
 from __future__ import annotations
 

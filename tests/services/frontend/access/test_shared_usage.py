@@ -1,4 +1,4 @@
-"""Rates of a key hold over all frontends, as far as they can tell each other through Redis."""
+"""Rate limits of a key hold over all frontends, as far as Redis synchronizes them."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ SHORT = {"model": "tiny", "prompt": "x", "max_tokens": 3}
 
 
 class Frontend:
-    """What one of them knows."""
+    """The account of one frontend."""
 
     def __init__(self, server: RedisServer, **limits: int) -> None:
         self.key = parse_key({"name": "a", **limits}, "")
-        self.account = Account(self.key, lambda: 0.0, lambda: 0.0)  # no time passes here, only in Redis
+        self.account = Account(self.key, lambda: 0.0, lambda: 0.0)  # the local clock stands still, Redis' does not
         self.num_errors = 0
         client = redis.asyncio.Redis.from_url(server.url, socket_timeout=1.0)
         self.shared = SharedUsage(client, "quire", {"a": self.account}, self._on_error)
@@ -37,7 +37,7 @@ class Frontend:
         self.num_errors += 1
 
     def enter(self, count: int = 1) -> int:
-        """How many of them come in."""
+        """Returns how many requests are admitted."""
         for number in range(count):
             try:
                 self.account.admit_request(self.key)
@@ -104,7 +104,7 @@ async def test_a_day_counts_over_restarts(frontends: list[Frontend]) -> None:
 
 
 @pytest.mark.parametrize("frontends", [{"requests_per_minute": 10}], indirect=True)
-async def test_without_redis_each_counts_for_itself_and_tells_later(
+async def test_without_redis_each_frontend_counts_alone_and_reports_later(
     frontends: list[Frontend], server: RedisServer
 ) -> None:
     first, second, _ = frontends
@@ -144,13 +144,13 @@ async def test_two_frontends_keep_one_rate(folder: Path, tmp_path: Path, server:
             return (await frontend.http.post("/v1/completions", json=SHORT, headers=headers)).status_code
 
         assert [await status(first) for _ in range(4)] == [200] * 4
-        assert await status(second) == 200  # which has not heard of the key yet
+        assert await status(second) == 200  # not synchronized with the other frontend yet
         async with asyncio.timeout(60):
-            await eventually(  # told by both; it grows by one in 15 s
+            await eventually(  # reported by both; refilled by one per 15 s
                 lambda: _use(server), lambda use: float(use.get(b"requests", b"4")) <= -0.5
             )
             while await status(second) == 200:
-                await asyncio.sleep(3 * SYNC_S)  # it has heard by then
+                await asyncio.sleep(3 * SYNC_S)  # synchronized by then
         assert float((await _use(server))[b"requests"]) > -3.5, "it went on with what all had left, not with its own"
 
 
@@ -163,6 +163,6 @@ async def test_a_clock_of_redis_that_is_set_back_takes_nothing_away(
     await first.shared.sync()
     async with redis.asyncio.Redis.from_url(server.url) as direct:
         seen = float(await direct.hget("quire:use:a", "seen"))
-        await direct.hset("quire:use:a", "seen", str(seen + DAY_S))  # the clock was a day ahead when it was written
+        await direct.hset("quire:use:a", "seen", str(seen + DAY_S))  # written while the clock was a day ahead
     await second.shared.sync()
     assert second.enter(10) == 7, "or nobody is let in for a day"

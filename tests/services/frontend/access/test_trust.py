@@ -1,4 +1,4 @@
-"""A frontend's own doors: TLS for clients, an admin port with a key, and no word to a scheduler that proves nothing."""
+"""A frontend's TLS for clients, its admin port, and its refusal of unauthenticated schedulers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SECRET = "s" * 40
 
 
 class FakeScheduler(ScriptedScheduler):
-    """Knows no secret, and notes what it hears."""
+    """A scheduler without the cluster secret; records what it receives."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class FakeScheduler(ScriptedScheduler):
             await context.write(scheduler_pb2.SessionResponse(handshake={"challenge": challenge}))
 
 
-async def test_a_scheduler_that_cannot_prove_itself_hears_no_hello_and_no_prompt(folder: Path, tmp_path: Path) -> None:
+async def test_an_unauthenticated_scheduler_gets_no_hello_and_no_prompt(folder: Path, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text(SECRET)
     secret.chmod(0o600)
@@ -127,7 +127,7 @@ async def test_clients_are_served_under_tls_and_certificates_change_while_it_run
         with pytest.raises(httpx.TransportError):
             async with httpx.AsyncClient() as http:
                 await http.get(url.replace("https", "http"))
-        files("first", trustme.CA())  # another CA altogether
+        files("first", trustme.CA())  # an unrelated CA
         assert await models(trusting("first")) == 200
         assert await text("first") == before
         with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):

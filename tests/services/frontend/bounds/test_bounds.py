@@ -1,4 +1,4 @@
-"""What is too large is refused by name, value and limit, before it costs anything."""
+"""Requests beyond a limit are refused with field, value and limit, before they cost anything."""
 
 from __future__ import annotations
 
@@ -268,7 +268,7 @@ async def test_nothing_is_tokenized_for_a_client_that_has_left(
     assert await asyncio.to_thread(begun.wait, 60)
     writer.close()
     await writer.wait_closed()
-    for _ in range(3):  # the loop has seen that it is gone
+    for _ in range(3):  # the loop has noticed the disconnect
         assert (await frontend.http.get("/version")).status_code == 200
     go_on.set()
     monkeypatch.undo()
@@ -277,7 +277,7 @@ async def test_nothing_is_tokenized_for_a_client_that_has_left(
 
 
 @pytest.mark.parametrize("kind", ["json_schema", "structural_tag"])
-def test_a_form_that_is_nested_too_deeply_is_left_to_those_who_refuse_it(kind: str) -> None:
+def test_a_schema_nested_too_deeply_is_left_to_its_own_check(kind: str) -> None:
     assert constraint.to_structural_format(sampling_pb2.StructuredOutput(**{kind: '{"a":' * 4000})) is None
 
 
@@ -299,7 +299,7 @@ VALUES = st.recursive(
 
 
 def count(value: Any) -> int:
-    """Containers, and the entries behind the first of each."""
+    """Counts containers, and the entries after the first of each."""
     if isinstance(value, dict | list):
         inside = value.values() if isinstance(value, dict) else value
         return 1 + max(0, len(value) - 1) + sum(map(count, inside))
@@ -369,7 +369,7 @@ def test_any_bytes_are_left_to_the_parser() -> None:
 
 
 async def test_large_bodies_that_come_together_leave_turns_to_others() -> None:
-    """One at a time, the smallest first."""
+    """Large bodies are processed one at a time, smallest first."""
     work, done = heavy_work.HeavyWorkLimiter(), []
 
     async def parse(num_bytes: int) -> None:
@@ -394,14 +394,14 @@ async def test_large_bodies_that_come_together_leave_turns_to_others() -> None:
 
 
 async def test_work_on_large_bodies_leaves_the_loop_to_others() -> None:
-    """Between two slices of it."""
+    """The loop runs other tasks between two slices."""
     body = orjson.dumps({"messages": [{"role": "user", "content": '"[,]"' * 1000}] * 1000})
     assert len([*json_scan.check(body, RequestLimits(max_values=10_000))]) > 2 * len(body) // json_scan.SLICE_BYTES
 
 
 def test_a_long_text_of_escaped_quotes_is_counted_in_one_go() -> None:
-    """Arguments of a call are such a text. Where a slice ended within it, every quote was tried as a beginning, and the
-    process that looks at large bodies did not come back."""
+    """Tool call arguments are such texts. When a slice ended inside one, every quote was tried as an opening quote, and
+    the checking process hung."""
     body = orjson.dumps({"messages": [{"arguments": '{"a":' * 100_000}]})
     passes(body, RequestLimits())
     refuses(body + b"[" * 2_000, RequestLimits(), "nested")

@@ -1,4 +1,4 @@
-"""What a refused request has cost is given back at once, not when Python next looks for cycles."""
+"""Memory of a refused request is released at once, not at the next garbage collection."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from quire.shared.pb.inference.v1 import inference_pb2 as pb
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
 
-LONG = "a" * 40_000  # one word, which is tokenized as a whole: more tokens than the context holds
+LONG = "a" * 40_000  # one word, tokenized as a whole: more tokens than the context length
 MANY = 5_000
 
 
@@ -59,7 +59,7 @@ async def over_grpc(frontend: Running, path: str, _: str) -> None:
         (over_grpc, "Chat", ""),
     ],
 )
-async def test_a_refused_prompt_leaves_no_tokens_behind(edge: object, path: str, field: str) -> None:
+async def test_a_refused_prompt_leaves_no_tokens_in_memory(edge: object, path: str, field: str) -> None:
     script = ScriptedScheduler(count_up, max_model_len=4096)
     async with scheduler(script), running(bundled.FOLDER, script.address) as frontend:
         await edge(frontend, path, field)  # type: ignore[operator]

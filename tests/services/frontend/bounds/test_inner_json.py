@@ -1,4 +1,4 @@
-"""JSON that clients send inside of a text, over every edge: what is wrong with it is theirs, and named."""
+"""JSON inside of strings, over every edge: an error is a client error and names the field."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WRONG = {
     "no JSON": ("{", "Expecting"),
 }
 DEEP = ("[" * 60_000 + "]" * 60_000, "nested")
-OF_CALLS = {"chat", "responses", "tokenize", "arguments"}  # a call of the model's, which may have been cut off
+OF_CALLS = {"chat", "responses", "tokenize", "arguments"}  # a tool call of the model, which may be truncated
 HELLO = pb.ChatMessage(role="user", content="hi")
 
 
@@ -41,7 +41,7 @@ async def frontend(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ru
 
 
 def bodies(written: str) -> dict[str, tuple[str, str, dict[str, Any]]]:
-    """By what holds `written`: path, the field that an error names, body."""
+    """Returns, by the field that holds `written`: path, field named by the error, body."""
     function = {"name": "f", "arguments": written}
     call = {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function", "function": function}]}
     said = {"role": "user", "content": "hi"}
@@ -62,7 +62,7 @@ def bodies(written: str) -> dict[str, tuple[str, str, dict[str, Any]]]:
 
 
 def cases(holders: Iterable[str]) -> list[Any]:
-    """Of a holder, what is written into it, and what is said of that."""
+    """Returns for each holder the written text and the expected error."""
     wrong = {**WRONG, "too deep": DEEP}
     pairs = [(holder, name) for holder in holders for name in wrong if name != "no JSON" or holder not in OF_CALLS]
     return [pytest.param(holder, *wrong[name], id=f"{name}-{holder}") for holder, name in pairs]
@@ -78,7 +78,7 @@ async def test_over_http(frontend: Running, holder: str, written: str, text: str
 
 
 def messages(written: str) -> dict[str, tuple[str, str, Any]]:
-    """By what holds `written`: method, the field that an error names, message."""
+    """Returns, by the field that holds `written`: method, field named by the error, message."""
     tool = pb.Tool(name="f", parameters=written)
     call = pb.ToolCall(id="1", name="f", arguments=written)
     called = [HELLO, pb.ChatMessage(role="assistant", tool_calls=[call])]
@@ -120,7 +120,7 @@ async def test_arguments_of_a_call_that_was_cut_off_are_text(frontend: Running) 
 
 
 async def refusal(call: Any) -> tuple[grpc.StatusCode, str, list[str]]:
-    """Code, text and the fields that are named."""
+    """Returns code, text and named fields of the error."""
     streams = isinstance(call, grpc.aio.UnaryStreamCall)
     with pytest.raises(grpc.aio.AioRpcError) as raised:
         await (anext(aiter(call)) if streams else call)

@@ -1,4 +1,4 @@
-"""The door counts samples and tokens, all or nothing, and knows when nothing is left inside."""
+"""Admission counts samples and tokens, all or nothing, and reports when it is idle."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def taken_by(admission: CallAdmission, tenant: str, num_samples: int, num_tokens
 async def test_a_tenant_that_takes_all_leaves_the_reserve_to_others() -> None:
     admission = shared_door(1024)
     large = taken_by(admission, "large", 1024)
-    with pytest.raises(ResourceExhausted, match="the last 128 of 1024 are kept for tenants that hold little"):
+    with pytest.raises(ResourceExhausted, match="the last 128 of 1024 are reserved for tenants with little in flight"):
         taken_by(admission, "large", 1)
     held = [taken_by(admission, "small", 1) for _ in range(64)]
     with pytest.raises(ResourceExhausted):
@@ -162,7 +162,7 @@ async def test_without_tenants_nothing_is_kept_back() -> None:
         taken(admission, 1, 1)
 
 
-async def test_a_tenant_that_holds_nothing_finds_a_place_whatever_one_other_did() -> None:
+async def test_an_idle_tenant_is_admitted_whatever_one_other_did() -> None:
     chance = random.Random(7)
     for _ in range(300):
         admission = shared_door(chance.randint(2, 40))
@@ -202,7 +202,7 @@ async def test_a_large_request_waits_where_less_than_half_is_left() -> None:
     taken_by(admission, "large", 39)
 
 
-async def test_limits_that_are_told_are_those_of_the_tenant() -> None:
+async def test_reported_limits_are_those_of_the_tenant() -> None:
     admission = shared_door(1024)
     taken_by(admission, "large", 1024)
     told = {tenant: admission.rate_limits(tenant)[0] for tenant in ("large", "small")}
@@ -216,7 +216,7 @@ async def test_limits_that_are_told_are_those_of_the_tenant() -> None:
     assert admission.rate_limits("small")[0].remaining == 1
 
 
-async def test_what_is_told_to_be_left_can_be_taken() -> None:
+async def test_the_reported_remaining_amount_can_be_acquired() -> None:
     chance = random.Random(6)
     for _ in range(500):
         admission = shared_door(chance.randint(2, 40))
@@ -245,7 +245,7 @@ async def test_hundreds_of_small_tenants_share_the_reserve_and_one_large_takes_n
 
 
 def begun_by(admission: CallAdmission, tenant: str, num_samples: int, piece: int = 1) -> Lease:
-    """As a call that takes the place of the smallest request first, and then those of its prompts."""
+    """Acquires one sample first and then those of the prompts, as a call does."""
     lease = admission.lease()
     lease.tenant = tenant
     lease.acquire(1, 0)
@@ -280,7 +280,7 @@ async def test_a_call_that_shares_with_no_tenant_takes_all_at_once() -> None:
     assert (lease.num_samples, lease.is_partial) == (1000, False)
 
 
-async def test_places_of_prompts_that_end_go_to_others_until_each_tenant_has_its_part() -> None:
+async def test_shares_of_ended_prompts_go_to_others_until_each_tenant_has_its_part() -> None:
     admission = shared_door(80)  # 70 are shared
     large = begun_by(admission, "large", 200)
     assert large.num_samples == 70

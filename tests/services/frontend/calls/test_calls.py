@@ -1,4 +1,4 @@
-"""Each call of a client leaves one line in the log: who, what, how, how much, how long, and none of its text."""
+"""Each call writes one log line with identity, outcome, token counts and times, and none of its text."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Lines = list[dict[str, Any]]
 
 @pytest.fixture
 def lines(caplog: pytest.LogCaptureFixture) -> Iterator[Lines]:
-    """The values of the lines so far."""
+    """Yields the fields of the log lines so far."""
 
     class Keep(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -86,7 +86,7 @@ async def test_an_answer_over_grpc(folder: Path, lines: Lines) -> None:
         request = pb.GenerateRequest(text=SECRET, sampling=sampling, options=pb.RequestOptions(request_id="mine"))
         async for _ in frontend.inference.Generate(request, metadata=[("x-tenant", "them")]):
             pass
-        await frontend.until_idle()  # it is told of when its place is given back
+        await frontend.until_idle()  # reported when the lease is released
         await frontend.inference.ListModels(pb.ListModelsRequest())
     first, second = lines
     assert (first["request"], first["tenant"], first["route"], first["status"]) == ("mine", "them", "Generate", "OK")
@@ -94,7 +94,7 @@ async def test_an_answer_over_grpc(folder: Path, lines: Lines) -> None:
     assert (second["route"], second["status"]) == ("ListModels", "OK")
 
 
-async def test_who_leaves_and_who_is_late(folder: Path, lines: Lines) -> None:
+async def test_disconnects_and_deadlines(folder: Path, lines: Lines) -> None:
     script = ScriptedScheduler(count_up, step_s=0.02)
     async with scheduler(script), running(folder, script.address) as frontend:
         long = pb.GenerateRequest(text="x", sampling=SamplingParams(max_tokens=500, ignore_eos=True))
@@ -146,10 +146,8 @@ async def test_what_is_wrong_is_named_by_its_field(folder: Path, lines: Lines) -
     ("path", "names"),
     [("/v1/completions", ("model",)), ("/v1/completions", ("request_id", "tenant")), ("/api/chat", ("model",))],
 )
-async def test_a_book_in_the_place_of_a_name_is_not_copied(
-    folder: Path, lines: Lines, path: str, names: tuple[str, ...]
-) -> None:
-    """Neither into the log nor into the metrics."""
+async def test_a_very_long_name_is_not_copied(folder: Path, lines: Lines, path: str, names: tuple[str, ...]) -> None:
+    """A very long name is copied neither into the log nor into the metrics."""
     script = ScriptedScheduler()
     async with scheduler(script), running(folder, script.address) as frontend:
         body = {**BODIES[path], **dict.fromkeys(names, "a" * 60_000)}
@@ -186,10 +184,10 @@ async def test_calls_that_do_not_get_past_the_interceptors_have_their_line_too(f
 
 @pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_fault_is_told_with_its_request_and_answered(
+async def test_an_internal_error_is_logged_with_its_request_and_answered(
     folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, path: str, stream: bool
 ) -> None:
-    """And the connection serves the next call."""
+    """The connection then serves the next call."""
 
     async def broken(*_: object) -> None:
         raise ZeroDivisionError("a fault of ours")
@@ -212,7 +210,7 @@ async def test_a_fault_is_told_with_its_request_and_answered(
 
 
 class NoMetadata:
-    """As much of a call's context as is looked at."""
+    """The part of a call's context that call_context() reads."""
 
     def peer(self) -> str:
         return "ipv4:127.0.0.1:1"
@@ -222,7 +220,7 @@ class NoMetadata:
 
 
 @pytest.mark.parametrize("error", [InvalidArgument("wrong"), ZeroDivisionError("a fault of ours")])
-async def test_a_client_hears_of_an_error_when_its_place_is_free_and_its_call_is_told(
+async def test_an_error_is_sent_after_the_lease_is_released_and_the_call_is_logged(
     lines: Lines, error: Exception
 ) -> None:
     metrics, heard = FrontendMetrics("m", 100), list[tuple[int, list[str]]]()
@@ -238,7 +236,7 @@ async def test_a_client_hears_of_an_error_when_its_place_is_free_and_its_call_is
     assert heard == [(0, ["INVALID_ARGUMENT" if isinstance(error, InvalidArgument) else "INTERNAL"])]
 
 
-async def test_many_refusals_are_told_together(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_refusals_are_logged_as_a_count(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "SECOND_S", 0.05)
     metrics = FrontendMetrics("m", 100)
     each = Calls(CallAdmission(1, 1, 1, metrics), Access((), metrics, time.monotonic), metrics.calls)

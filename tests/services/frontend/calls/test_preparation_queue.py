@@ -1,4 +1,4 @@
-"""Requests are prepared one for each turn of the event loop, and behind those that are refused."""
+"""One request is prepared per event loop iteration, after refusals."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def test_one_in_each_turn_of_the_loop_in_order() -> None:
     assert len({turn for _, turn in order}) == 5, "no two in the same turn"
 
 
-async def test_who_comes_alone_need_not_wait() -> None:
+async def test_a_single_request_need_not_wait() -> None:
     passing = PreparationQueue()
     for _ in range(3):
         coming = passing.wait_turn()
@@ -36,7 +36,7 @@ async def test_who_comes_alone_need_not_wait() -> None:
         await loop_turns(2)
 
 
-async def test_who_leaves_while_waiting_holds_up_nobody() -> None:
+async def test_a_cancelled_waiter_does_not_block_others() -> None:
     passing = PreparationQueue()
     await passing.wait_turn()
     tasks = [asyncio.create_task(passing.wait_turn()) for _ in range(3)]

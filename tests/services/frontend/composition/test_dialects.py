@@ -1,4 +1,4 @@
-"""The table of dialects: what a server does for a path outside of its route, by the dialect that has it."""
+"""The table of dialects determines how a server handles a path outside of its route."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from quire.shared.errors import InvalidArgument, NotFound, QuireError
         ("/api/nope", b'{"error":"'),
         ("/v2", b'{"error":"'),
         ("/v2/models/llama/infer", b'{"error":"'),
-        ("/v2/rerank", b'{"error":{'),  # of Cohere and Jina, whose clients read OpenAI's errors
+        ("/v2/rerank", b'{"error":{'),  # paths of Cohere and Jina, whose clients expect OpenAI's errors
         ("/v2/embed", b'{"error":{'),
         ("/v2/chat", b'{"error":{'),
     ],
 )
-def test_an_error_is_worded_as_the_clients_of_its_path_read_it(path: str, begin: bytes) -> None:
+def test_an_error_has_the_format_of_its_path(path: str, begin: bytes) -> None:
     assert bytes(DIALECTS.refusal(path, NotFound("gone")).body).startswith(begin)
     assert bytes(DIALECTS.status(path, 405, "no").body).startswith(begin)
 

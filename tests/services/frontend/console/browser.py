@@ -1,4 +1,4 @@
-"""A headless Chromium, spoken to through a pipe: commands of the DevTools protocol, ended by a zero byte each."""
+"""Controls a headless Chromium through pipes, with DevTools protocol messages ended by a zero byte."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ os.execv(sys.argv[3], sys.argv[3:])
 
 
 class Browser:
-    """One page. What it logs as an error, and every address that it asked for, is kept."""
+    """One page; records logged errors and all requested addresses."""
 
     def __init__(self, commands: int, answers: int) -> None:
         self._commands, self._answers = commands, answers
@@ -65,7 +65,7 @@ class Browser:
         return answer["result"].get("value")
 
     def wait(self, expression: str) -> Any:
-        """Until it is true."""
+        """Waits until the expression is true."""
         deadline = time.monotonic() + PATIENCE_S
         while not (value := self.evaluate(expression)):
             assert time.monotonic() < deadline, (expression, self.errors)

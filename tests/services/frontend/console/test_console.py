@@ -45,7 +45,7 @@ def browser(cluster: Cluster) -> Iterator[Browser]:
 
 
 def ask(browser: Browser, text: str) -> str:
-    """The whole answer, once it has ended."""
+    """Sends a prompt and returns the complete answer."""
     browser.wait("document.getElementById('model').value !== ''")
     browser.evaluate(
         f"document.getElementById('prompt').value = {text!r};"
@@ -78,7 +78,7 @@ def test_everything_that_the_page_names_is_served_from_here(cluster: Cluster) ->
             assert f"/console/{inner.removeprefix('./')}" in routes.FILES, (path, inner)
 
 
-def test_the_cluster_is_told_without_what_is_for_operators(cluster: Cluster) -> None:
+def test_the_cluster_status_omits_fields_for_operators(cluster: Cluster) -> None:
     services = httpx.get(f"http://{cluster.http_address}/cluster").json()["services"]
     assert {service["id"] for service in services} == {"frontend-0", "scheduler-0", "worker-0", "worker-1"}
     assert not any(set(service) & set(routes.PRIVATE) for service in services)
@@ -94,7 +94,7 @@ def test_with_keys_the_page_is_there_and_what_it_shows_is_not() -> None:
         assert httpx.get(f"{base}/cluster", headers=key).status_code == 200
 
 
-def test_docs_need_nobody_else(cluster: Cluster) -> None:
+def test_docs_need_no_external_resources(cluster: Cluster) -> None:
     pytest.importorskip("fastapi_offline", reason="fastapi-offline is not installed")
     base = f"http://{cluster.http_address}"
     named = re.findall(r"(?:src|href)=\"([^\"]+)\"", httpx.get(f"{base}/docs").text)
@@ -111,7 +111,7 @@ def test_a_question_is_answered_and_inspected(browser: Browser) -> None:
     tokens = browser.evaluate("[...document.querySelectorAll('#tokens span')].map(s => s.textContent)")
     assert "".join(tokens).startswith("42")
     parts = browser.evaluate("[...document.querySelectorAll('#budget div')].map(d => d.className)")
-    # A start and a first token that come together leave nothing for what is between them.
+    # A start and a first token in one message leave no time for prefill.
     assert {"tokenize", "schedule"} <= set(parts) <= {"tokenize", "schedule", "prefill", "decode", "write"}
     browser.evaluate("document.querySelector('#tokens span').focus()")
     alternatives = browser.evaluate("document.querySelectorAll('#alternatives i').length")
@@ -132,7 +132,7 @@ def test_a_schema_is_kept_to_and_what_is_no_json_is_said_so(browser: Browser) ->
 
 @contextmanager
 def streaming(cluster: Cluster, count: int = 8) -> Iterator[None]:
-    """So many streams at any time, each of which is another one's when it has ended."""
+    """Keeps `count` streams running, replacing each that ends."""
     over = threading.Event()
     params = SamplingParams(max_tokens=400, ignore_eos=True)
 
@@ -165,8 +165,8 @@ def test_the_map_shows_what_runs_workers_that_come_and_go_and_sequences_that_mov
         browser.wait("[...document.querySelectorAll('#map .used')].every(bar => bar.getAttribute('width') > 0)")
         cluster.process("worker-1").signal(signal.SIGKILL)
         browser.wait("/sequences? moved to other workers/.test(document.getElementById('events').innerText)")
-        browser.wait("document.getElementById('events').innerText.includes('worker-1 is gone')")
-        browser.wait("document.getElementById('events').innerText.includes('worker-1 is here')")
+        browser.wait("document.getElementById('events').innerText.includes('worker-1 left')")
+        browser.wait("document.getElementById('events').innerText.includes('worker-1 joined')")
         browser.wait("document.querySelectorAll('#map .link.busy').length === 3")
         picture(browser, "cluster")
     assert browser.evaluate("document.querySelectorAll('#map .box').length") == 4

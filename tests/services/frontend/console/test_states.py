@@ -1,4 +1,4 @@
-"""What the console says where parts of the cluster are gone, where a key is missing, and in windows of other sizes."""
+"""The console when parts of the cluster are down, when an API key is missing, and in windows of other sizes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_frontend_that_is_gone_leaves_no_figures_that_look_like_those_of_now()
             wait_for(browser, "vital-word", "ready")
             browser.evaluate("document.querySelector('[data-tab=cluster]').click()")
             browser.wait("document.querySelectorAll('#map .box').length === 3")
-        wait_for(browser, "vital-word", "away")
+        wait_for(browser, "vital-word", "unreachable")
         assert [said(browser, name) for name in ("vital-rate", "vital-running", "vital-waiting")] == ["–"] * 3
         assert "The frontend does not answer" in said(browser, "notice")
         assert "the frontend does not answer" in said(browser, "events")
@@ -78,7 +78,7 @@ def test_a_cluster_whose_last_worker_died_says_that_sequences_wait(cluster: Clus
 def test_without_any_worker_it_says_what_becomes_of_requests() -> None:
     with running_cluster(workers=0) as cluster, opened(cluster) as browser:
         wait_for(browser, "vital-word", "no worker")
-        assert "No worker is there" in said(browser, "notice")
+        assert "There is no worker" in said(browser, "notice")
         cluster.scale_workers(1)
         wait_for(browser, "vital-word", "ready")
         browser.wait("document.getElementById('notice').hidden")
@@ -86,13 +86,13 @@ def test_without_any_worker_it_says_what_becomes_of_requests() -> None:
 
 def test_where_there_are_keys_it_asks_for_one_and_the_api_s_page_does_as_well() -> None:
     with running_cluster(worker={"num_blocks": 300}, frontend={"api_key": KEY}) as cluster, opened(cluster) as browser:
-        wait_for(browser, "vital-word", "key needed")
-        assert "type yours at the top right" in said(browser, "notice")
+        wait_for(browser, "vital-word", "key required")
+        assert "enter yours at the top right" in said(browser, "notice")
         type_key(browser, "wrong")
         wait_for(browser, "notice", "unknown API key")
         browser.evaluate("sessionStorage.clear(); document.querySelector('nav a').click()")
         browser.wait("document.title === 'Quire: API' && document.getElementById('told').innerText !== ''")
-        assert "type yours at the top right" in said(browser, "told")
+        assert "enter yours at the top right" in said(browser, "told")
         type_key(browser, KEY)
         browser.wait("document.querySelectorAll('.opblock-post').length > 40")
         browser.open(f"http://{cluster.http_address}/")
@@ -143,7 +143,7 @@ def test_nothing_is_cut_off_or_too_small_to_read(cluster: Cluster, width: int) -
         assert browser.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def test_figures_have_an_axis_and_empty_places_say_what_comes_there(cluster: Cluster) -> None:
+def test_charts_have_an_axis_and_empty_views_explain_themselves(cluster: Cluster) -> None:
     with opened(cluster) as browser:
         browser.evaluate("document.querySelector('[data-tab=cluster]').click()")
         assert "Nothing yet" in browser.evaluate(
@@ -155,4 +155,4 @@ def test_figures_have_an_axis_and_empty_places_say_what_comes_there(cluster: Clu
 
 def test_the_reason_for_an_end_is_no_button(cluster: Cluster) -> None:
     with opened(cluster) as browser:
-        assert "ended by: stop" in ask(browser, "What is 17 + 25?")
+        assert "finish reason: stop" in ask(browser, "What is 17 + 25?")

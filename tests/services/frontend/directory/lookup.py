@@ -1,9 +1,9 @@
-"""What it costs a request to learn where its prompt is cached.
+"""Measures the latency of prefix lookups.
 
-    python -m tests.services.frontend.directory.lookup [--workers 64] [--tokens 2048] [--at-once 1]
+python -m tests.services.frontend.directory.lookup [--workers 64] [--tokens 2048] [--at-once 1]
 
-A real Redis on this machine, an index of the workers of four schedulers, the frontend's own look-up. The budget is
-lifted, so that what would be too late is seen too.
+Uses a real Redis on this machine, published caches of the workers of four schedulers, and the frontend's lookup without
+its time budget, so that late answers are measured too.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ROUNDS = 500
 
 @dataclass
 class KnownIndex:
-    """A directory that has read its index."""
+    """A directory that has already read the published caches."""
 
     found: PublishedCaches
     is_up: bool = True
@@ -49,7 +49,7 @@ class KnownIndex:
 
 
 async def fill(published: Published, workers: int, prompt: Sequence[int]) -> PublishedCaches:
-    """Each worker holds the first half of the prompt, more or less."""
+    """Publishes about the first half of the prompt for each worker."""
     for number in range(workers):
         script = ScriptedScheduler()
         script.scheduler_id = f"scheduler-{number % 4}"
@@ -69,7 +69,7 @@ async def measure(asked: Any, url: str, folder: Path) -> None:
 
     async def one() -> None:
         hashes = PromptHashes(block_hash.root_hash(), column)
-        hashes.block_hashes(BLOCK_SIZE)  # which a submission needs in any case
+        hashes.block_hashes(BLOCK_SIZE)  # computed by a submission in any case
         work = replace(WORK, prompt=column, num_prompt_tokens=len(prompt), hashes=hashes)
         start = time.perf_counter()
         (held,) = await lookup.cached_tokens([work])

@@ -1,4 +1,4 @@
-"""What schedulers write in Redis, written by a test."""
+"""Writes to Redis what schedulers write there."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LEASE_MS = 60_000
 
 
 class Published:
-    """The registry and the index of one namespace."""
+    """The registry and the published caches of one namespace."""
 
     def __init__(self, url: str, folder: Path, namespace: str = "quire") -> None:
         self.redis = connect(url)
@@ -31,13 +31,13 @@ class Published:
         self.blocks = BlockKeys.of(namespace, model_identity.identity(folder, ""), layout)
 
     async def lists(self, script: ScriptedScheduler, *, address: str = "", lease_ms: int = LEASE_MS) -> None:
-        """The scheduler renews its lease."""
+        """Renews the lease of a scheduler."""
         entry = {"address": address or script.address, "epoch": script.epoch, "num_workers": 1}
         await self.redis.sadd(self._registry.schedulers, script.scheduler_id)
         await self.redis.set(self._registry.scheduler(script.scheduler_id), json.dumps(entry), px=lease_ms)
 
     async def holds(self, script: ScriptedScheduler, worker: str, prompt: Sequence[int], num_blocks: int) -> None:
-        """A worker of the scheduler has the first blocks of the prompt."""
+        """Publishes the first blocks of the prompt for a worker of the scheduler."""
         hashes = block_hash.chain(block_hash.root_hash(), i32_bytes(prompt), BLOCK_SIZE)[:num_blocks]
         entry = {"epoch": 7, "scheduler": script.scheduler_id}
         await self.redis.sadd(self.blocks.workers, worker)
@@ -45,7 +45,7 @@ class Published:
         await self.redis.sadd(self.blocks.blocks(worker, 7), *map(member, hashes))
 
     async def until_it_answers(self) -> None:
-        """After it was away: connections that broke meanwhile are used up."""
+        """Waits until Redis answers again after an outage, replacing broken connections."""
         await accepted(self.redis.ping, RedisError, OSError)
 
     async def close(self) -> None:

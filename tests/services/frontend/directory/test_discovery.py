@@ -1,4 +1,4 @@
-"""Schedulers that a frontend was never told of: found in Redis, dialled once, forgotten when they are gone."""
+"""Discovered schedulers: found in Redis, dialled once, removed when they leave."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def counted(frontend: Running) -> list[int]:
 
 
 async def statuses(frontend: Running) -> list[tuple[str, int]]:
-    """(address, state) of each scheduler that it knows."""
+    """Returns (address, state) of each known scheduler."""
     services = (await frontend.admin.GetStatus(admin_pb2.GetStatusRequest())).services
     return [(s.address, s.state) for s in services if s.role == admin_pb2.ROLE_SCHEDULER]
 
@@ -50,7 +50,7 @@ async def until_metric(frontend: Running, name: str, value: float) -> None:
 
 
 async def until_all_rest(frontend: Running) -> None:
-    """Until each address that it dials has a session, or is known to lead to a scheduler that has one."""
+    """Waits until each address has a session or is known to belong to a connected scheduler."""
     await eventually(
         lambda: (
             frontend.frontend.core.client.is_open
@@ -110,14 +110,14 @@ async def test_a_scheduler_with_two_addresses_has_one_session(
             num_hellos = len(one.hellos)
             assert await counted(frontend) == COUNTED
             assert len(await statuses(frontend)) == 1
-            # It rests, instead of dialling again and again.
+            # It waits instead of reconnecting.
             await stays(lambda: (len(one.sessions), len(one.hellos)) == (1, num_hellos), 0.5)
 
 
 async def test_two_lives_of_a_scheduler_are_two_sessions(
     folder: Path, redis_server: RedisServer, published: Published
 ) -> None:
-    """It came back elsewhere, and the old address still answers."""
+    """A scheduler restarted at another address while the old address still answers."""
     before, after = named("same"), named("same")
     async with scheduler(before), scheduler(after), running(folder, before.address, redis=redis_server.url):
         await published.lists(after)
@@ -146,7 +146,7 @@ async def test_a_configured_scheduler_is_never_forgotten(folder: Path, redis_ser
         await first_life.enter_async_context(scheduler(only))
         async with running(folder, only.address, redis=redis_server.url) as frontend:
             await first_life.aclose()
-            await asyncio.sleep(0.6)  # longer than others are remembered
+            await asyncio.sleep(0.6)  # longer than FORGET_AFTER_S
             await eventually(lambda: statuses(frontend), lambda found: found == [(only.address, admin_pb2.STATE_DOWN)])
             async with scheduler(only, int(only.address.rpartition(":")[2])):
                 assert await counted(frontend) == COUNTED
@@ -160,10 +160,10 @@ async def test_a_scheduler_of_another_model_is_left_alone(
     async with scheduler(one), scheduler(stranger), running(folder, one.address, redis=redis_server.url) as frontend:
         await published.lists(stranger)
         await stranger.until(lambda: stranger.hellos)
-        await eventually(lambda: "does not fit" in caplog.text)
+        await eventually(lambda: "ignoring a discovered scheduler" in caplog.text)
         await stays(lambda: len(stranger.hellos) == 1, 0.5)
         assert await counted(frontend) == COUNTED
-        assert caplog.text.count("does not fit") == 1
+        assert caplog.text.count("ignoring a discovered scheduler") == 1
         stranger.reject_hello = None
         stranger.epoch += 1000  # restarted, with another model
         await published.lists(stranger)

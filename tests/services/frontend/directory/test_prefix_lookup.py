@@ -1,4 +1,4 @@
-"""PromptRequest goes where its prompt is cached, and never waits long to know."""
+"""Requests go where their prompt is cached, and never wait long for the lookup."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def outcomes(frontend: Running) -> dict[str, int]:
 
 @dataclass
 class Shards:
-    """Two schedulers, both found in Redis, and a frontend that has read who their workers are."""
+    """Two schedulers discovered in Redis, and a frontend that knows their workers."""
 
     one: ScriptedScheduler
     two: ScriptedScheduler
@@ -88,7 +88,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy machine may take longer than the budget, which is not what the test is about."""
+    """Raises the lookup's time budget, since a busy machine may exceed it."""
     monkeypatch.setattr(prefix_lookup, "BUDGET_S", 60.0)
 
 
@@ -96,10 +96,10 @@ def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("waiting_there", "prompt", "goes_to"),
     [
-        (200, PROMPT, "two"),  # 200 tokens wait, 320 are saved
-        (400, PROMPT, "one"),  # 400 tokens wait
-        (200, PROMPT[: 8 * BLOCK_SIZE], "one"),  # no more than 128 can be saved
-        (200, PROMPT[1:], "one"),  # nothing is held
+        (200, PROMPT, "two"),  # backlog of 200 tokens, 320 cached
+        (400, PROMPT, "one"),  # backlog of 400 tokens
+        (200, PROMPT[: 8 * BLOCK_SIZE], "one"),  # at most 128 cached
+        (200, PROMPT[1:], "one"),  # nothing cached
     ],
 )
 async def test_waiting_and_computing_are_weighed(
@@ -125,7 +125,7 @@ async def test_waiting_and_computing_are_weighed(
 async def test_a_burst_with_one_beginning_stays_together(
     folder: Path, redis_server: RedisServer, published: Published
 ) -> None:
-    """What was just sent there counts without the part that is cached."""
+    """Tokens just submitted count as backlog without their cached part."""
     async with shards(folder, redis_server, published) as cluster:
         cluster.one.pause()
         cluster.two.pause()
@@ -137,7 +137,7 @@ async def test_a_burst_with_one_beginning_stays_together(
 
 
 @pytest.mark.usefixtures("unhurried")
-async def test_nobody_asks_where_the_answer_changes_nothing(
+async def test_no_lookup_is_made_if_it_cannot_change_the_placement(
     folder: Path, redis_server: RedisServer, published: Published
 ) -> None:
     async with shards(folder, redis_server, published, num_running=1) as cluster:
@@ -176,7 +176,7 @@ async def test_trouble_with_redis_costs_one_request_a_moment(
         seen = await outcomes(cluster.frontend)
         assert cluster.submissions == (10, 0)  # by load alone
         assert sorted(took)[-2] < 5, took
-        assert seen.get("timeout", 0) + seen.get("error", 0) <= 1  # else the directory had noticed first
+        assert seen.get("timeout", 0) + seen.get("error", 0) <= 1  # otherwise the directory notices the outage first
         assert seen["skipped"] >= 9
 
 
@@ -192,16 +192,16 @@ async def test_redis_that_comes_back_empty_is_asked_again(
         await published.until_it_answers()
         assert await run(cluster.frontend, asking()) == 2
         assert cluster.submissions == (2, 0)
-        # The one that wins comes first: between the two the frontend may read who is there, and ask.
+        # The preferred scheduler is published first: the frontend may read the registry between the two.
         for worker, script, num_blocks in (("worker-c", cluster.two, 20), ("worker-a", cluster.one, 1)):
             await published.holds(script, worker, PROMPT, num_blocks)
         async with asyncio.timeout(60):
-            while not cluster.submissions[1]:  # who holds what is read again every so often
+            while not cluster.submissions[1]:  # the published caches are read periodically
                 assert await run(cluster.frontend, asking()) == 2
         assert (await outcomes(cluster.frontend))["hit"] == 1
 
 
-# The look-up alone, with an index that does what it is told.
+# The lookup alone, with a scripted index.
 
 
 def opened() -> asyncio.Event:
@@ -212,7 +212,7 @@ def opened() -> asyncio.Event:
 
 @dataclass
 class ScriptedReader:
-    """Answers after `delay_s` and not before it is `open`, or raises."""
+    """Answers after `delay_s` once `open` is set, or raises."""
 
     delay_s: float = 0.0
     open: asyncio.Event = field(default_factory=opened)
@@ -246,7 +246,7 @@ class ScriptedDirectory:
 
 @dataclass
 class ScriptedSession:
-    """A session."""
+    """A session with a fixed view."""
 
     scheduler_id: str
     num_tokens_since_view: int = 0
@@ -273,7 +273,7 @@ WORK = PromptRequest(
 
 
 class Trial:
-    """A look-up and what it counted."""
+    """A lookup and its counted outcomes."""
 
     def __init__(self, reader: ScriptedReader) -> None:
         self.metrics = FrontendMetrics("m", 100)
@@ -299,13 +299,13 @@ async def test_what_a_schedulers_best_worker_holds_counts() -> None:
 
 async def test_a_slow_index_is_given_up_and_left_alone_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     reader = ScriptedReader()
-    reader.open.clear()  # nobody waits for it
+    reader.open.clear()  # no caller waits for it
     trial = Trial(reader)
     await trial.ask()
     await trial.ask(20)
     assert (trial.seen, reader.num_asked) == ({"timeout": 1, "skipped": 20}, 1)
     trial.now_s += prefix_lookup.PAUSE_S
-    await trial.ask(20)  # one tries, the others go on
+    await trial.ask(20)  # one lookup tries, the others are skipped
     assert (trial.seen, reader.num_asked) == ({"timeout": 2, "skipped": 39}, 2)
     reader.open.set()
     monkeypatch.setattr(prefix_lookup, "BUDGET_S", 60.0)

@@ -1,4 +1,4 @@
-"""The Python client's calls at a frontend."""
+"""The Python client's calls to a frontend."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tests.services.frontend.running import running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
 
 
-async def test_of_several_prompts_none_goes_on_behind_an_error(folder: Path) -> None:
-    """Which its caller may hold for long."""
+async def test_an_error_cancels_all_prompts_of_the_call(folder: Path) -> None:
+    """A caller may hold the error for long."""
     async with scheduler(ScriptedScheduler(count_up)) as script, running(folder, script.address) as frontend:
         script.pause()
         with Client(frontend.frontend.grpc_address) as client:

@@ -1,4 +1,4 @@
-"""Clients that leave, deadlines that pass: the scheduler hears of it at once, and the place is free again."""
+"""Disconnects and deadlines: the scheduler is notified at once, and admission is released."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def serving(folder: Path, **settings: Any) -> AsyncIterator[tuple[Scripted
 
 
 async def assert_ended(script: ScriptedScheduler, frontend: Running, reason: int) -> None:
-    """The scheduler was told why, runs nothing, and the frontend counts nothing in flight."""
+    """Checks that the scheduler got the reason and runs nothing, and that the frontend has nothing in flight."""
     await script.until(lambda: script.cancellations and not script.num_running)
     assert [why for _, why in script.cancellations] == [reason]
     await frontend.until_idle()
@@ -41,7 +41,7 @@ async def test_cancelling_a_grpc_call(folder: Path) -> None:
     async with serving(folder) as (script, frontend):
         call = frontend.inference.Generate(LONG)
         await anext(aiter(call))
-        script.pause()  # it is not to end by itself
+        script.pause()  # it must not end by itself
         call.cancel()
         await assert_ended(script, frontend, finish_pb2.FINISH_REASON_CANCELLED)
         metrics = await frontend.metrics()
@@ -99,15 +99,13 @@ async def test_a_deadline_is_sent_along_and_ends_the_call(folder: Path) -> None:
                 pass
         assert late.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         await assert_ended(script, frontend, finish_pb2.FINISH_REASON_DEADLINE)
-        assert 0 < script.submissions[0].timeout_ms < 3100  # on the wire gRPC rounds up, in steps of up to 1 %
+        assert 0 < script.submissions[0].timeout_ms < 3100  # gRPC rounds the timeout up on the wire, by up to 1 %
         metrics = await frontend.metrics()
     assert metrics["quire_frontend_cancellations_total{reason=deadline}"] == 1
 
 
-async def test_calls_whose_deadline_passes_are_ended_by_grpc_alone(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A status that meets such an end leaves something in gRPC."""
+async def test_expired_calls_are_ended_by_grpc_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A status sent at that moment leaks memory in gRPC."""
     told: list[QuireError] = []
     status_of = errors.status_of
     monkeypatch.setattr(errors, "status_of", lambda error: told.append(error) or status_of(error))

@@ -1,4 +1,4 @@
-"""Requests of many prompts are submitted in portions: others have turns of the loop in between."""
+"""Requests with many prompts are submitted in portions, between which the event loop runs other tasks."""
 
 from __future__ import annotations
 
@@ -45,9 +45,7 @@ async def test_others_have_turns_between_the_prompts_of_one_call(folder: Path, m
     assert len(set(seen)) > PROMPTS // 5
 
 
-async def test_a_client_that_leaves_between_two_portions_leaves_nothing_behind(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_disconnect_between_two_portions_leaks_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generation, "TOKENS_IN_A_TURN", 0)
     script = ScriptedScheduler(count_up)
     async with scheduler(script), running(folder, script.address) as frontend:
@@ -60,10 +58,10 @@ async def test_a_client_that_leaves_between_two_portions_leaves_nothing_behind(
             await eventually(lambda: not frontend.frontend.ingress.admission.num_samples and (not script.num_running))
 
 
-async def test_a_large_call_takes_its_places_piece_by_piece_and_others_are_never_refused(
+async def test_a_large_call_is_admitted_prompt_by_prompt_and_others_are_never_refused(
     folder: Path, tmp_path: Path
 ) -> None:
-    """Sixteen places, of which two are kept for tenants that hold little."""
+    """Limit of sixteen samples, two of which are reserved for tenants with little in flight."""
     keys = tmp_path / "keys.yaml"
     keys.write_text(json.dumps({"keys": [{"name": name, "key": f"sk-{name}"} for name in ("large", "small")]}))
     keys.chmod(0o600)

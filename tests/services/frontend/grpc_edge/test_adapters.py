@@ -1,4 +1,4 @@
-"""Operators load and unload adapters through a frontend, over gRPC and HTTP: with their key, at all schedulers."""
+"""Operators load and unload adapters through a frontend, over gRPC and HTTP, at all schedulers."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ async def test_over_http_no_other_key_will_do(folder: Path, key_file: str) -> No
         assert script.operated == []
 
 
-async def test_without_a_key_that_was_chosen_nobody_has_one(folder: Path) -> None:
+async def test_without_a_configured_key_every_call_is_refused(folder: Path) -> None:
     async with serving(folder) as (frontend, (script,)):
         for key in ("", "x"):
             reply = await post(frontend, LOAD, key=key)
@@ -137,7 +137,7 @@ async def test_bodies_that_are_wrong_are_refused_by_field(folder: Path, key_file
         assert script.operated == []
 
 
-async def test_a_full_worker_is_told_as_full(folder: Path, key_file: str) -> None:
+async def test_a_full_worker_is_reported_as_full(folder: Path, key_file: str) -> None:
     async with serving(folder, admin_key_file=key_file) as (frontend, (script,)):
         script.adapter_refusal = (grpc.StatusCode.RESOURCE_EXHAUSTED, "max_loras")
         reply = await post(frontend, LOAD)

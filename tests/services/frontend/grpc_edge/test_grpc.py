@@ -1,4 +1,4 @@
-"""InferenceService and AdminService over real gRPC, also by a client that knows nothing but reflection."""
+"""InferenceService and AdminService over real gRPC, also with a client that only uses reflection."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ async def test_chat_refusals(frontend: Running, request_: pb.ChatRequest, text: 
 
 
 async def test_developer_turns_are_instructions(frontend: Running, script: ScriptedScheduler) -> None:
-    """As over HTTP, and read as system turns by a template that knows no others."""
+    """As over HTTP; a template without developer turns gets them as system turns."""
     for role in ("system", "developer"):
         turns = [pb.ChatMessage(role=role, content="Be brief."), pb.ChatMessage(role="user", content="hi")]
         async for _ in frontend.inference.Chat(pb.ChatRequest(messages=turns, sampling=Sampling(max_tokens=2))):
@@ -274,7 +274,7 @@ def _reflection(channel: grpc.aio.Channel, version: str) -> grpc.aio.StreamStrea
 
 
 async def _learn(channel: grpc.aio.Channel, symbol: str, pool: descriptor_pool.DescriptorPool, version: str) -> None:
-    """Everything the symbol's file needs, imports first."""
+    """Adds the files that define a symbol, imports first."""
     ask_server = _reflection(channel, version)
 
     async def fetch(**ask: str) -> descriptor_pb2.FileDescriptorProto:

@@ -1,4 +1,4 @@
-"""Good gRPC messages in which one field is odd: whatever that is, the answer has a reason and is no fault."""
+"""Valid gRPC messages with one unusual field: the answer is an error with a reason, never an internal one."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FLOATS = (0.0, -0.0, -1.0, 1e30, math.inf, -math.inf, math.nan)
 BITS = {FieldDescriptor.TYPE_INT32: 31, FieldDescriptor.TYPE_INT64: 63}
 BITS |= {FieldDescriptor.TYPE_UINT32: 32, FieldDescriptor.TYPE_UINT64: 64}
 DEPTH = 4
-Put = Callable[[Message], None]  # the odd value into a good message
+Put = Callable[[Message], None]  # inserts the unusual value into a valid message
 
 
 def odd_values(field: FieldDescriptor) -> tuple[Any, ...]:
@@ -56,7 +56,7 @@ def odd_values(field: FieldDescriptor) -> tuple[Any, ...]:
 
 
 def changes(kind: Any, depth: int = DEPTH) -> Iterator[tuple[str, Put]]:
-    """By a name for people: what to do to one field of messages of such a descriptor, or to one of a message inside."""
+    """Yields, by description, changes to one field of such messages or of a nested message."""
     for field in kind.fields:
         if field.message_type is not None and field.message_type.GetOptions().map_entry:
             yield f"{field.name}{{}}", lambda m, f=field: _put_entry(m, f)
@@ -98,7 +98,7 @@ async def frontend(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ru
 
 
 async def outcome(frontend: Running, method: str, message: Message) -> tuple[grpc.StatusCode, list[str], str]:
-    """Code, the fields that are named, and the text."""
+    """Returns code, named fields and text of the answer."""
     call = getattr(frontend.inference, method)(message)
     try:
         if isinstance(call, grpc.aio.UnaryStreamCall):

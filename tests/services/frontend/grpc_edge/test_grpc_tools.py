@@ -1,4 +1,4 @@
-"""Tools and reasoning over gRPC's Chat."""
+"""Tools and reasoning over the Chat method."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def chat(**fields: Any) -> pb.ChatRequest:
 
 
 def joined(messages: Sequence[pb.ChatResponse]) -> tuple[str, str, list[list[str]]]:
-    """Reasoning, content, calls."""
+    """Returns reasoning, content and tool calls of all messages."""
     calls: list[list[str]] = []
     for piece in (piece for message in messages for piece in message.tool_calls):
         if piece.id:

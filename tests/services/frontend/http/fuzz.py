@@ -1,8 +1,6 @@
-"""Calls made from the OpenAPI document, whole bodies with one field that is odd, and rich ones with an odd value at one
-place, however deep: what a server answers to them.
-
-`python -m tests.services.frontend.http.fuzz --examples 500` does more of it than a test has time for.
-"""
+"""Fuzzes HTTP routes: calls generated from the OpenAPI document, bodies with one unusual field, and rich bodies with an
+unusual value at one place. `python -m tests.services.frontend.http.fuzz --examples 500` runs more cases than a test has
+time for."""
 
 from __future__ import annotations
 
@@ -51,7 +49,7 @@ BODIES: dict[str, dict[str, Any]] = {
 }
 MARK = "the place"
 Place = tuple[str | int, ...]
-# As JSON: some of them no encoder writes.
+# JSON texts, since some of them cannot be produced by an encoder.
 LEAVES = (
     *("null", "true", '""', "[]", "{}", "0", "-1", "-0.0", "0.5", "1e30", "-1e30", "1e400", "1E-400", "2147483648"),
     *("4294967296", "9223372036854775808", "18446744073709551616", "1" + "0" * 400, '"1"', '"NaN"', '"\\ud83d"'),
@@ -62,15 +60,15 @@ LEAVES = (
 
 
 class Findings:
-    """What was answered, and what should not have been."""
+    """Counts of answers, and unexpected answers."""
 
     def __init__(self) -> None:
         self.statuses: Counter[int] = Counter()
         self.wrong: list[str] = []
-        self.untried: list[str] = []  # operations that nothing can be made for
+        self.untried: list[str] = []  # operations for which no call can be generated
 
     def of_document(self, url: str, examples: int) -> None:
-        """`examples` for each operation and each mode: such as the document allows, and such as it does not."""
+        """Sends `examples` valid and invalid calls for each operation."""
         document = httpx.get(f"{url}/openapi.json", timeout=CALL_TIMEOUT_S).json()
         schema = schemathesis.openapi.from_dict(document)
         schema.config.update(base_url=url)
@@ -84,7 +82,7 @@ class Findings:
                     self.untried.append(f"{mode.value} {operation.label}")
 
     def of_fields(self, url: str, examples: int) -> None:
-        """`examples` for each route: a good body, one or two of whose fields (or fields of fields) are odd."""
+        """Sends `examples` bodies for each route in which one or two fields, also nested ones, are unusual."""
         document = httpx.get(f"{url}/openapi.json", timeout=CALL_TIMEOUT_S).json()
         with httpx.Client(base_url=url, timeout=CALL_TIMEOUT_S) as client:
             for path, body in BODIES.items():
@@ -93,7 +91,7 @@ class Findings:
                 self._ask(odd, examples, partial(self._body, client, path, body))
 
     def of_places(self, url: str, examples: int) -> None:
-        """So many odd values, all different, at each place of each body that is rich."""
+        """Sends `count` different unusual values at each place of each rich body."""
         with httpx.Client(base_url=url, timeout=CALL_TIMEOUT_S) as client:
             for path, body in rich_bodies.BODIES:
                 answer = client.post(path, json=body)
@@ -119,12 +117,12 @@ class Findings:
             ask(value)
 
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of generators, about schemas they find hard
+            warnings.simplefilter("ignore")  # warnings of the generators about difficult schemas
             each()
 
     def _case(self, checks: list[Any], case: Any) -> None:
         if isinstance(case.body, dict) and isinstance(case.body.get("model"), str):
-            case.body["model"] = "talking"  # any other is 404, and nothing else of the body is looked at
+            case.body["model"] = "talking"  # another model is 404 before the rest of the body is validated
         try:
             response = case.call(timeout=CALL_TIMEOUT_S)
             self.statuses[response.status_code] += 1
@@ -138,7 +136,7 @@ class Findings:
         self._send(client, path, sent, sent)
 
     def _send(self, client: httpx.Client, path: str, sent: str, told: str) -> None:
-        """`told`: what is odd about it."""
+        """Sends a call. `told`: description of what is unusual."""
         try:
             response = client.post(path, content=sent, headers={"content-type": "application/json"})
         except httpx.HTTPError as error:
@@ -150,7 +148,7 @@ class Findings:
 
 
 def places_in(value: Any, *, at: Place = ()) -> Iterator[Place]:
-    """Of every field and entry in it, as keys and indices that lead there."""
+    """Yields the path of every field and entry, as keys and indices."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, one in inner:
         yield (*at, key)
@@ -158,7 +156,7 @@ def places_in(value: Any, *, at: Place = ()) -> Iterator[Place]:
 
 
 def put(value: Any, place: Place, new: Any) -> Any:
-    """A copy with something else there."""
+    """Returns a copy with another value at the path."""
     if not place:
         return new
     copied = copy.copy(value)
@@ -184,7 +182,7 @@ def fields_of(document: dict[str, Any], path: str) -> list[str]:
 
 
 async def fuzz(folder: Path, examples: int, part: Callable[[Findings, str, int], None]) -> Findings:
-    """Once every place is given back."""
+    """Runs all cases and waits until admission is idle."""
     script = ScriptedScheduler(count_up)
     findings = Findings()
     async with scheduler(script), running(tool_model_folder(folder), script.address) as frontend:

@@ -1,4 +1,4 @@
-"""Bodies with much in them, of every API: what a conversation, its tools, its parts and the forms of answers hold."""
+"""Rich bodies of every API: conversations with tools, parts and structured outputs."""
 
 from __future__ import annotations
 

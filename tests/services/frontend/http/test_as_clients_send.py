@@ -1,4 +1,4 @@
-"""What clients of other servers send, and how it is answered: with the right status, in their own words."""
+"""Requests as clients of other servers send them, with the expected status and error format."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def frontend(tmp_path: Path) -> AsyncIterator[Running]:
 
 
 async def refused(frontend: Running, path: str, **changes: Any) -> tuple[str | None, str, Any]:
-    """Field, message and code of a 400."""
+    """Returns field, message and code of a 400."""
     answer = await frontend.http.post(path, content=json.dumps({**BODIES[path], **changes}))
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]
@@ -49,7 +49,7 @@ async def refused(frontend: Running, path: str, **changes: Any) -> tuple[str | N
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_half_of_a_surrogate_pair_is_named_wherever_it_stands(frontend: Running, path: str) -> None:
+async def test_a_lone_surrogate_is_named_wherever_it_occurs(frontend: Running, path: str) -> None:
     _, message, _ = await refused(frontend, path, model=HALF)
     assert message == "model holds \\ud83d, half of a surrogate pair, which is no text."
     deep = {"a": [{"b": f"x{HALF}"}]}
@@ -70,7 +70,7 @@ async def test_half_of_a_pair_is_named_however_the_body_is_encoded(frontend: Run
         assert answer.json()["error"]["message"].startswith("model holds \\ud83d")
 
 
-async def test_whole_pairs_are_text(frontend: Running) -> None:
+async def test_complete_surrogate_pairs_are_text(frontend: Running) -> None:
     body = {**BODIES["/v1/completions"], "prompt": "\N{GRINNING FACE}"}
     answer = await frontend.http.post("/v1/completions", content=json.dumps(body, ensure_ascii=True))
     assert answer.status_code == 200
@@ -169,7 +169,7 @@ async def test_errors_name_what_was_sent(
 async def test_what_is_not_offered_is_the_clients_to_change(
     frontend: Running, path: str, changes: dict[str, Any], field: str
 ) -> None:
-    """5xx would be tried again and again."""
+    """Clients would retry a 5xx again and again."""
     found, message, code = await refused(frontend, path, **changes)
     assert (found, code) == (field, "not_offered")
     assert "not offered" in message
@@ -184,7 +184,7 @@ async def test_older_names_mean_what_the_newer_do(frontend: Running, tmp_path: P
         assert answer.status_code == 200
 
 
-async def test_what_is_no_json_is_told_with_its_place(frontend: Running) -> None:
+async def test_invalid_json_is_reported_with_its_position(frontend: Running) -> None:
     for path in ("/v1/completions", "/v1/messages"):
         answer = await frontend.http.post(path, content=b'{"model": "talking", x')
         error = answer.json()["error"]
@@ -239,7 +239,7 @@ async def test_text_offsets_are_those_of_the_echoed_text(frontend: Running) -> N
 async def test_the_document_knows_all_fields_of_a_body(
     frontend: Running, path: str, ignored_fields: str, not_offered: str
 ) -> None:
-    """Such as have no effect, and such as are refused where they ask for something, included."""
+    """Including fields without effect and fields with refused values."""
     body = {**BODIES, **SHORTER}[path]
     document = (await frontend.http.get("/openapi.json")).json()
     place = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
@@ -252,7 +252,7 @@ async def test_the_document_knows_all_fields_of_a_body(
 
 
 async def test_the_document_names_bodies_and_no_modules(frontend: Running) -> None:
-    """Two bodies of one name would be told apart by where they lie."""
+    """Two bodies with the same name would get module-qualified names."""
     schemas = (await frontend.http.get("/openapi.json")).json()["components"]["schemas"]
     assert {"ChatBody", "OllamaChatBody", "NewBatchBody", "ChatBatchBody"} <= schemas.keys()
     assert [name for name in schemas if "__" in name] == []
@@ -304,7 +304,7 @@ async def test_bodies_in_chunks_are_read(frontend: Running) -> None:
     ("value", "text"),
     [(b"1" * 5000, "4300 digits"), (b'"\xff"', "'utf-8' codec can't decode byte 0xff"), (b'"\xed"', "can't decode")],
 )
-async def test_what_no_parser_takes_is_told_with_its_reason(frontend: Running, value: bytes, text: str) -> None:
+async def test_unparsable_tool_calls_are_reported_with_a_reason(frontend: Running, value: bytes, text: str) -> None:
     for path in BODIES:
         answer = await frontend.http.post(path, content=b'{"model": ' + value + b"}")
         message = answer.json()["error"]["message"]

@@ -1,4 +1,4 @@
-"""Conversations of coding assistants with a model that reasons and calls tools: thoughts and calls go back as sent."""
+"""Conversations of coding assistants with a model that reasons and calls tools; both are sent back unchanged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CALLS = {"claude_code": "Bash", "codex": "shell", "opencode": "bash", "cline": "
 
 
 def says(name: str) -> str:
-    """What the model writes: reasoning, text, and a call where the client has offered tools."""
+    """Returns the model's output: reasoning, text, and a tool call if the client offers tools."""
     call = f'<tool_call>\n{{"name": "{CALLS[name]}", "arguments": {{"command": ["ls"]}}}}\n</tool_call>'
     return f"<think>\nI look.\n</think>\n\nLet me see.\n{call}\n{call}"
 

@@ -1,4 +1,4 @@
-"""Coding assistants from npm, unchanged: each reads a file with a tool, sees a command fail, and ends its task."""
+"""Coding assistants from npm, unchanged: each reads a file with a tool, sees a command fail, and finishes its task."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ wire_api = "responses"
 
 @dataclass(frozen=True)
 class Command:
-    """How an assistant is started, and the calls by which it reads a file and runs a command that fails."""
+    """How an assistant is started, and its tool calls to read a file and to run a failing command."""
 
     arguments: tuple[str, ...]
     calls: tuple[Mapping[str, Any], Mapping[str, Any]]

@@ -1,4 +1,4 @@
-"""HTTP beyond what the openai package sends: bodies, errors, headers, the small endpoints."""
+"""HTTP beyond the openai package: bodies, errors, headers, small endpoints."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ async def test_other_errors_have_the_same_shape(frontend: Running) -> None:
         ("/health", "GET, HEAD"),
     ],
 )
-async def test_a_wrong_method_is_told_all_that_the_path_has(frontend: Running, path: str, methods: str) -> None:
+async def test_a_wrong_method_names_the_methods_of_the_path(frontend: Running, path: str, methods: str) -> None:
     answer = await frontend.http.request("PUT", path)
     assert (answer.status_code, answer.headers["allow"]) == (405, methods)
 
@@ -174,7 +174,7 @@ async def test_head_is_get_without_its_body(frontend: Running, path: str, status
     ("method", "path", "status"),
     [("POST", "/api/pull", 404), ("GET", "/api/chat", 405), ("PUT", "/v2/models/tiny/infer", 405)],
 )
-async def test_what_is_not_there_is_told_in_the_words_of_the_api(
+async def test_unknown_paths_are_reported_in_the_format_of_the_api(
     frontend: Running, method: str, path: str, status: int
 ) -> None:
     answer = await frontend.http.request(method, path)
@@ -190,7 +190,7 @@ async def test_what_is_not_there_is_told_in_the_words_of_the_api(
         ("GET", "/v1/messages", 405, "invalid_request_error"),
     ],
 )
-async def test_what_is_not_there_is_told_to_anthropics_clients_in_their_words(
+async def test_unknown_paths_are_reported_in_anthropics_format(
     frontend: Running, method: str, path: str, status: int, kind: str
 ) -> None:
     answer = await frontend.http.request(method, path)

@@ -1,4 +1,4 @@
-"""Streams say something before their first token: a status line, then keep-alives (vllm#47647, litellm#34374)."""
+"""Streams send headers and keep-alives before their first token (vllm#47647, litellm#34374)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PATHS: dict[str, tuple[dict[str, Any], bytes]] = {
 
 @pytest.mark.parametrize("path", PATHS)
 async def test_a_stream_without_a_token_opens_and_is_kept_alive(tmp_path: Path, path: str) -> None:
-    """The model says nothing until the client has had the headers and a keep-alive."""
+    """The model sends nothing until the client has received the headers and a keep-alive."""
     body, kept_alive = PATHS[path]
     script = ScriptedScheduler(count_up)
     script.pause()
@@ -50,7 +50,7 @@ async def test_an_invalid_request_still_has_its_own_status(tmp_path: Path) -> No
         assert (await frontend.http.post("/v1/chat/completions", json=wrong)).status_code == 400
 
 
-async def test_a_failure_behind_the_headers_is_an_event(tmp_path: Path) -> None:
+async def test_a_failure_after_the_headers_is_an_event(tmp_path: Path) -> None:
     script = ScriptedScheduler(count_up)
     script.pause()
     folder = tool_model_folder(tmp_path / "talking")

@@ -1,4 +1,4 @@
-"""Values that bodies may have in another type, as the OpenAPI document says at its beginning."""
+"""Values of another JSON type that bodies may have, as the OpenAPI document states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is not there is told in the words of the API, with what is there instead."""
+"""Errors about unknown models and paths use the API's format and name what exists."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ async def test_a_long_list_is_cut() -> None:
 async def test_errors_of_the_open_inference_protocol_are_a_text(
     frontend: Running, method: str, path: str, body: bytes | None, status: int
 ) -> None:
-    """tritonclient joins it to its own words, and raised a TypeError for OpenAI's object."""
+    """tritonclient concatenates the error with text and raised a TypeError for OpenAI's object."""
     answer = await frontend.http.request(method, path, content=body)
     told = answer.json()
     assert (answer.status_code, list(told)) == (status, ["error"])
@@ -110,7 +110,7 @@ async def test_errors_of_probes_of_the_protocol_are_a_text(folder: Path) -> None
         assert (one.status_code, isinstance(one.json()["error"], str)) == (503, True)
 
 
-async def test_paths_of_others_under_v2_keep_their_words(frontend: Running) -> None:
+async def test_other_apis_paths_under_v2_keep_their_error_format(frontend: Running) -> None:
     for path in ("/v2/rerank", "/v2/embed"):
         answer = await frontend.http.post(path, content=b"{")
         assert (answer.status_code, "message" in answer.json()["error"]) == (400, True)
@@ -128,20 +128,20 @@ async def test_paths_of_others_under_v2_keep_their_words(frontend: Running) -> N
 
 
 async def test_compaction_is_not_there(frontend: Running) -> None:
-    """Codex probes for it, and goes on without where it is 404."""
+    """Codex probes for it, and works without it if it gets 404."""
     answer = await frontend.http.post("/v1/responses/compact", json={"model": "tiny", "input": "x"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, 404)
     assert "/v1/responses/compact" not in (await frontend.http.get("/openapi.json")).json()["paths"]
 
 
-async def test_last_words_say_when_to_come_back_only_where_that_would_help() -> None:
+async def test_a_last_response_has_retry_after_only_if_it_helps() -> None:
     assert b"\r\nretry-after: 1\r\n" in TOO_MANY
     for words in (CUT_SHORT, NO_TUNNELS, LARGE_HEADERS, TOO_SLOW):
         assert b"retry-after" not in words
         assert words.endswith(b"connection: close\r\n\r\n")
 
 
-async def test_pages_are_in_nobodys_frame(frontend: Running) -> None:
+async def test_pages_refuse_to_be_framed(frontend: Running) -> None:
     for path in ("/", "/docs", "/console/console.js", "/console/console.css"):
         answer = await frontend.http.get(path)
         policy = dict(part.strip().partition(" ")[::2] for part in answer.headers["content-security-policy"].split(";"))

@@ -1,4 +1,4 @@
-"""null stands for a field that was left out: serializers of many languages write it for what is not set."""
+"""null means a field was omitted: serializers of many languages write it for unset fields."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def test_null_is_a_field_left_out(
 
 
 async def test_null_keeps_the_default_of_a_stream(frontend: Running) -> None:
-    """Ollama's calls stream unless they say otherwise, Anthropic's do not."""
+    """Ollama's calls stream by default, Anthropic's do not."""
     lines = await frontend.http.post("/api/generate", json={"prompt": "a", "stream": None})
     whole = await frontend.http.post("/v1/messages", json={"messages": ASK, "max_tokens": 3, "stream": None})
     options = {"stream": True, "stream_options": {"include_usage": None}, "max_tokens": 3}

@@ -1,4 +1,4 @@
-"""What stands inside of messages, items and blocks and is none of what may stand there: refused, and by its place."""
+"""Invalid values inside of messages, items and blocks are refused with their location."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def frontend(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ru
 
 
 def bodies() -> Iterator[tuple[str, dict[str, Any], str]]:
-    """Path, body, and what its refusal begins with."""
+    """Yields path, body, and the beginning of the expected error."""
     for odd in (5, "a", {"a": 1}, [1], [None], ["a"], [{"text": 5}], [{"text": None}]):
         for name in ("content", "summary"):
             items = [{"type": "reasoning", name: odd}, {"role": "assistant", "content": "so"}, LAST]
@@ -52,16 +52,14 @@ def bodies() -> Iterator[tuple[str, dict[str, Any], str]]:
 
 
 @pytest.mark.parametrize(("path", "body", "refusal"), [*bodies()])
-async def test_parts_that_nobody_can_read_are_refused(
-    frontend: Running, path: str, body: dict[str, Any], refusal: str
-) -> None:
+async def test_unsupported_parts_are_refused(frontend: Running, path: str, body: dict[str, Any], refusal: str) -> None:
     answer = await frontend.http.post(path, json=body)
     assert answer.status_code == 400
     assert answer.json()["error"]["message"].startswith(refusal)
     assert len(answer.text) < 400
 
 
-async def test_what_is_empty_in_their_places_is_nothing(frontend: Running) -> None:
+async def test_empty_optional_values_count_as_omitted(frontend: Running) -> None:
     for empty in (None, []):
         items = [{"type": "reasoning", "content": empty, "summary": empty}, LAST]
         calls = [{"role": "assistant", "content": "so", "tool_calls": empty}, LAST]

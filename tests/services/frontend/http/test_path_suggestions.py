@@ -1,4 +1,4 @@
-"""An error about a path that is not there names the one that was probably meant."""
+"""The error about an unknown path suggests the path that was probably meant."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def test_none_is_made_up(frontend: Running, path: str) -> None:
     assert "did you mean" not in answer.text
 
 
-async def test_what_a_route_says_is_not_there_is_no_wrong_path(frontend: Running) -> None:
+async def test_a_404_of_a_route_gets_no_path_suggestion(frontend: Running) -> None:
     answer = await frontend.http.get("/v1/models/other")
     assert answer.status_code == 404
     assert "did you mean" not in answer.text

@@ -1,4 +1,4 @@
-"""Paths and headers that clients of other servers look for."""
+"""Paths and headers that clients of other servers use."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ async def test_tokenizer_info_has_what_the_folder_says_and_the_template_in_use(f
     assert info["model_max_length"] == int(1e30), "what Hugging HttpApplication writes for: no limit"
 
 
-async def test_probes_tell_alive_from_ready(tmp_path: Path) -> None:
-    """Without a scheduler it is alive all the same, and needs no key to say so."""
+async def test_probes_distinguish_alive_from_ready(tmp_path: Path) -> None:
+    """Without a scheduler the frontend is alive but not ready; probes need no key."""
     folder = tool_model_folder(tmp_path / "talking")
     async with running(folder, until_health=(503,), api_key="secret") as lonely:
         statuses = [(await lonely.http.get(path)).status_code for path in ("/live", "/ready", "/health")]
         assert statuses == [200, 503, 503]
 
 
-async def test_it_is_ready_once_a_worker_has_told_its_adapters(tmp_path: Path) -> None:
-    """Where that is asked for: who waits for /health and lists the models finds them all."""
+async def test_it_is_ready_once_a_worker_has_reported_its_adapters(tmp_path: Path) -> None:
+    """With health_awaits_worker: a client that waits for /health and lists the models finds all of them."""
     script = ScriptedScheduler(count_up, num_workers=0)
     folder = tool_model_folder(tmp_path / "talking")
     settings: dict[str, Any] = {"until_health": (503,), "health_awaits_worker": True}
@@ -78,7 +78,7 @@ async def test_probes_may_ask_for_the_head_alone(frontend: Running, path: str) -
 
 
 async def test_a_slash_at_the_end_is_none(tmp_path: Path) -> None:
-    """Nobody is sent elsewhere: behind a proxy that would be a wrong address."""
+    """Without a redirect, which would have a wrong address behind a proxy."""
     folder = tool_model_folder(tmp_path / "talking")
     script = ScriptedScheduler(count_up)
     settings: Any = {"root_path": "/llm", "max_inflight_requests": 1}
@@ -92,7 +92,7 @@ async def test_a_slash_at_the_end_is_none(tmp_path: Path) -> None:
             assert (await frontend.http.post("/v1/completions/?a", content=b"no JSON")).status_code == 429
 
 
-async def test_a_body_that_is_none_is_told(frontend: Running) -> None:
+async def test_an_invalid_body_is_reported(frontend: Running) -> None:
     for path in ("/v1/completions", "/v1/chat/completions/batch", "/v1/messages", "/invocations"):
         message = (await post_raw(frontend, path, b""))["error"]["message"]
         assert message == "the body is empty; it must be a JSON object"
@@ -101,7 +101,7 @@ async def test_a_body_that_is_none_is_told(frontend: Running) -> None:
 
 
 async def test_null_is_no_body(frontend: Running) -> None:
-    """Nor one without fields, which asks of Ollama that the model be loaded."""
+    """Nor is a body without fields, which asks Ollama to load the model."""
     told = "the body: Input should be a valid dictionary"
     for path in ("/api/chat", "/api/generate", "/api/show"):
         assert (await post_raw(frontend, path, b"null"))["error"].startswith(told)
@@ -121,7 +121,7 @@ async def test_readiness_follows_sessions(frontend: Running) -> None:
 
 
 async def test_invocations_are_chats_or_completions(frontend: Running) -> None:
-    """As SageMaker calls a container: one path, and the body says what it is."""
+    """As SageMaker calls a container: one path for both kinds of bodies."""
     for path, body in (("/v1/chat/completions", CHAT), ("/v1/completions", COMPLETION)):
         status, answer = await post(frontend, "/invocations", body)
         _, same = await post(frontend, path, body)
@@ -166,13 +166,13 @@ async def test_invocations_read_texts_as_well(frontend: Running, path: str, body
         ({**COMPLETION, "modle": 1}, "modle"),
     ],
 )
-async def test_invocations_are_refused_in_the_words_of_the_call(frontend: Running, body: Any, field: str) -> None:
+async def test_invocations_are_refused_in_the_format_of_their_body(frontend: Running, body: Any, field: str) -> None:
     status, answer = await post(frontend, "/invocations", body)
     assert (status, answer["error"]["param"]) == (400, field)
 
 
 async def test_invocations_are_work(tmp_path: Path) -> None:
-    """They take places, and are refused where there are none."""
+    """They are subject to admission."""
     folder = tool_model_folder(tmp_path / "talking")
     script = ScriptedScheduler(count_up)
     long = {**COMPLETION, "max_tokens": 400, "stream": True}
@@ -217,7 +217,7 @@ async def test_what_a_batch_has_not_is_refused_by_name(frontend: Running, change
 async def test_every_answer_has_an_id_and_its_line_in_the_log_too(
     frontend: Running, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whoever reports a refusal can name it, though they had not named the call."""
+    """A client can report a refusal by id even if it sent none."""
     caplog.set_level("INFO", "quire.calls")
     for method, path, body in (
         ("GET", "/health", b""),
@@ -238,7 +238,7 @@ async def test_every_answer_has_an_id_and_its_line_in_the_log_too(
 
 
 def _named_in(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Ids of the calls that have their line."""
+    """Returns the ids in the log lines of calls."""
     lines = [record for record in caplog.records if record.name == "quire.calls"]
     return [line.values["request"] for line in lines]  # type: ignore[attr-defined]
 
@@ -250,7 +250,7 @@ async def test_the_chunk_that_opens_a_choice_counts_no_token_yet(frontend: Runni
     )
     chunks = [json.loads(line[6:]) for line in answer.text.split("\n\n") if line and line != "data: [DONE]"]
     counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
-    # Of three tokens, as one, two or all of them have come by the time of the first message: all that there can be.
+    # Three tokens may arrive as one, two or three messages.
     assert counts in ([0, 1, 3, 3], [0, 2, 3, 3], [0, 3, 3]), "what has come together goes together"
     assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
 
@@ -258,8 +258,8 @@ async def test_the_chunk_that_opens_a_choice_counts_no_token_yet(frontend: Runni
 LOAD = {"kv_cache_usage_perc": 0.25, "num_requests_waiting": 3.0, "num_requests_running": 7.0}
 
 
-async def test_whoever_asks_for_it_is_told_the_load_with_each_answer(tmp_path: Path) -> None:
-    """Under the names and in the formats that gateways know from vLLM."""
+async def test_the_load_header_is_sent_on_request(tmp_path: Path) -> None:
+    """With the names and formats of vLLM's header."""
     folder = tool_model_folder(tmp_path / "talking")
     script = ScriptedScheduler(count_up)
     async with scheduler(script), running(folder, script.address) as frontend:
@@ -279,7 +279,7 @@ async def test_whoever_asks_for_it_is_told_the_load_with_each_answer(tmp_path: P
 
 
 async def test_a_path_in_front_of_all_paths(tmp_path: Path) -> None:
-    """Behind a proxy that cuts it off and behind one that does not; keys, door and words of errors are the same."""
+    """Behind a proxy that strips the prefix and one that does not; keys, admission and errors work the same."""
     folder = tool_model_folder(tmp_path / "talking")
     script = ScriptedScheduler(count_up)
     settings: Any = {"root_path": "/llm/one", "api_key": "secret"}
@@ -302,7 +302,7 @@ async def test_a_path_in_front_of_all_paths(tmp_path: Path) -> None:
         assert 'handler="/llm' not in counted
 
 
-async def test_places_are_kept_under_a_path_in_front(tmp_path: Path) -> None:
+async def test_admission_works_under_a_path_prefix(tmp_path: Path) -> None:
     folder = tool_model_folder(tmp_path / "talking")
     script = ScriptedScheduler(count_up)
     settings: Any = {"root_path": "/llm", "max_inflight_requests": 1}
@@ -317,7 +317,7 @@ async def test_places_are_kept_under_a_path_in_front(tmp_path: Path) -> None:
 
 
 async def test_a_path_in_front_that_comes_twice_is_no_path_here(tmp_path: Path) -> None:
-    """Guards and routes see the same path: what is behind it is not served to who could not ask for it by its name."""
+    """Guards and routes see the same path, so a doubled prefix does not bypass the guards."""
     folder = tool_model_folder(tmp_path / "talking")
     script = ScriptedScheduler(count_up)
     settings: Any = {"root_path": "/llm", "api_key": "secret"}

@@ -1,4 +1,4 @@
-"""Routes are built when they are called, and say what they would have said."""
+"""Routes are built on first use and behave as if built at start."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def drop(name: str) -> dict[str, str]:
 
 @pytest.fixture
 def built(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Paths of the routes that have been built, in order."""
+    """Returns the paths of the routes built so far, in order."""
     paths: list[str] = []
     late = LazyRoute.__init__
 
@@ -67,7 +67,7 @@ async def test_of_several_with_one_path_the_method_chooses(app: FastAPI) -> None
     assert (await asked(app, "POST", "/inner/ada")).status_code == 405
 
 
-async def test_what_nobody_serves_builds_nothing(app: FastAPI, built: list[str]) -> None:
+async def test_unknown_paths_build_no_route(app: FastAPI, built: list[str]) -> None:
     assert (await asked(app, "GET", "/outer/ada")).status_code == 404
     assert built == []
 

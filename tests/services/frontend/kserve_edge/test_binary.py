@@ -1,4 +1,4 @@
-"""/v2/models/NAME/infer with tensors as bytes behind the JSON."""
+"""/v2/models/NAME/infer with tensors as bytes after the JSON."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def packed(*texts: str) -> bytes:
 
 
 def behind(name: str, size: Any, **more: Any) -> dict[str, Any]:
-    """A tensor whose bytes follow."""
+    """A tensor whose bytes follow the JSON."""
     datatype = "BYTES" if name in (TEXT, "sampling_parameters") else "BOOL"
     parameters = {"binary_data_size": size}
     return {"name": name, "datatype": datatype, "shape": [1], "parameters": parameters, **more}
@@ -53,14 +53,14 @@ def behind(name: str, size: Any, **more: Any) -> dict[str, Any]:
 async def post(
     http: httpx.AsyncClient, body: dict[str, Any], data: bytes, headers: dict[str, str] | None = None
 ) -> httpx.Response:
-    """`headers`: those of the body; None: the right ones."""
+    """Sends the call. `headers`: None for the correct ones."""
     told = json.dumps(body).encode()
     right = {HEADER: str(len(told)), **OCTETS}
     return await http.post(INFER, content=told + data, headers=right if headers is None else headers)
 
 
 def apart(reply: httpx.Response) -> tuple[dict[str, Any], bytes]:
-    """The JSON of an answer, and what follows."""
+    """Returns the JSON part of an answer and the bytes that follow."""
     assert (reply.status_code, reply.headers["content-type"]) == (200, OCTETS["content-type"]), reply.text
     size = int(reply.headers[HEADER])
     return json.loads(reply.content[:size]), reply.content[size:]
@@ -128,22 +128,30 @@ FOUR = packed("Hm? ")
         (text_of("8"), FOUR, "text_input: binary_data_size must be a number of bytes, got '8'."),
         (text_of(True), FOUR, "text_input: binary_data_size must be a number of bytes, got True."),
         (text_of(8.0), FOUR, "text_input: binary_data_size must be a number of bytes, got 8.0."),
-        (text_of(9), FOUR, "text_input: binary_data_size is 9, and 8 bytes are left behind the JSON."),
+        (text_of(9), FOUR, "text_input: binary_data_size is 9, and 8 bytes are left after the JSON."),
         (text_of(10**200), FOUR, f"text_input: binary_data_size is 1{63 * '0'}, and 8 bytes are left"),
-        (text_of(7), FOUR, "text_input has one element: its length says 4 bytes, 3 follow"),
-        (text_of(8), FOUR + b"!!", "2 bytes behind the JSON belong to no tensor"),
-        ({"inputs": TWO}, FOUR, "sampling_parameters: binary_data_size is 8, and 0 bytes are left behind the JSON."),
-        ({"inputs": [TWO[0]] * 2}, FOUR * 2, "text_input is there twice"),
+        (text_of(7), FOUR, "text_input must have one element: its length prefix says 4 bytes, 3 follow"),
+        (text_of(8), FOUR + b"!!", "2 bytes after the JSON belong to no tensor"),
+        ({"inputs": TWO}, FOUR, "sampling_parameters: binary_data_size is 8, and 0 bytes are left after the JSON."),
+        ({"inputs": [TWO[0]] * 2}, FOUR * 2, "text_input occurs twice"),
         (text_of(3), b"abc", "text_input begins with the length of its element in 4 bytes, got 3 bytes"),
-        (text_of(8), b"\xff\xff\xff\xff....", "text_input has one element: its length says 4294967295 bytes, 4 follow"),
-        (text_of(10), packed("x", "y"), "text_input has one element: its length says 1 bytes, 6 follow"),
-        (text_of(8, shape=[2]), FOUR, "text_input has one element, got the shape [2]"),
-        (text_of(8, shape=[-1]), FOUR, "text_input has one element, got the shape [-1]"),
+        (
+            text_of(8),
+            b"\xff\xff\xff\xff....",
+            "text_input must have one element: its length prefix says 4294967295 bytes, 4 follow",
+        ),
+        (text_of(10), packed("x", "y"), "text_input must have one element: its length prefix says 1 bytes, 6 follow"),
+        (text_of(8, shape=[2]), FOUR, "text_input must have one element, got the shape [2]"),
+        (text_of(8, shape=[-1]), FOUR, "text_input must have one element, got the shape [-1]"),
         (text_of(8, datatype="FP32"), FOUR, "text_input is BYTES, got 'FP32'"),
         (text_of(5), b"\x01\0\0\0\xff", "text_input is not UTF-8: invalid start byte at byte 0"),
         (text_of(8, data=["x"]), FOUR, "text_input has both data and a binary_data_size"),
         (text_of(None), b"", "text_input has neither data nor a binary_data_size"),
-        ({"inputs": [TWO[0], behind("stream", 2)]}, FOUR + b"\0\0", "stream has one element, got the shape [1] and 2"),
+        (
+            {"inputs": [TWO[0], behind("stream", 2)]},
+            FOUR + b"\0\0",
+            "stream must have one element, got the shape [1] and 2",
+        ),
         ({**text_of(8), "parameters": {"binary_data_output": 1}}, FOUR, "parameters: binary_data_output must be true"),
         (
             {**text_of(8), "outputs": [{"name": "text_output", "parameters": {"binary_data": "yes"}}]},
@@ -157,7 +165,7 @@ FOUR = packed("Hm? ")
         ),
     ],
 )
-async def test_sizes_that_lie_are_told(http: httpx.AsyncClient, body: dict[str, Any], data: bytes, error: str) -> None:
+async def test_wrong_sizes_are_reported(http: httpx.AsyncClient, body: dict[str, Any], data: bytes, error: str) -> None:
     reply = await post(http, body, data)
     assert (reply.status_code, reply.json()["error"][: len(error)]) == (400, error)
 
@@ -176,7 +184,7 @@ async def test_sizes_that_lie_are_told(http: httpx.AsyncClient, body: dict[str, 
         ({**OCTETS}, "content-type is 'application/octet-stream': bodies are application/json"),
     ],
 )
-async def test_a_header_that_lies_is_told(http: httpx.AsyncClient, headers: dict[str, str], error: str) -> None:
+async def test_a_wrong_header_is_reported(http: httpx.AsyncClient, headers: dict[str, str], error: str) -> None:
     reply = await post(http, text_of(8), FOUR, headers)
     assert (reply.status_code, reply.json()["error"][: len(error)]) == (400, error)
 
@@ -188,7 +196,7 @@ async def test_a_tensor_needs_the_header_for_its_bytes(http: httpx.AsyncClient) 
 
 
 async def test_large_bodies_of_both_kinds(http: httpx.AsyncClient) -> None:
-    """Their JSON is looked at by a process of its own, which leaves what is behind it where it is."""
+    """The child process checks the JSON part and leaves the bytes after it in place."""
     custom = {"binary_data_size": 8, "custom": "x" * HEAVY_BYTES}
     reply = await post(http, {"inputs": [behind(TEXT, 8, parameters=custom)]}, FOUR)
     assert reply.json()["outputs"][0]["data"] == ["Hm? It is sunny."]

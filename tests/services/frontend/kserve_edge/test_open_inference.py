@@ -1,4 +1,4 @@
-"""The open inference protocol over gRPC: texts as tensors."""
+"""The open inference protocol over gRPC, with texts as tensors."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def stub(frontend: Running) -> Any:
 
 
 def infer(text: str | bytes | None = "Hm?", *, is_raw: bool = False, **inputs: Any) -> pb.ModelInferRequest:
-    """`inputs`: by name; true and false, or texts."""
+    """Returns a request. `inputs`: by name, booleans or texts."""
     message = pb.ModelInferRequest(model_name=MODEL, id="mine")
     given = ({} if text is None else {"text_input": text}) | inputs
     for name, value in given.items():
@@ -83,7 +83,7 @@ def text_of(responses: Iterable[pb.ModelStreamInferResponse], request_id: str = 
 
 
 async def noted(call: Any, heard: list[Any]) -> None:
-    """Until it ends, or fails."""
+    """Collects the answers until the call ends or fails."""
     async for response in call:
         heard.append(response)
 
@@ -94,7 +94,7 @@ async def refused(call: Any) -> tuple[grpc.StatusCode, str]:
     return failed.value.code(), str(failed.value.details())
 
 
-async def test_who_this_is_and_what_it_takes(frontend: Running, stub: Any) -> None:
+async def test_server_and_model_metadata(frontend: Running, stub: Any) -> None:
     server = await stub.ServerMetadata(pb.ServerMetadataRequest())
     model = await stub.ModelMetadata(pb.ModelMetadataRequest(name=MODEL))
     assert (server.name, server.version) == ("quire", VERSION)
@@ -114,7 +114,7 @@ async def test_models_that_are_not_there_are_not_ready(stub: Any) -> None:
     assert (await refused(stub.ModelMetadata(pb.ModelMetadataRequest(name="other"))))[0] is grpc.StatusCode.NOT_FOUND
 
 
-async def test_a_text_goes_on_behind_the_prompt_or_alone(stub: Any) -> None:
+async def test_a_text_is_returned_with_or_without_the_prompt(stub: Any) -> None:
     whole = await stub.ModelInfer(infer("Hm? "))
     alone = await stub.ModelInfer(infer("Hm? ", exclude_input_in_output=True))
     assert outputs(whole) == {"text_output": [b"Hm? It is sunny."]}
@@ -151,7 +151,7 @@ async def test_sampling_parameters_come_as_a_tensor_or_as_parameters(
     assert b"sun" not in outputs(first)["text_output"][0]
 
 
-async def test_what_is_told_on_request(stub: Any) -> None:
+async def test_optional_outputs_are_returned_on_request(stub: Any) -> None:
     wanted = (
         "return_finish_reason",
         "return_cumulative_logprob",
@@ -267,23 +267,23 @@ def of_priority_4() -> pb.ModelInferRequest:
     [
         (of_priority_4(), "UNIMPLEMENTED", "priority needs the scheduling policy 'priority'"),
         (without_a_text(), "INVALID_ARGUMENT", "text_input is missing"),
-        (two_texts(), "INVALID_ARGUMENT", "text_input has one element, got the shape [2] and 2 values"),
-        (cut_short(), "INVALID_ARGUMENT", "text_input has one element: its length says 3 bytes, 2 follow"),
+        (two_texts(), "INVALID_ARGUMENT", "text_input must have one element, got the shape [2] and 2 values"),
+        (cut_short(), "INVALID_ARGUMENT", "text_input must have one element: its length prefix says 3 bytes, 2 follow"),
         (of_another_type(), "INVALID_ARGUMENT", "text_input is BYTES, got 'FP32'"),
         (of_version_2(), "NOT_FOUND", "there is no version '2' of models, only 1"),
         (infer(b"\xff"), "INVALID_ARGUMENT", "text_input is not UTF-8: invalid start byte at byte 0"),
-        (infer(image="..."), "INVALID_ARGUMENT", "there is no input 'image'; there are text_input, "),
+        (infer(image="..."), "INVALID_ARGUMENT", "there is no input 'image'; available: text_input, "),
         (infer(stream=True), "INVALID_ARGUMENT", "stream needs ModelStreamInfer"),
         (infer(sampling_parameters="{"), "INVALID_ARGUMENT", "sampling_parameters is not JSON: "),
-        (infer(sampling_parameters="[]"), "INVALID_ARGUMENT", "sampling_parameters is an object"),
+        (infer(sampling_parameters="[]"), "INVALID_ARGUMENT", "sampling_parameters must be an object"),
         (infer(sampling_parameters='{"temprature": 1}'), "INVALID_ARGUMENT", "Unrecognized request argument"),
-        (infer(sampling_parameters='{"prompt": "x"}'), "INVALID_ARGUMENT", "prompt is no sampling parameter"),
+        (infer(sampling_parameters='{"prompt": "x"}'), "INVALID_ARGUMENT", "prompt is not a sampling parameter"),
         (infer(sampling_parameters='{"top_k": "x"}'), "INVALID_ARGUMENT", "top_k: "),
         (infer(sampling_parameters=" " * 300_000), "INVALID_ARGUMENT", "sampling_parameters has at most 262144 bytes"),
         (infer(sampling_parameters="[" * 200), "INVALID_ARGUMENT", "the body is nested"),
     ],
 )
-async def test_wrong_requests_are_told_what_is_wrong(
+async def test_invalid_requests_are_refused_with_a_reason(
     stub: Any, message: pb.ModelInferRequest, code: str, text: str
 ) -> None:
     told = await refused(stub.ModelInfer(message))

@@ -1,4 +1,4 @@
-"""/v2 as KServe's and Triton's clients send it over HTTP."""
+"""/v2 as clients of KServe and Triton call it over HTTP."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def infer(*more: dict[str, Any], text: str = "Hm? ", **fields: Any) -> dict[str,
     return {"inputs": [tensor("text_input", text), *more], **fields}
 
 
-async def test_who_this_is_and_what_it_takes(http: httpx.AsyncClient) -> None:
+async def test_server_and_model_metadata(http: httpx.AsyncClient) -> None:
     server, model, versioned = [(await http.get(path)).json() for path in ("/v2", MODEL, f"{MODEL}/versions/1")]
     assert (server["name"], server["version"]) == ("quire", VERSION)
     assert (model["name"], model["versions"]) == ("talking", ["1"])
@@ -62,8 +62,8 @@ async def test_probes(http: httpx.AsyncClient) -> None:
     assert (await http.get("/v2/models/other/ready")).status_code == 404
 
 
-async def test_a_version_that_is_not_there_is_told_by_each_path(http: httpx.AsyncClient) -> None:
-    """A 503 would have its client come back for it."""
+async def test_an_unknown_version_is_reported_by_each_path(http: httpx.AsyncClient) -> None:
+    """A client would retry a 503."""
     for path in (f"{MODEL}/versions/2", f"{MODEL}/versions/2/ready", f"{MODEL}?version=2", f"{MODEL}/ready?version=2"):
         answer = await http.get(path)
         assert (answer.status_code, answer.json()) == (404, {"error": "there is no version '2' of models, only 1"})
@@ -117,12 +117,12 @@ async def test_a_stream_of_events(http: httpx.AsyncClient) -> None:
         ("infer", infer(tensor("sampling_parameters", 5)), 400, "sampling_parameters is BYTES, got int"),
         ("infer", infer(text="x") | {"inputs": [tensor("text_input", "x", shape=[2])]}, 400, "text_input has one"),
         ("infer", infer(parameters={"top_p": 7}), 400, "top_p must be in (0, 1], got 7.0."),
-        ("generate", {"text_input": "x", "stream": True}, 400, "stream is True: that is another path"),
+        ("generate", {"text_input": "x", "stream": True}, 400, "stream=True needs the other path"),
         ("generate", {"text_input": "x", "temprature": 1}, 400, "Unrecognized request argument supplied: temprature"),
         ("versions/2/infer", infer(), 404, "there is no version '2' of models, only 1"),
     ],
 )
-async def test_wrong_bodies_are_told_what_is_wrong(
+async def test_invalid_bodies_are_refused_with_a_reason(
     http: httpx.AsyncClient, path: str, body: dict[str, Any], status: int, error: str
 ) -> None:
     reply = await http.post(f"{MODEL}/{path}", json=body)

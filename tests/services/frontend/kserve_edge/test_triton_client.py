@@ -1,4 +1,4 @@
-"""A real client of the protocol, over gRPC and over HTTP."""
+"""A real client of the protocol, over gRPC and HTTP."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""`python triton_client.py HOST:PORT MODEL`: what people do with tritonclient[grpc], which shares no process with our
-own code: both register the messages of the protocol. Prints what came as JSON.
-"""
+"""`python triton_client.py HOST:PORT MODEL`: uses tritonclient[grpc] in a process of its own, since both sides register
+the protocol's messages. Prints the answers as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python triton_http_client.py HOST:PORT MODEL`: what people do with tritonclient[http]. Prints what came as JSON."""
+"""`python triton_http_client.py HOST:PORT MODEL`: uses tritonclient[http] and prints the answers as JSON."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def inputs(text: str, *, binary: bool = True, **more: Any) -> list[http.InferInp
 
 
 def told(result: http.InferResult) -> dict[str, Any]:
-    """By tensor: its elements, and whether they came as bytes."""
+    """Returns, by tensor, its elements and whether they were sent as bytes."""
     found = {}
     for output in result.get_response()["outputs"]:
         values = [

@@ -1,4 +1,4 @@
-"""/api with the ollama package, unchanged, against a frontend."""
+"""/api with the unmodified ollama package, against a frontend."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def test_a_chat_whole_and_streamed(tool_model: Path) -> None:
     assert prompt_text(tool_model, prompt_of(script.submissions[0])).startswith("<|im_start|>user\nHow is the")
 
 
-async def test_thoughts_and_calls_come_apart_and_calls_whole(tool_model: Path) -> None:
+async def test_reasoning_and_calls_are_separate_and_calls_complete(tool_model: Path) -> None:
     async with serving(tool_model, THOUGHT) as (_, client, _script):
         whole = await client.chat("talking", ASK, tools=[WEATHER, CLOCK], think=True)
         pieces = [p async for p in await client.chat("talking", ASK, tools=[WEATHER, CLOCK], think=True, stream=True)]
@@ -116,9 +116,7 @@ async def test_options_reach_the_sampler_and_log_probabilities_come_back(tool_mo
         ({"modle": "x"}, 400, "modle; did you mean 'model'?"),
     ],
 )
-async def test_refusals_are_in_the_words_of_ollama(
-    tool_model: Path, more: dict[str, Any], status: int, said: str
-) -> None:
+async def test_refusals_have_ollamas_format(tool_model: Path, more: dict[str, Any], status: int, said: str) -> None:
     async with tool_server(tool_model, "no") as (frontend, _, _script):
         reply = await frontend.http.post("/api/chat", json={"model": "talking", "messages": ASK, **more})
     assert (reply.status_code, list(reply.json())) == (status, ["error"])
@@ -171,9 +169,9 @@ async def test_vectors(tool_model: Path) -> None:
     assert told.prompt_eval_count == sum(one.num_prompt_tokens for one in script.submissions[:2])
 
 
-async def test_an_error_behind_the_first_line_is_the_last_line(tool_model: Path) -> None:
+async def test_an_error_after_the_first_line_is_the_last_line(tool_model: Path) -> None:
     async with tool_server(tool_model, "a b c d e f g h i j k l m n o p") as (frontend, _, script):
-        script.step_s = 0.2  # of 17 tokens at least
+        script.step_s = 0.2  # at least 17 tokens
         body = {"model": "talking", "messages": ASK}
         reply = await frontend.http.post("/api/chat", json=body, headers={"x-request-timeout": "3"})
     first, *_, last = [json.loads(line) for line in reply.text.splitlines()]
@@ -181,7 +179,7 @@ async def test_an_error_behind_the_first_line_is_the_last_line(tool_model: Path)
 
 
 async def test_curl_needs_no_content_type_and_pages_in_browsers_do(tool_model: Path) -> None:
-    """As Ollama's pages call it: `curl URL -d BODY`, which says that the body is a form."""
+    """`curl URL -d BODY`, as in Ollama's documentation, sends a form's content type."""
     body = json.dumps({"model": "talking", "prompt": "How is the weather?", "stream": False})
     form = {"content-type": "application/x-www-form-urlencoded"}
     async with serving(tool_model, "It is sunny.") as (frontend, _, _script):
@@ -219,7 +217,7 @@ async def test_stop_strings_count_in_the_content_only(tool_model: Path) -> None:
         ("/api/chat", {"messages": [], "prompt": "hi"}, "prompt", "send it there"),
     ],
 )
-async def test_a_call_to_the_wrong_path_is_told_the_right_one(
+async def test_a_call_to_the_wrong_path_names_the_right_one(
     tool_model: Path, path: str, body: dict[str, Any], field: str, told: str
 ) -> None:
     async with tool_server(tool_model, "ok") as (frontend, _, script):
@@ -246,7 +244,7 @@ async def test_a_call_to_the_wrong_path_is_told_the_right_one(
         },
         {"penalize_newline": None, "repeat_last_n": -1},
         {"penalize_newline": True, "repeat_penalty": 1.2},  # every token is penalized here
-        {"repeat_last_n": 64},  # Ollama's own default, of penalties that nothing asks for
+        {"repeat_last_n": 64},  # Ollama's default for unset penalties
         {"repeat_last_n": 33, "repeat_penalty": 1.0, "presence_penalty": 0.0},
     ],
 )  # fmt: skip
@@ -278,7 +276,7 @@ async def test_the_window_of_penalties_that_act_is_refused(tool_model: Path) -> 
     [({"x": 1}, ""), ('{"x": 1}', ""), ("", ""), (["x"], "arguments of the tool call 'f' must be an object, got list")],
 )
 async def test_arguments_of_calls_may_be_text(tool_model: Path, arguments: object, error: str) -> None:
-    """Histories that OpenAI's clients wrote are sent on (open-webui#16235)."""
+    """As in histories written by OpenAI's clients (open-webui#16235)."""
     call = {"function": {"name": "f", "arguments": arguments}}
     said = [*ASK, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "1"}]
     async with tool_server(tool_model, "ok") as (frontend, _, _script):

@@ -1,4 +1,4 @@
-"""The table of sampling parameters that are one number: every edge and the worker's message are made of it."""
+"""Every edge and the worker's message are built from the table of scalar sampling parameters."""
 
 from __future__ import annotations
 

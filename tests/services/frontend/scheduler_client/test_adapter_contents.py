@@ -1,4 +1,4 @@
-"""What schedulers say of their adapters' weights decides where prefixes are looked for and which adapters exist."""
+"""Adapter digests reported by schedulers decide where prefixes are looked up and which adapters exist."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def test_prefixes_of_an_adapter_are_those_of_its_weights(folder: Path) -> 
 
 @asynccontextmanager
 async def serving(folder: Path, *digests: bytes) -> AsyncIterator[Running]:
-    """A frontend before a scheduler for each of `digests`, of an adapter of one name."""
+    """A frontend with one scheduler per entry of `digests`, all with an adapter of the same name."""
     async with AsyncExitStack() as stack:
         scripts = [ScriptedScheduler(count_up, adapters=["a"], adapter_digests=digest) for digest in digests]
         for script in scripts:
@@ -55,8 +55,8 @@ async def test_an_adapter_of_two_contents_is_none(folder: Path) -> None:
     assert refused.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-async def test_a_scheduler_whose_first_words_make_no_sense_gets_no_work(folder: Path) -> None:
-    """Nobody would read what it says."""
+async def test_a_scheduler_with_a_malformed_welcome_gets_no_sequences(folder: Path) -> None:
+    """Its answers would not be read."""
     odd, good = (ScriptedScheduler(count_up, adapters=["a"], adapter_digests=digest) for digest in (b"x", DIGEST))
     async with scheduler(odd), scheduler(good), running(folder, odd.address, good.address) as frontend:
         await eventually(lambda: len(odd.hellos) >= 2)

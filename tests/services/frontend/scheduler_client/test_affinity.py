@@ -1,4 +1,4 @@
-"""PromptRequest that had better go to the same scheduler again and again does so, unless that has much more to do."""
+"""Requests with an affinity key go to the same scheduler again, unless it has a much longer backlog."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests that come while a scheduler has no worker are held for the first one: so long, so many, and counted."""
+"""Requests without a worker wait for the first one, within limits on time and number, and are counted."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def test_the_first_worker_is_waited_for_longer_than_a_scheduler(folder: Pa
         assert (await posted).status_code == 200
         metrics = await frontend.metrics()
     assert (metrics[HELD], metrics["quire_frontend_held_seconds_count"]) == (0, 4)
-    assert metrics["quire_frontend_worker_start_seconds"] == 60  # what alerts ask whether a worker is missed
+    assert metrics["quire_frontend_worker_start_seconds"] == 60  # the metric that alerts use for a missing worker
 
 
 async def test_no_worker_in_time_is_an_error_that_says_so(folder: Path) -> None:
@@ -54,7 +54,7 @@ async def test_no_worker_in_time_is_an_error_that_says_so(folder: Path) -> None:
     assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
 
 
-async def test_so_many_are_held_as_are_let_in(folder: Path) -> None:
+async def test_as_many_requests_wait_as_are_admitted(folder: Path) -> None:
     script = ScriptedScheduler(num_workers=0)
     settings = {"worker_start_s": 60, "max_inflight_requests": 2}
     async with scheduler(script), running(folder, script.address, **settings) as frontend:
@@ -65,7 +65,7 @@ async def test_so_many_are_held_as_are_let_in(folder: Path) -> None:
         assert all(await asyncio.gather(*asked))
 
 
-async def test_who_leaves_is_held_no_longer(folder: Path) -> None:
+async def test_a_disconnected_request_is_removed(folder: Path) -> None:
     script = ScriptedScheduler(num_workers=0)
     async with scheduler(script), running(folder, script.address, worker_start_s=60) as frontend:
         call = frontend.inference.Generate(HELLO)
@@ -101,7 +101,7 @@ async def test_a_scheduler_that_is_restarted_meanwhile_costs_nothing(folder: Pat
 
 
 async def test_before_the_first_worker_any_name_may_be_an_adapters(folder: Path) -> None:
-    """It is the first worker that knows. Afterwards it is refused at once."""
+    """Only the first worker reports the adapters; afterwards unknown names are refused at once."""
     script = ScriptedScheduler(num_workers=0)
     named = pb.GenerateRequest(text="hello", model="unheard-of")
     async with scheduler(script), running(folder, script.address, worker_start_s=60) as frontend:
@@ -118,8 +118,8 @@ async def test_before_the_first_worker_any_name_may_be_an_adapters(folder: Path)
     [
         (0, -100, False, 30),  # an outage from the beginning
         (0, -100, True, 600),  # a scheduler without workers
-        (0, 300, False, 330),  # its scheduler has just gone
-        (0, 590, False, 600),  # that changes nothing about how long one waits in all
+        (0, 300, False, 330),  # its scheduler has just disconnected
+        (0, 590, False, 600),  # does not change the maximum wait
         (0, 590, True, 600),
         (100, 50, False, 130),
     ],

@@ -1,4 +1,4 @@
-"""A scheduler that leaves, with its workers or without: every token once, in order, with its log-probabilities."""
+"""A draining scheduler, with or without workers: every token arrives once, in order, with its log-probabilities."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ EXPECTED = [[(3 + sample + i) % 200 for i in range(NUM_TOKENS)] for sample in ra
 
 @asynccontextmanager
 async def two(folder: Path, **settings: Any) -> AsyncIterator[tuple[ScriptedScheduler, ScriptedScheduler, Running]]:
-    """PromptRequest goes to the first; the second is slower to start."""
+    """Sequences go to the first; the second is slower to start."""
     leaving, heir = ScriptedScheduler(count_up, step_s=0.005), ScriptedScheduler(count_up, num_running=5)
     async with scheduler(leaving), scheduler(heir), running(folder, leaving.address, heir.address, **settings) as it:
         await it.until_sessions(2)
@@ -57,7 +57,7 @@ async def test_a_drain_with_hand_over_loses_and_repeats_nothing(folder: Path) ->
         new = asyncio.create_task(read(frontend))
         await heir.until(lambda: heir.submissions)
         leaving.resume()
-        await until_told(leaving, frontend, 10)  # nothing new there, but what runs goes on while its worker does
+        await until_told(leaving, frontend, 10)  # no new sequences there; running ones continue while the worker lives
         assert leaving.num_running == 3
         leaving.set_view(num_workers=0)
         messages = await reading

@@ -1,4 +1,4 @@
-"""Sessions with schedulers: what survives when one breaks, where work goes, what cannot be served."""
+"""Sessions with schedulers: broken sessions, placement, and requests that cannot be served."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def tokens_of(messages: list[pb.GenerateResponse], index: int = 0) -> list[int]:
 
 
 async def until_told(script: ScriptedScheduler, frontend: Frontend, num_tokens: int) -> None:
-    """Until a sequence has so many tokens, or a few more, all of which have come to the frontend. The script pauses."""
+    """Waits until a sequence has at least so many tokens and all have arrived at the frontend; pauses the script."""
     await script.until(lambda: script.most_outputs >= num_tokens)
     script.pause()
     await frontend.until_caught_up(script)
@@ -62,7 +62,7 @@ async def test_a_session_that_breaks_in_mid_stream_costs_no_token(folder: Path) 
     assert metrics["vllm:request_queue_time_seconds_count"] == 1
 
 
-async def test_samples_go_on_one_by_one_with_seeds_of_their_own(folder: Path) -> None:
+async def test_samples_continue_separately_with_their_own_seeds(folder: Path) -> None:
     script = ScriptedScheduler(count_up, step_s=0.005)
     request = pb.GenerateRequest()
     request.CopyFrom(COUNTING)
@@ -157,7 +157,7 @@ async def test_a_burst_between_two_views_is_spread(folder: Path) -> None:
     assert len(one.submissions) == len(two.submissions) == 3
 
 
-async def test_another_model_ends_the_process_with_the_schedulers_words(folder: Path) -> None:
+async def test_another_model_ends_the_process_with_the_schedulers_error(folder: Path) -> None:
     script = ScriptedScheduler()
     script.reject_hello = "model.fingerprint: frontend has 'a', scheduler has 'b'"
     async with scheduler(script), running(folder, script.address, until_health=()) as frontend:
@@ -165,9 +165,9 @@ async def test_another_model_ends_the_process_with_the_schedulers_words(folder: 
             await asyncio.wait_for(frontend.task, 60)
 
 
-async def test_another_model_behind_the_scheduler_names_both_sides(folder: Path) -> None:
+async def test_a_scheduler_with_another_model_is_an_error_that_names_both(folder: Path) -> None:
     script = ScriptedScheduler()
-    async with scheduler(script), running(folder, script.address) as frontend:  # no worker has said its model yet
+    async with scheduler(script), running(folder, script.address) as frontend:  # no worker has reported its model yet
         script.view.model.CopyFrom(model_pb2.ModelIdentity(name="tiny", fingerprint="other", vocab_size=5))
         script.set_view()
         with pytest.raises(FailedPrecondition, match=r"model.vocab_size: frontend .* has .*, scheduler scripted has 5"):
@@ -199,7 +199,7 @@ async def test_a_worker_that_comes_in_time_serves_what_waits(folder: Path) -> No
 
 
 async def test_work_waits_longer_while_its_scheduler_comes_back_again_and_again(folder: Path) -> None:
-    """It is killed before its worker is back, time after time; each time it shows that there may soon be one."""
+    """The scheduler is killed repeatedly before its worker is back; each reconnect extends the wait."""
     script = ScriptedScheduler(num_workers=0)
     async with scheduler(script), running(folder, script.address, unavailable_after_s=8.0) as frontend:
         waiting = asyncio.create_task(anext(aiter(frontend.inference.Generate(pb.GenerateRequest(text="hello")))))

@@ -1,4 +1,4 @@
-"""Connections that end in ways nobody asked for come back; one that does nothing at all is seen in liveness."""
+"""Connections that end unexpectedly are reopened; one that makes no progress fails the liveness check."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.waiting import eventually
 
 
 @pytest.mark.parametrize("error", [asyncio.CancelledError, ValueError, SystemError])
-@pytest.mark.parametrize("where", [(Session, "run"), (Connection, "connect_once"), (Connection, "_rest")])
+@pytest.mark.parametrize("where", [(Session, "run"), (Connection, "connect_once"), (Connection, "_wait_to_reconnect")])
 async def test_a_connection_that_ends_unasked_is_back_and_costs_no_token(
     folder: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException], where: tuple[type, str]
 ) -> None:
@@ -82,7 +82,7 @@ async def test_a_connection_that_is_never_tried_again_is_dead(folder: Path, monk
 async def test_a_scheduler_that_is_away_is_no_death_of_the_frontend(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(health, "ATTEMPT_TIMEOUT_S", 10.0)  # 500 looks: an attempt and its pause take less
+    monkeypatch.setattr(health, "ATTEMPT_TIMEOUT_S", 10.0)  # 500 checks; an attempt and its pause take less
     looked = asyncio.Event()
     look, num_looks = liveness.Liveness.look, 0
 

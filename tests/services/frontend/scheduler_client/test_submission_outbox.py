@@ -1,4 +1,4 @@
-"""Submissions that wait for the stream travel together, in order, and only to schedulers that read them so."""
+"""Queued submissions are merged, in order, for schedulers that support it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.services.frontend.scripted_scheduler import ScriptedScheduler, schedu
 
 
 class Link:
-    """A stream that takes nothing until it is told to."""
+    """A stream that sends nothing until the test lets it."""
 
     def __init__(self) -> None:
         self.waiting: list[pb.SessionRequest] = []
@@ -46,7 +46,7 @@ def test_what_waits_is_one_message() -> None:
     assert [ids(message) for message in (taken, *link.waiting)] == [[1, 2], [3, 4, 5]]
 
 
-def test_a_cancellation_keeps_its_place() -> None:
+def test_a_cancellation_keeps_its_order() -> None:
     link = Link()
     box = Outbox(link, supports_merging=True)
     submit(box, 1)

@@ -1,4 +1,4 @@
-"""A scheduler that has missed an update of weights hears of it from frontends, which know all schedulers."""
+"""Frontends forward the newest weights identity to schedulers that missed the update."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.waiting import eventually
 PATIENCE_S = 60.0
 
 
-async def test_the_others_are_told_once_what_is_newest(folder: Path) -> None:
+async def test_the_newest_weights_are_sent_to_the_others_once(folder: Path) -> None:
     newest = model_pb2.WeightsIdentity(update=7, version="seven", path="step-7")
     first = ScriptedScheduler(echo, weights=newest)
     second = ScriptedScheduler(echo, weights=model_pb2.WeightsIdentity(update=5, version="five"))

@@ -1,4 +1,4 @@
-"""A pair of frontends whose model talks."""
+"""A pair of frontends with a chat model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.services.frontend.tool_model import CALLS, tool_model_folder
 
 
 @pytest.fixture(scope="module")
-def tool_server(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tool_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tool_model_folder(tmp_path_factory.mktemp("models") / "talking")
 
 
@@ -29,14 +29,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def pair(talking: Path, server: RedisServer) -> AsyncIterator[Pair]:
-    async with paired(talking, server) as found:
+async def pair(tool_folder: Path, server: RedisServer) -> AsyncIterator[Pair]:
+    async with paired(tool_folder, server) as found:
         yield found
 
 
 @pytest.fixture
-def speaks(pair: Pair, talking: Path) -> Iterator[None]:
-    """Calls tools."""
-    pair.script.model = replying(talking, CALLS)
+def speaks(pair: Pair, tool_folder: Path) -> Iterator[None]:
+    """Returns the output of a model that calls tools."""
+    pair.script.model = replying(tool_folder, CALLS)
     yield
     pair.script.model = count_up

@@ -1,4 +1,4 @@
-"""What readers of resumable streams get, over HTTP."""
+"""Reads resumable streams over HTTP."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.services.frontend.scripted_scheduler import ScriptedScheduler, slowly
 
 
 class Event(NamedTuple):
-    """Of a stream."""
+    """A server-sent event of a stream."""
 
     id: int
     data: str
@@ -19,7 +19,7 @@ class Event(NamedTuple):
 async def read(
     frontend: Running, method: str, path: str, pause: tuple[ScriptedScheduler, int] | None = None, **more: Any
 ) -> list[Event]:
-    """`pause`: after so many events the model says nothing more, and the client leaves."""
+    """Reads events. `pause`: after this many events the script pauses and the client disconnects."""
     found: list[Event] = []
     async with AsyncExitStack() as stack:
         if pause is not None:

@@ -1,4 +1,4 @@
-"""Two frontends of one cluster with a real Redis, and the death of one of them."""
+"""Two frontends of one cluster with a real Redis, one of which can be killed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.services.frontend.streams.reading import first
 
 
 class Pair(NamedTuple):
-    """`a` makes streams, `b` goes on with them."""
+    """Frontend `a` starts streams, `b` takes them over."""
 
     a: Running
     b: Running
@@ -29,19 +29,19 @@ class Pair(NamedTuple):
 
     @property
     def last_seed(self) -> int:
-        """Of the request that was submitted last; its samples count from there."""
+        """Seed of the last submitted request; its samples count from there."""
         last = self.script.submissions[-1]
         return int(last.sampling.seed - last.first_sample)
 
     async def begun(self, call: Any, count: int) -> list[Any]:
-        """So many messages of a stream that is not to end before kill_maker(); then the model stands still."""
+        """Reads so many messages of an unfinished stream, then pauses the model."""
         with slowly(self.script):
             found = await first(call, count)
             self.script.pause()
         return found
 
     async def kill_maker(self, request_id: str) -> None:
-        """What `a` makes stops in the middle, and nobody renews its lease, as when its process is killed."""
+        """Stops the producer at `a` and the renewal of its lease, as if its process were killed."""
         self.script.pause()
         streams = self.a.frontend.core.streams
         (key,) = (key for key in streams.local if key.request_id == request_id)
@@ -52,20 +52,20 @@ class Pair(NamedTuple):
         assert done, "it was asked to end, and goes on"
         streams.forget(made.stream)
         with self.ask_redis() as client:
-            for lease in client.keys(f"*:lease:{request_id}"):  # none where this took longer than it lasts
+            for lease in client.keys(f"*:lease:{request_id}"):  # no lease if this took longer than its time to live
                 client.delete(lease)
         self.script.resume()
 
 
 @asynccontextmanager
 async def paired(folder: Path, server: RedisServer, **settings: Any) -> AsyncIterator[Pair]:
-    """ResumableDelta of the scheduler by their settings: Redis is for streams alone."""
+    """Two frontends whose settings name the scheduler: Redis is used for streams only."""
     async with (
         scheduler(ScriptedScheduler(count_up, step_s=SLOWLY_S, max_model_len=4096)) as script,
         running(folder, script.address, redis=server.url, id="a", **settings) as a,
         running(folder, script.address, redis=server.url, id="b", **settings) as b,
     ):
-        for one in (a, b):  # gone is gone at once, and a machine that pauses takes nobody for gone
+        for one in (a, b):  # a suspended machine must not expire a live producer
             pool = one.frontend.core.streams.store._redis.connection_pool
             pool.connection_kwargs |= {"socket_timeout": 60, "socket_connect_timeout": 60}
         yield Pair(a, b, script, server)

@@ -1,4 +1,4 @@
-"""What readers of resumable streams get, over gRPC."""
+"""Reads resumable streams over gRPC."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def attach(frontend: Running, request_id: str, offset: int = 0, tenant: str = ""
 
 
 async def bare(call: AsyncIterator[pb.AttachResponse]) -> list[Any]:
-    """Its messages."""
+    """Returns the messages without their offsets."""
     return [getattr(one, one.WhichOneof("message")) async for one in call]
 
 
@@ -39,7 +39,7 @@ async def everything(call: AsyncIterator[Any]) -> list[Any]:
 
 
 async def first(call: Any, count: int) -> list[Any]:
-    """So many messages; then the client leaves."""
+    """Reads so many messages, then disconnects."""
     found = []
     async for message in call:
         found.append(message)

@@ -1,4 +1,4 @@
-"""Clients without a key and a tenant: each address has the streams of one, and none takes another's."""
+"""Clients without key and tenant: each address has its own share, and cannot use up that of others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ASKED = {"model": "tiny", "input": "hello", "background": True, "max_output_toke
 
 @asynccontextmanager
 async def client(frontend: Running, address: str) -> AsyncIterator[httpx.AsyncClient]:
-    """One whose connections come from `address`."""
+    """Returns a client that connects from `address`."""
     transport = httpx.AsyncHTTPTransport(local_address=address, verify=NO_TLS)
     async with httpx.AsyncClient(base_url=frontend.url, transport=transport, timeout=60) as made:
         yield made
@@ -50,7 +50,7 @@ async def test_background_responses_are_bounded_by_address(
         script.resume()
 
 
-def test_clients_without_a_name_have_half_of_all_places() -> None:
+def test_anonymous_clients_have_half_of_all_streams() -> None:
     terms = StreamPolicy(60.0, StreamLimits(per_tenant=3, all_tenants=20))
     assert (terms.store_limits("named").per_tenant, terms.store_limits("").per_tenant) == (3, 10)
     assert StreamPolicy(60.0, StreamLimits(per_tenant=3, all_tenants=4)).store_limits("").per_tenant == 3

@@ -1,4 +1,4 @@
-"""Values in Redis that no frontend has written: one stream is lost, and the frontends and all other streams go on."""
+"""Foreign values in Redis break one stream; frontends and all other streams continue."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAMES = ("request", "log", "lease", "read", "cancel", "deleted")
 
 
 def _key(client: Any, request_id: str, name: str) -> bytes:
-    """Where frontends keep a part of a stream, whether it is there or not."""
+    """Returns the Redis key of a part of a stream."""
     (log,) = client.keys(f"*:log:{request_id}")
     return bytes(log.replace(b":log:", f":{name}:".encode()))
 

@@ -1,4 +1,4 @@
-"""Resumable streams over HTTP: chats, completions and responses in the background, at two frontends with one Redis."""
+"""Resumable streams over HTTP: chats, completions and background responses, at two frontends with one Redis."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PATHS = {
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_a_stream_is_taken_up_behind_any_event_at_any_frontend(pair: Pair, path: str) -> None:
+async def test_a_stream_can_be_attached_after_any_event_at_any_frontend(pair: Pair, path: str) -> None:
     name = f"any-{next(NUMBERS)}"
     events = await read(pair.a, "POST", path, json={**ASK, **PATHS[path], "request_id": name})
     assert [event.id for event in events] == list(range(len(events)))
@@ -42,7 +42,7 @@ async def test_a_stream_is_taken_up_behind_any_event_at_any_frontend(pair: Pair,
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_whoever_reads_goes_on_with_what_a_dead_frontend_has_left(pair: Pair, path: str) -> None:
+async def test_a_reader_takes_over_from_a_dead_frontend(pair: Pair, path: str) -> None:
     for num_before in (1, 6):
         name = f"dead-{next(NUMBERS)}"
         body = {**ASK, **PATHS[path], "request_id": name}
@@ -58,7 +58,7 @@ async def test_whoever_reads_goes_on_with_what_a_dead_frontend_has_left(pair: Pa
 
 
 def _said(events: list[Event]) -> tuple[str, list[Any], list[Any]]:
-    """Text, tokens and ends of a stream's choices."""
+    """Returns text, tokens and finish reasons of a stream's choices."""
     text, tokens, ends = "", [], []
     for event in events[:-1]:
         for choice in json.loads(event.data)["choices"]:
@@ -69,7 +69,7 @@ def _said(events: list[Event]) -> tuple[str, list[Any], list[Any]]:
 
 
 async def test_a_browser_comes_back_by_itself(pair: Pair) -> None:
-    """EventSource says what it had last, and stops where there is nothing more (204)."""
+    """EventSource sends its last event id, and stops reconnecting at 204."""
     events = await read(pair.a, "POST", "/v1/chat/completions", json={**ASK, "messages": SAID, "request_id": "browser"})
     path = "/v1/streams/browser"
     assert await read(pair.b, "GET", path, headers={"last-event-id": "4"}) == events[5:]
@@ -129,7 +129,7 @@ def chat(request_id: str) -> pb.ChatRequest:
 
 @pytest.mark.parametrize("method", ["generate", "chat"])
 async def test_a_stream_of_grpc_is_read_over_http(pair: Pair, method: str) -> None:
-    """Also one whose frontend dies."""
+    """Also if the frontend that produces it dies."""
     name = f"from-grpc-{method}"
     begun = pair.a.inference.Generate(asked(name)) if method == "generate" else pair.a.inference.Chat(chat(name))
     before = await pair.begun(begun, 3)

@@ -1,4 +1,4 @@
-"""What happens to a stream while somebody asks Redis for it, or takes it over: the answer comes too late."""
+"""Races: a stream changes while a read from Redis or a takeover is under way, and the answer is outdated."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def until_made(streams: Streams, key: StreamKey) -> None:
     await eventually(lambda: key in streams.local)
 
 
-async def test_who_hears_that_a_stream_is_not_there_takes_nothing_from_one_that_has_begun_since(
+async def test_a_late_not_found_does_not_drop_a_stream_started_since(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     streams, looked, begun = streams_of(pair.a), asyncio.Event(), asyncio.Event()
@@ -58,7 +58,7 @@ async def test_who_hears_that_a_stream_is_not_there_takes_nothing_from_one_that_
 async def test_a_stream_that_was_lost_as_it_was_taken_over_is_found_again(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Redis is away for those who look, and has just given its lease."""
+    """Reads from Redis fail right after the lease was acquired."""
     streams, taken, goes_on = streams_of(pair.b), asyncio.Event(), asyncio.Event()
     take = streams.store.acquire_lease
 
@@ -83,7 +83,7 @@ async def test_a_stream_that_was_lost_as_it_was_taken_over_is_found_again(
     assert (await reader).code() == grpc.StatusCode.UNAVAILABLE
     goes_on.set()
     await asyncio.gather(*streams.follower.tasks.running)
-    with pair.ask_redis() as client:  # as if its time were over
+    with pair.ask_redis() as client:  # as if its lease had expired
         client.delete(*client.keys("*:lease:lost"))
     async with asyncio.timeout(60):
         after = await bare(attach(pair.b, "lost", 3))

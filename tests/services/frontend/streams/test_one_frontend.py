@@ -1,4 +1,4 @@
-"""Streams that go on without their client, at one frontend without Redis."""
+"""Streams that continue without their client, at one frontend without Redis."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def test_what_is_attached_at_any_offset_is_the_rest_of_the_stream(frontend
         assert await bare(attach(frontend, "offsets", offset)) == messages[offset:]
 
 
-async def test_a_stream_goes_on_without_its_client(frontend: Running, script: ScriptedScheduler) -> None:
+async def test_a_stream_continues_without_its_client(frontend: Running, script: ScriptedScheduler) -> None:
     whole = await everything(frontend.inference.Generate(asked("undisturbed")))
     script.pause()
     call = frontend.inference.Generate(asked("left"))
@@ -88,7 +88,7 @@ async def test_an_answer_of_chat_is_taken_up_as_well(frontend: Running) -> None:
 
 
 async def test_the_python_client_takes_a_stream_up(frontend: Running) -> None:
-    """From any thread; and ends it."""
+    """From any thread; it can also cancel it."""
 
     def attached() -> list[Delta]:
         with Client(frontend.frontend.grpc_address) as client:
@@ -184,7 +184,7 @@ async def test_a_stream_that_outgrows_its_bounds_ends(
     assert bound in ((await refusal(attach(strict, "long", tenant=bound))).details() or "")
 
 
-async def test_a_tenant_has_only_so_many_streams(strict: Running) -> None:
+async def test_the_streams_of_a_tenant_are_limited(strict: Running) -> None:
     for number in range(2):
         await first(strict.inference.Generate(asked(str(number), tenant="t")), 1)
     refused = await refusal(strict.inference.Generate(asked("2", tenant="t")))
@@ -193,7 +193,7 @@ async def test_a_tenant_has_only_so_many_streams(strict: Running) -> None:
     assert await everything(strict.inference.Generate(asked("2", tenant="other")))
 
 
-async def test_all_tenants_together_have_only_so_many_streams(folder: Path, script: ScriptedScheduler) -> None:
+async def test_the_streams_of_all_tenants_are_limited(folder: Path, script: ScriptedScheduler) -> None:
     async with running(folder, script.address, stream_limits={"all_tenants": 2}) as strict:
         for tenant in ("t", "u"):
             assert await everything(strict.inference.Generate(asked("kept", tenant=tenant)))
@@ -214,7 +214,7 @@ async def test_the_memory_of_a_stream_is_that_of_its_request_as_well(folder: Pat
 
 
 class Clock:
-    """Stands still."""
+    """A clock that only moves when told to."""
 
     now = 0.0
 
@@ -222,7 +222,7 @@ class Clock:
         return self.now
 
 
-async def test_what_nobody_reads_ends_and_is_forgotten_after_its_retention(
+async def test_an_unread_stream_ends_and_is_dropped_after_its_retention(
     strict: Running, script: ScriptedScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     streams, clock = strict.frontend.core.streams, Clock()
@@ -288,7 +288,7 @@ async def test_the_page_counts_how_streams_end_and_why_they_are_refused(
 async def test_a_stream_whose_client_left_while_it_began_is_counted(
     folder: Path, script: ScriptedScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was begun, and goes on: what has ended was begun."""
+    """The stream continues, so it counts as started, like every ended one."""
     begins, may_begin = asyncio.Event(), asyncio.Event()
 
     async def create(*_: Any, **__: Any) -> None:

@@ -1,4 +1,4 @@
-"""Responses in the background: as streams, and without one."""
+"""Background responses, streamed and polled."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LONG = {"input": "hi", "background": True, "seed": 30, "ignore_eos": True, "max_
 
 @pytest.mark.usefixtures("speaks")
 async def test_a_response_in_the_background_survives_its_frontend(pair: Pair) -> None:
-    """With tools: the ids of items and calls are those that its reader has seen."""
+    """With tools: the ids of items and calls stay those that the reader has seen."""
     body = {
         "input": "How is the weather?",
         "stream": True,
@@ -129,7 +129,7 @@ async def test_a_response_without_a_stream_is_begun_and_polled_at_any_frontend(p
 
 
 @pytest.mark.parametrize("is_told", [False, True], ids=["queued", "in progress"])
-async def test_whoever_polls_goes_on_with_what_a_dead_frontend_has_left(pair: Pair, is_told: bool) -> None:
+async def test_polling_takes_over_from_a_dead_frontend(pair: Pair, is_told: bool) -> None:
     name = f"orphan-{next(NUMBERS)}"
     if not is_told:
         pair.script.pause()
@@ -162,7 +162,7 @@ async def test_a_response_without_a_stream_is_cancelled_at_any_frontend(pair: Pa
 async def test_a_request_that_the_next_frontend_cannot_read_stays_for_another(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As one of another version may have written it."""
+    """As a frontend of another version may have written it."""
     name = f"unreadable-{next(NUMBERS)}"
     response = await begun(pair.a, request_id=name, max_output_tokens=400)
     await until(pair.a, response["id"], "in_progress")
@@ -176,10 +176,10 @@ async def test_a_request_that_the_next_frontend_cannot_read_stays_for_another(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_who_asks_for_no_stream_need_not_come_back_before_it_has_ended(
+async def test_a_background_response_need_not_be_polled_before_it_ends(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
-    """A stream that nobody reads for its retention is given up; a response that nobody polls is what was asked for."""
+    """An unread stream is cancelled after its retention; a background response runs to its end unpolled."""
     name = f"unread-{stream}"
     body = {**LONG, "request_id": name, "max_output_tokens": 200}
     if stream:
@@ -227,7 +227,7 @@ async def test_a_response_is_deleted_everywhere_once_it_has_ended(pair: Pair) ->
 
 
 async def test_what_another_frontend_has_deleted_is_gone_where_it_was_made(pair: Pair) -> None:
-    """Which has a copy of its own, and may make another of the same id."""
+    """The producer has a copy of its own, and may start another stream with the same id."""
     name = f"gone-{next(NUMBERS)}"
     response = await begun(pair.a, request_id=name, max_output_tokens=5)
     path = f"/v1/responses/{response['id']}"
@@ -254,7 +254,7 @@ async def test_a_stream_that_another_frontend_has_deleted_is_gone_at_once_where_
 ) -> None:
     name = f"gone-{next(NUMBERS)}"
     streams = pair.a.frontend.core.streams
-    monkeypatch.setattr(streams, "expire", lambda _: None)  # what is kept in Redis would soon be forgotten here
+    monkeypatch.setattr(streams, "expire", lambda _: None)  # streams stored in Redis would soon be dropped here
     response = await begun(pair.a, request_id=name, max_output_tokens=5)
     await until(pair.a, response["id"], "incomplete")
     (made,) = (one for key, one in streams.local.items() if key.request_id == name)
@@ -278,8 +278,8 @@ async def test_a_copy_outlives_a_redis_that_has_lost_it_but_not_what_is_known_of
     assert (await get(pair.a, response["id"])).status_code == 404
 
 
-async def test_a_response_is_gone_on_from_at_any_frontend(pair: Pair) -> None:
-    """Where it was made and where it was not: the conversation is the same, to the token."""
+async def test_a_response_can_be_continued_at_any_frontend(pair: Pair) -> None:
+    """At its producer and elsewhere, the continued conversation is the same to the token."""
     first = await begun(pair.a, max_output_tokens=5)
     path = f"/v1/responses/{first['id']}"
     missing = await pair.b.http.post("/v1/responses", json={**LONG, "previous_response_id": "resp_none"})
@@ -305,16 +305,14 @@ async def test_a_response_that_breaks_off_has_failed(pair: Pair, monkeypatch: py
         assert "messages=8" in failed["error"]["message"]
 
 
-async def test_one_that_its_next_frontend_may_not_go_on_with_has_failed(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_stream_that_may_not_be_continued_fails(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     name = f"unwanted-{next(NUMBERS)}"
     response = await begun(pair.a, request_id=name)
     await until(pair.a, response["id"], "in_progress")
     await pair.kill_maker(name)
     monkeypatch.setattr(pair.b.frontend.core.streams, "restorers", {})
     failed = await until(pair.b, response["id"], "failed", "in_progress")
-    assert failed["status"] == "in_progress"  # another frontend may know how
+    assert failed["status"] == "in_progress"  # a frontend of another version may be able to
     monkeypatch.undo()
     await pair.b.http.post(f"/v1/responses/{response['id']}/cancel")
     await until(pair.b, response["id"], "cancelled")

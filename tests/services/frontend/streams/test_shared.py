@@ -1,4 +1,4 @@
-"""Streams of one frontend that are read, ended and gone on with at another, through a real Redis."""
+"""Streams of one frontend that are read, cancelled and continued at another, through a real Redis."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ async def test_a_stream_is_read_at_any_frontend_while_it_is_made_and_afterwards(
     ],
     ids=["seeded", "samples with log-probabilities", "stop strings", "unseeded"],
 )
-async def test_whoever_reads_goes_on_with_what_a_dead_frontend_has_left(pair: Pair, sampling: dict[str, Any]) -> None:
-    """After any number of messages: none is lost, none comes twice, and the text is the undisturbed one."""
+async def test_a_reader_takes_over_from_a_dead_frontend(pair: Pair, sampling: dict[str, Any]) -> None:
+    """After any number of messages none is lost or repeated, and the text is the undisturbed one."""
     for num_before in (1, 7):
         request = asked(f"dead-{next(NUMBERS)}", **{k: v for k, v in sampling.items() if v is not None})
         if "seed" in sampling:
@@ -105,7 +105,7 @@ async def test_whoever_reads_goes_on_with_what_a_dead_frontend_has_left(pair: Pa
     assert told["quire_frontend_streams_ended_total{reason=finished}"] == told["quire_frontend_stream_takeovers_total"]
 
 
-async def test_readers_of_a_stream_whose_maker_dies_go_on_without_a_word(pair: Pair) -> None:
+async def test_readers_of_a_dead_producer_continue_unnoticed(pair: Pair) -> None:
     before = await pair.begun(pair.a.inference.Generate(asked("watched", max_tokens=60)), 3)
     readers = [asyncio.create_task(bare(attach(pair.b, "watched"))) for _ in range(2)]
     await first(attach(pair.b, "watched"), 3)
@@ -126,8 +126,8 @@ async def test_a_frontend_that_leaves_hands_its_streams_over(pair: Pair, folder:
     assert len(tokens([*before, *after])) == 100
 
 
-async def test_a_maker_that_stood_still_gives_way_to_the_one_that_took_over(pair: Pair) -> None:
-    """It has not died after all: its readers go on with what the other makes."""
+async def test_a_suspended_producer_yields_to_the_one_that_took_over(pair: Pair) -> None:
+    """The suspended producer continues to serve its readers with the entries of the new one."""
     pair.script.pause()
     submissions = pair.script.submissions
     num_before = len(submissions)
@@ -139,7 +139,7 @@ async def test_a_maker_that_stood_still_gives_way_to_the_one_that_took_over(pair
         reader = asyncio.create_task(bare(attach(pair.b, "still")))
 
         def is_taken_over() -> bool:
-            """It may renew its lease before the other looks."""
+            """The suspended producer may renew its lease before the other frontend polls."""
             client.eval(LEAVE, 1, leases[0], holder)
             return len(submissions) >= num_before + 2
 
@@ -152,7 +152,7 @@ async def test_a_maker_that_stood_still_gives_way_to_the_one_that_took_over(pair
 
 
 async def test_a_redis_that_comes_back_with_an_old_state_costs_nothing(pair: Pair) -> None:
-    """The log lacks entries that readers have seen: who makes the stream keeps them anew."""
+    """The log lacks entries that readers have seen; the producer stores them again."""
     before = await pair.begun(pair.a.inference.Generate(asked("old", max_tokens=100)), 5)
     with pair.ask_redis() as client:
         client.ltrim(client.keys("*:log:old")[0], 0, 1)
@@ -191,10 +191,10 @@ async def test_ids_tenants_and_bounds_are_those_of_the_cluster(pair: Pair, folde
         ({"kept_bytes": 300}, "t", "all tenants together kept_bytes=300 of messages and requests that are kept"),
     ],
 )
-async def test_all_tenants_together_have_only_so_much_of_redis(
+async def test_the_bytes_of_all_tenants_in_redis_are_limited(
     folder: Path, server: RedisServer, limits: dict[str, int], tenants: str, said: str
 ) -> None:
-    """At all frontends; what is deleted, or not begun, counts no longer; a stream that is there is never refused."""
+    """Over all frontends; deleted and refused streams do not count, and an existing stream is never refused."""
     async with paired(folder, server, stream_limits=limits, redis_namespace=f"n{next(NUMBERS)}") as pair:
         for frontend, tenant in zip((pair.a, pair.b), tenants, strict=False):
             await everything(frontend.inference.Generate(asked("kept", tenant=tenant)))
@@ -221,7 +221,7 @@ async def test_all_tenants_together_have_only_so_much_of_redis(
         assert await everything(pair.b.inference.Generate(asked("kept", tenant="v")))
 
 
-async def test_several_who_look_for_what_another_frontend_has_deleted_find_nothing(pair: Pair) -> None:
+async def test_concurrent_lookups_of_a_deleted_stream_find_nothing(pair: Pair) -> None:
     await everything(pair.a.inference.Generate(asked("gone", tenant="t")))
     stream = await pair.b.frontend.core.streams.find("t", "gone")
     await pair.b.frontend.core.streams.refresh(stream)
@@ -231,7 +231,7 @@ async def test_several_who_look_for_what_another_frontend_has_deleted_find_nothi
     assert {type(one) for one in found} == {NotFound}
 
 
-async def test_the_use_of_redis_is_told_anew_to_one_that_comes_back_empty(folder: Path, server: RedisServer) -> None:
+async def test_usage_is_reported_again_to_a_redis_that_restarted_empty(folder: Path, server: RedisServer) -> None:
     async with paired(folder, server, redis_namespace=f"n{next(NUMBERS)}") as pair:
         await first(pair.a.inference.Generate(asked("told", max_tokens=400)), 1)
         pair.script.pause()
@@ -265,8 +265,8 @@ async def test_a_request_with_the_id_of_a_stream_that_is_read_here_takes_it_from
         assert tokens(await elsewhere) == tokens(told)
 
 
-async def test_a_stream_goes_on_as_its_key_s_own(folder: Path, server: RedisServer, tmp_path: Path) -> None:
-    """With the tenant and the salt of the key that began it; with another key it is not there."""
+async def test_a_continued_stream_keeps_its_key(folder: Path, server: RedisServer, tmp_path: Path) -> None:
+    """With the tenant and cache salt of the key that started it; with another key it does not exist."""
     keys = tmp_path / "keys.yaml"
     entries = [{"name": name, "key": f"sk-{name}", "tenant": f"of-{name}"} for name in ("one", "other")]
     secret_file.write(keys, json.dumps({"keys": entries}))
@@ -299,7 +299,7 @@ async def test_what_redis_keeps_expires(pair: Pair) -> None:
 
 
 async def test_redis_away_costs_what_can_be_attached_and_no_token(pair: Pair) -> None:
-    """Last: it goes. Messages that are not kept say so by having no offset, until it is back, even empty."""
+    """Runs last, since it stops Redis. Messages that are not stored have no offset, until Redis is back, even empty."""
     found: list[Any] = []
     async for message in pair.a.inference.Generate(asked("away", max_tokens=60)):
         found.append(message)

@@ -1,4 +1,4 @@
-"""Decoding within the bounds of a body: whatever is sent, in whatever pieces."""
+"""Decoding of content encodings within the body's limits, for any input and piece size."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def bare_deflate(data: bytes) -> bytes:
 
 
 def without_a_size(data: bytes) -> bytes:
-    """A frame of zstd that does not say how much it holds, as encoders of streams write it."""
+    """Returns a zstd frame without a content size, as streaming encoders write it."""
     packer = zstd.ZstdCompressor()
     return packer.compress(data) + packer.flush()
 
@@ -69,24 +69,24 @@ def test_large_bodies_come_in_pieces() -> None:
 
 
 @pytest.mark.parametrize(("name", "pack"), WAYS)
-def test_a_body_that_is_not_whole_or_not_what_it_says_is_wrong(name: str, pack: Callable[[bytes], bytes]) -> None:
+def test_a_truncated_or_mislabelled_body_is_refused(name: str, pack: Callable[[bytes], bytes]) -> None:
     packed = pack(b"hello, hello, hello")
     for sent in (packed[:-1], packed[:3], b""):
-        with pytest.raises(InvalidArgument, match=f"ends within its {name}"):
+        with pytest.raises(InvalidArgument, match=f"{name} stream is truncated"):
             decoded((name,), [sent])
     for sent in (b'{"prompt": "hi"}', packed + b'{"prompt"', packed[:-4] + b"\xff\xff\xff\xff\xff\xff"):
-        with pytest.raises(InvalidArgument, match=f"which content-encoding names|ends within its {name}"):
+        with pytest.raises(InvalidArgument, match=f"which content-encoding names|{name} stream is truncated"):
             decoded((name,), [sent])
 
 
 def taken(packed: bytes, step: int, most: int) -> Iterator[bytes]:
-    """As a decoder asks for more; at most `most` bytes."""
+    """Feeds a decoder step by step; yields at most `most` bytes at a time."""
     for at in range(0, len(packed), step):
         assert at < most, "more of the body is read than it takes to refuse it"
         yield packed[at : at + step]
 
 
-BOMB = b"a" * (64 * MIB)  # mlflow#24784: 6 KB of zstd that hold 200 MB
+BOMB = b"a" * (64 * MIB)  # mlflow#24784: 6 KB of zstd that decode to 200 MB
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_members_without_end_are_refused() -> None:
 
 
 def test_a_window_beyond_what_http_allows_is_refused() -> None:
-    """RFC 9659: 8 MiB; an encoder set to `--ultra --long=27` asks for 128."""
+    """RFC 9659 allows 8 MiB; an encoder run with `--ultra --long=27` needs 128."""
     packer = zstd.ZstdCompressor(options={zstd.CompressionParameter.window_log: 27})
     packed = packer.compress(random.Random(1).randbytes(9 * MIB)) + packer.flush()
     with pytest.raises(InvalidArgument, match="the body is not zstd"):
@@ -152,4 +152,4 @@ def test_other_encodings_are_refused_with_those_that_are_accepted(named: str) ->
     with pytest.raises(UnsupportedEncoding) as refused:
         encodings_of([named])
     assert refused.value.field == "content-encoding"
-    assert "gzip, deflate, zstd, identity" in str(refused.value) or "a body may have 4" in str(refused.value)
+    assert "gzip, deflate, zstd, identity" in str(refused.value) or "a body may have at most 4" in str(refused.value)

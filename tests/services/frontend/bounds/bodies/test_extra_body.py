@@ -1,4 +1,4 @@
-"""An `extra_body` that a client sends as it stands: its fields act as if they stood in the body."""
+"""An unmerged `extra_body`: its fields act as if they were in the body."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ async def test_an_error_in_it_names_the_field(tool_model: Path, inner: dict[str,
 async def test_no_limit_is_said_by_leaving_it_out(
     tool_model: Path, path: str, body: dict[str, Any], field: str
 ) -> None:
-    """lmstudio, llama.cpp and Ollama: -1 stands for no limit."""
+    """For lmstudio, llama.cpp and Ollama, -1 means no limit."""
     async with tool_server(tool_model, "ok") as (frontend, _, _script):
         wrong = await frontend.http.post(path, json={"model": "talking", **body, field: -1})
     told = f"{field} must be at least 1, got -1; leave it out for as many as fit in the context."

@@ -1,4 +1,4 @@
-"""Large bodies are judged by a process of their own, which says what the frontend would have said itself."""
+"""Large bodies are checked in a child process, with the same errors as in the frontend."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def large() -> AsyncIterator[LargeBodies]:
 
 @pytest.fixture(scope="module")
 def judge() -> Iterator[LargeBodies]:
-    """The same process for one body after the other, as a frontend has it."""
+    """One child process for all bodies, as in a frontend."""
     made = LargeBodies(LIMITS, lambda: ROOM)
     yield made
     made.close()
@@ -117,7 +117,7 @@ def _check_here(message: Message) -> None:
 
 
 def inference_request(text: str, *, raw: bool = False) -> open_inference_pb2.ModelInferRequest:
-    """Of KServe's dialect."""
+    """A request of the open inference protocol."""
     whole = open_inference_pb2.ModelInferRequest(inputs=[{"name": "text_input", "datatype": "BYTES", "shape": [1]}])
     if raw:
         whole.raw_input_contents.append(len(text).to_bytes(4, "little") + text.encode())
@@ -157,7 +157,7 @@ async def test_small_bodies_are_not_asked_about(large: LargeBodies) -> None:
 
 
 async def test_files_are_few_and_all_are_given_back(large: LargeBodies, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever sends hundreds of large bodies takes no descriptors from connections."""
+    """A client that sends hundreds of large bodies must not use up the descriptors for connections."""
     body, before = BODIES["fine"], Spool.num_files
     many = [spooled(body) for _ in range(spool_module.MAX_FILES + 3)]
     assert [spool.path is None for spool in many].count(True) == 3 + before
@@ -202,17 +202,17 @@ async def test_a_process_that_was_killed_is_replaced_and_one_that_ends_leaves_th
         assert await large.check(spool)
 
 
-async def test_it_steps_back_behind_what_clients_wait_for(large: LargeBodies) -> None:
+async def test_background_work_yields_to_client_calls(large: LargeBodies) -> None:
     with spooled(BODIES["fine"]) as spool:
         assert await large.check(spool)
     assert large.pid is not None
     assert has_stepped_back(large.pid)
 
 
-async def test_a_body_whose_client_has_left_is_not_taken_for_the_next_one(
+async def test_a_body_of_a_disconnected_client_is_not_mistaken_for_the_next_one(
     large: LargeBodies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The process is told of a file by its number, which is another file's once it is closed."""
+    """The process gets a file by its descriptor number, which another file reuses once it is closed."""
     left, other = (b'{"tokens": [' + b",".join([number] * 30_000) + b"]}" for number in (b"300", b"301"))
     loop = asyncio.get_running_loop()
     await loop.run_in_executor(large.thread, large.child.start)

@@ -1,4 +1,4 @@
-"""Long lists of ids are read as packed numbers, and as the numbers that they are."""
+"""Long lists of ids are extracted as packed numbers with the same values."""
 
 from __future__ import annotations
 

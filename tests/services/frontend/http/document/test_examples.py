@@ -1,4 +1,4 @@
-"""What /docs sends when a reader presses "Execute": every example of the OpenAPI document, at a cluster."""
+"""The example requests of the OpenAPI document succeed at a cluster."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.e2e.encoders import encoder_folder
 
 KEY = "k" * 40
 CLASSIFIES, UPDATES = {"/classify"}, {"/update_weights_from_disk"}
-NEEDS_MORE = {  # than a body: a trainer with its process group, a file that was sent, a response that runs
+NEEDS_MORE = {  # needs more than a body: a trainer's process group, an uploaded file, a running response
     "/init_weights_update_group",
     "/update_weights_from_distributed",
     "/destroy_weights_update_group",
@@ -30,7 +30,7 @@ NEEDS_MORE = {  # than a body: a trainer with its process group, a file that was
     "/v1/batches/{batch_id}/cancel",
     "/v1/responses/{response_id}/cancel",
 }
-FOLDERS = {"/adapters/sql": str(ADAPTERS / "json"), "/weights/step-7": str(FOLDER)}  # as operators write theirs
+FOLDERS = {"/adapters/sql": str(ADAPTERS / "json"), "/weights/step-7": str(FOLDER)}  # as operators send them
 PATHS = sorted(examples("model", DIALECTS))
 
 
@@ -54,7 +54,7 @@ def example(document: dict[str, Any], path: str) -> Any:
 
 
 def url(cluster: Cluster, document: dict[str, Any], path: str) -> str:
-    """With its parameters' examples."""
+    """Returns the URL with example values of its parameters."""
     named = document["paths"][path]["post"].get("parameters", ())
     values = {one["name"]: one["example"] for one in named if one["in"] == "path"}
     return f"http://{cluster.http_address}{path.format(**values)}"
@@ -93,7 +93,7 @@ def posted(cluster: Cluster, document: dict[str, Any], path: str) -> httpx.Respo
 
 
 def test_weights_are_updated_as_the_example_says(tmp_path: Path) -> None:
-    """In a cluster of its own: where adapters were added, weights stay."""
+    """Uses a cluster of its own, since weights cannot be updated where adapters were loaded."""
     secret_file.write(tmp_path / "key", KEY)
     worker = {"num_blocks": 300, "weights_folders": (str(FOLDER.parent),)}
     with running_cluster(worker=worker, frontend={"admin_key_file": str(tmp_path / "key")}) as running:
@@ -103,7 +103,7 @@ def test_weights_are_updated_as_the_example_says(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["/pause", "/resume", "/sleep", "/wake_up"])
-def test_what_has_no_body_is_answered_as_it_stands(path: str, cluster: Cluster, document: dict[str, Any]) -> None:
+def test_calls_without_body_are_answered(path: str, cluster: Cluster, document: dict[str, Any]) -> None:
     answer = httpx.post(url(cluster, {"paths": {path: {"post": {}}}}, path), headers={"authorization": f"Bearer {KEY}"})
     assert answer.status_code == 200, answer.text
 

@@ -1,4 +1,4 @@
-"""Unknown fields of messages, tools, parts and options inside a body: ignored and counted, or misspelt and refused."""
+"""Unknown fields of messages, tools, parts and options: ignored and counted, or refused as misspelt."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def tool(**more: Any) -> dict[str, Any]:
     return {"messages": [USER], "tools": [{"type": "function", "function": {**FUNCTION, **more}}]}
 
 
-# A path, a body with an unknown field inside, and the label under which the field is counted.
+# (path, body with an unknown nested field, metric label of the field)
 HARMLESS: list[tuple[str, dict[str, Any], str]] = [
-    # litellm replays what it was answered, OpenRouter's and Gemini's clients what their API adds
+    # litellm sends answers back, OpenRouter's and Gemini's clients what their API adds
     (CHAT, said(provider_specific_fields={"refusal": None}), "provider_specific_fields"),
     (CHAT, said(reasoning_details=[{"type": "reasoning.text"}]), "reasoning_details"),
     (CHAT, said(timestamp=1760000000), "timestamp"),
@@ -62,7 +62,7 @@ HARMLESS: list[tuple[str, dict[str, Any], str]] = [
     (RESPONSES, {"input": "hi", "text": {"verbosity": "low", "acme": 1}}, OTHER),
     (RESPONSES, {"input": "hi", "text": {"format": {"type": "text", "acme": 1}}}, OTHER),
     (RESPONSES, {"input": "hi", "tools": [{"type": "function", **FUNCTION, "acme": 1}]}, OTHER),
-    # clients that send back the whole message that they were answered with
+    # clients that send the whole answer message back
     (MESSAGES, {"messages": [{**USER, "id": "msg_1", "usage": {"input_tokens": 3}}]}, "usage"),
     (MESSAGES, said(content=[{"type": "text", "text": "hi", "acme": 1}]), OTHER),
     (MESSAGES, {"messages": [USER], "tools": [{"name": "now", "input_schema": SCHEMA, "acme": 1}]}, OTHER),
@@ -71,7 +71,7 @@ HARMLESS: list[tuple[str, dict[str, Any], str]] = [
     (OLLAMA, said(timestamp=1760000000), "timestamp"),
     (OLLAMA, tool(acme=1), OTHER),
 ]
-# A path, a body with a misspelt field inside, the field and what was meant.
+# (path, body with a misspelt nested field, the field, the intended field)
 MISSPELT: list[tuple[str, dict[str, Any], str, str]] = [
     (CHAT, {"messages": [{"role": "user", "contents": "hi"}]}, "messages[0].contents", "messages[0].content"),
     (CHAT, {"messages": [USER, {**USER, "toolCallId": "a"}]}, "messages[1].toolCallId", "messages[1].tool_call_id"),
@@ -82,7 +82,7 @@ MISSPELT: list[tuple[str, dict[str, Any], str, str]] = [
         "messages[0].content[0].text",
     ),
     (CHAT, tool(parameter=SCHEMA), "tools[0].function.parameter", "tools[0].function.parameters"),
-    # of clients that pass on what an MCP server has listed
+    # clients that forward an MCP server's tools
     (
         CHAT,
         {"messages": [USER], "tools": [{"type": "function", "function": {"name": "now", "inputSchema": SCHEMA}}]},
@@ -143,7 +143,7 @@ async def test_an_unknown_field_inside_is_ignored_and_counted(frontend: Running)
         assert (await frontend.metrics())[name] > before, body
 
 
-async def test_a_misspelt_field_inside_is_refused_by_its_place(frontend: Running) -> None:
+async def test_a_misspelt_nested_field_is_refused_with_its_path(frontend: Running) -> None:
     for path, body, field, meant in MISSPELT:
         answer = await frontend.http.post(path, json={**FEW[path], **body})
         assert answer.status_code == 400, (body, answer.text)
@@ -189,7 +189,7 @@ def test_a_name_is_counted_once_for_all_objects_of_a_kind() -> None:
     ],
 )
 async def test_more_names_than_are_looked_at_are_refused(path: str, body: dict[str, Any], tmp_path: Path) -> None:
-    """Each is compared with all that are known, on the loop: 5,000 of them took seconds."""
+    """Each name is compared with all known ones on the event loop; 5,000 of them took seconds."""
     script = ScriptedScheduler(count_up)
     async with scheduler(script), running(tool_model_folder(tmp_path / "talking"), script.address) as frontend:
         answer = await frontend.http.post(path, json={**FEW[path], **body})

@@ -1,4 +1,4 @@
-"""Parameters of queries that a route does not have: refused by name where a query says anything at all."""
+"""Unknown query parameters are refused by name on routes that read a query."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 KEY = "an operator's key that is long enough"
 SHOWN = {"authorization": f"Bearer {KEY}"}
-STRICT = {"batches", "responses", "streams", "operations"}  # tags of the routes that any query has a meaning for
+STRICT = {"batches", "responses", "streams", "operations"}  # tags of routes that read a query
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -70,7 +70,7 @@ async def test_known_ones_and_those_of_azure_are_read(frontend: Running) -> None
 
 
 async def test_where_a_query_has_no_meaning_any_is_read_over(frontend: Running) -> None:
-    """Anthropic's clients, proxies and probes send some."""
+    """Anthropic's clients, proxies and probes send query parameters."""
     said = {"model": "talking", "max_tokens": 2, "messages": [{"role": "user", "content": "hi"}]}
     for path in ("/v1/messages?beta=true", "/v1/chat/completions?beta=true"):
         assert (await frontend.http.post(path, json=said)).status_code == 200
@@ -78,7 +78,7 @@ async def test_where_a_query_has_no_meaning_any_is_read_over(frontend: Running) 
         assert (await frontend.http.get(path)).status_code == 200
 
 
-async def test_a_method_that_is_not_there_is_told_before(frontend: Running) -> None:
+async def test_an_unknown_method_is_reported_first(frontend: Running) -> None:
     assert (await frontend.http.delete("/v1/files?limt=1")).status_code == 405
 
 

@@ -1,4 +1,4 @@
-"""The document forbids what the server refuses, and allows what it takes, up to the last value of a range."""
+"""The OpenAPI document and the server agree on the range of every field, including its limits."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ BODIES: dict[str, dict[str, Any]] = {
 PLACES = {"/v2/models/talking/infer": "/v2/models/{name}/infer"}  # in the document
 
 TEXT = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["hi"]}
-# Of a conversation in front of what is said, whether it may be there.
+# (messages before the tested one, whether they are valid)
 PART = {"type": "input_text", "text": "so"}
 CALL = {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"}
 ITEMS: list[tuple[dict[str, Any], bool]] = [
@@ -261,7 +261,7 @@ async def test_the_document_and_the_server_say_the_same_of_values(frontend: Runn
 
 def test_every_range_is_tried_on_some_body() -> None:
     tried = {*GENERATED, *(name for _, changes, _ in OTHERS for name in changes)}
-    same = {  # other names, of other bodies, for what is tried
+    same = {  # other bodies' names of the tested fields
         *(
             "input_ids",
             "logprobs",

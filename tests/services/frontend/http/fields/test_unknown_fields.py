@@ -1,4 +1,4 @@
-"""Fields that no edge knows: what clients of other servers send is ignored and counted, what is misspelt is refused."""
+"""Unknown fields: those of other servers' clients are ignored and counted, misspelt ones refused."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def frontend(tmp_path: Path) -> AsyncIterator[Running]:
 
 @pytest.mark.parametrize("path", BODIES)
 async def test_a_field_of_another_servers_clients_is_ignored_and_counted(frontend: Running, path: str) -> None:
-    """Such as LiteLLM's, LM Studio's and OpenRouter's, and one of somebody's own."""
+    """Fields of LiteLLM, LM Studio and OpenRouter, and an arbitrary one."""
     sent = {"drop_params": True, "ttl": 300, "transforms": ["middle-out"], "acme_department": "r&d"}
     before = await frontend.metrics()
     answer = await frontend.http.post(path, json={**BODIES[path], **sent})
@@ -121,8 +121,8 @@ def test_a_strict_policy_names_the_field_and_its_object() -> None:
 
 
 @pytest.mark.parametrize("known", [KNOWN, frozenset(LABELS)])
-def test_names_that_share_few_letters_are_told_apart_as_by_comparing(known: frozenset[str]) -> None:
-    """The letters alone rule most of them out; what they let through is as it was."""
+def test_the_letter_filter_never_changes_the_result(known: frozenset[str]) -> None:
+    """The letter filter rules out most names and never changes the result."""
     fields = {field.lower().replace("-", "").replace("_", ""): field for field in sorted(known)}
     changes = [("", 1), ("x", 0), ("x", 1), ("abc", 0), ("zz", 2)]
     names = [name[:at] + more + name[at + cut :] for name in fields for at in range(3) for more, cut in changes]

@@ -1,5 +1,7 @@
-"""Bodies with a Content-Encoding, on every edge: ollama#12386, teleport PR 68859, codex-proxy-rs PR 66 (zstd of Codex),
-agentgateway#2402 (gzip of Claude Code), new-api#4913, tritonclient's compression.
+"""Bodies with a Content-Encoding, on every edge.
+
+Sources: ollama#12386, teleport PR 68859, codex-proxy-rs PR 66 (zstd of Codex), agentgateway#2402 (gzip of Claude Code),
+new-api#4913, tritonclient's compression.
 """
 
 from __future__ import annotations
@@ -101,7 +103,7 @@ async def test_in_chunks(frontend: Running) -> None:
 
 
 async def test_a_large_body_is_read_and_counted(frontend: Running) -> None:
-    """In the thread, and by the process that looks at large bodies."""
+    """It is decoded in the thread, and checked by the child process."""
     text = random.Random(2).randbytes(200_000).hex()
     for encoding in PACKS:
         body = packed(json.dumps({"model": "talking", "prompt": text}).encode(), encoding)
@@ -124,7 +126,7 @@ async def test_what_is_not_what_it_says_is_400(frontend: Running, path: str) -> 
     body = json.dumps(BODIES[path]).encode()
     for sent, said in (
         (body, "the body is not gzip"),
-        (gzip.compress(body)[:-3], "ends within its gzip"),
+        (gzip.compress(body)[:-3], "gzip stream is truncated"),
         (b"", "ends"),
     ):
         answer = await frontend.http.post(path, content=sent, headers={"content-encoding": "gzip"})
@@ -152,7 +154,7 @@ async def test_nothing_is_decoded_for_those_without_a_key(frontend: Running) -> 
 
 
 async def test_files_are_decoded_within_their_own_limit(frontend: Running) -> None:
-    """Whose room on the disk is not that of the bytes that are sent."""
+    """The limit on disk applies to decoded bytes, not to received ones."""
     line = json.dumps({"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x" * 900}})
     for count, status in ((2000, 200), (4000, 413)):
         content = "\n".join(line.replace("a", str(number), 1) for number in range(count)).encode()
@@ -166,7 +168,7 @@ async def test_files_are_decoded_within_their_own_limit(frontend: Running) -> No
 
 
 async def test_lengths_of_json_in_front_of_tensors_count_decoded_bytes(frontend: Running) -> None:
-    """tritonclient with request_compression_algorithm."""
+    """As tritonclient sends it with request_compression_algorithm."""
     tensor = {**TENSOR, "parameters": {"binary_data_size": 6}}
     del tensor["data"]
     front = json.dumps({"inputs": [tensor]}).encode()
@@ -183,7 +185,7 @@ async def test_lengths_of_json_in_front_of_tensors_count_decoded_bytes(frontend:
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
 async def test_as_curl_sends_it(frontend: Running, tmp_path: Path) -> None:
-    """With `Expect: 100-continue`, which curl asks for before a body of more than 1 MiB; in chunks."""
+    """With `Expect: 100-continue`, which curl sends for bodies over 1 MiB, and in chunks."""
     sent = tmp_path / "body"
     body = json.dumps({"prompt": "hi", "max_tokens": 2, "user": random.Random(3).randbytes(200_000).hex()}).encode()
     for encoding in PACKS:
@@ -204,8 +206,8 @@ async def test_as_curl_sends_it(frontend: Running, tmp_path: Path) -> None:
             assert out == b"200"
 
 
-async def test_bodies_of_many_calls_hold_only_so_much_together() -> None:
-    """Each of them is small as it is sent; one alone always fits, and what has been read is given back."""
+async def test_decoded_bytes_of_all_calls_are_limited() -> None:
+    """Each body is small as sent; a single one always fits, and read bodies are released."""
     decoders = BodyDecoders(most_held=1 << 20)
     body = gzip.compress(random.Random(5).randbytes(400_000).hex().encode())
 

@@ -1,4 +1,4 @@
-"""Which pages of browsers may call: DNS rebinding, forms of other sites, preflights.
+"""Which web pages may call: DNS rebinding, forms of other sites, preflights.
 
 Sources: open-webui#20604, #13114, openclaw PR 20731, RouteLLM#43, llama-swap#42 (preflights); obsidian-copilot#2877
 (any header); gptme PR 3324, colibri PR 993, forge PR 361 (hosts).
@@ -106,16 +106,16 @@ def test_hosts_may_be_counted_up_elsewhere_too() -> None:
         check(asked, "localhost:8000")
         with pytest.raises(PermissionDenied):
             check(asked, "evil.com")
-        asked.check("GET", "/health", [(b"host", b"10.0.0.7:8000")])  # as a kubelet asks
+        asked.check("GET", "/health", [(b"host", b"10.0.0.7:8000")])  # as a kubelet probes
 
 
-def test_there_is_one_host() -> None:
+def test_a_request_needs_exactly_one_host_header() -> None:
     two = [(b"host", b"localhost"), (b"host", b"localhost")]
     for asked in (LOOPBACK, rules(host="0.0.0.0"), rules(has_keys=True)):
         for path in ("/v1/completions", "/health"):
-            with pytest.raises(InvalidArgument, match="one Host header, this one has 2"):
+            with pytest.raises(InvalidArgument, match="one Host header, got 2"):
                 asked.check("GET", path, two)
-        with pytest.raises(InvalidArgument, match="one Host header, this one has 0"):
+        with pytest.raises(InvalidArgument, match="one Host header, got 0"):
             check(asked, None)
         asked.check("GET", "/", [], "1.0")  # probes of older load balancers
 
@@ -158,7 +158,7 @@ def test_pages_of_the_server_and_of_named_origins_may_call(host: str, sent: dict
     ],
 )
 def test_other_pages_may_read_but_not_call(host: str, sent: dict[str, str]) -> None:
-    """What they read is theirs only if CORS says so."""
+    """The browser shows them the answer only if CORS headers permit it."""
     asked = rules(has_keys=True, cors_origins=("https://app.example",))
     with pytest.raises(PermissionDenied, match="cors_origins"):
         check(asked, host, **sent)
@@ -199,7 +199,7 @@ async def test_a_rebound_page_reads_nothing_on_any_path(keyless: tuple[Running, 
     assert not script.submissions
 
 
-async def test_errors_are_in_the_words_of_the_api(keyless: tuple[Running, ScriptedScheduler]) -> None:
+async def test_errors_have_the_format_of_the_api(keyless: tuple[Running, ScriptedScheduler]) -> None:
     frontend, _ = keyless
     for path, read in (("/v1/models", "error.message"), ("/v1/messages", "error.message"), ("/api/tags", "error")):
         told: Any = (await frontend.http.get(path, headers={"host": "evil.com"})).json()
@@ -221,7 +221,7 @@ async def test_two_hosts_on_one_request(keyless: tuple[Running, ScriptedSchedule
 
 
 async def test_every_path_answers_a_preflight_and_no_trace(folder: Path) -> None:
-    """Without a key: browsers send none with a preflight."""
+    """Without an API key, since browsers send none with a preflight."""
     async with running(folder, until_health=(503,), api_key="secret") as frontend:
         document = (await frontend.http.get("/openapi.json", headers={"x-api-key": "secret"})).json()
         paths = {path: {method.upper() for method in found} for path, found in document["paths"].items()}
@@ -262,7 +262,7 @@ async def test_pages_of_named_origins_get_cors_headers_with_every_answer(folder:
             assert ("access-control-allow-origin" in other.headers) == (origins[0] == "*")
 
 
-async def test_a_port_for_everybody_without_keys_is_told(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_open_port_without_keys_is_logged(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     for settings, is_told in (({"host": "0.0.0.0"}, True), ({"host": "0.0.0.0", "api_key": "k"}, False), ({}, False)):
         caplog.clear()
         async with running(folder, until_health=(503,), advertise="127.0.0.1", **settings):
@@ -272,7 +272,7 @@ async def test_a_port_for_everybody_without_keys_is_told(folder: Path, caplog: p
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
 async def test_as_curl_and_a_proxy_ask(keyless: tuple[Running, ScriptedScheduler]) -> None:
-    """By address, by name, through --resolve as a rebound name is, over HTTP/1.0."""
+    """By address, by name, with --resolve as a rebound name is, and over HTTP/1.0."""
     frontend, _ = keyless
     port = frontend.frontend.http_address.rpartition(":")[2]
     for args, status in (

@@ -1,4 +1,4 @@
-"""A call in one piece is refused without a parser, in the same words as one that comes in drops."""
+"""A request in one piece is refused without a parser, with the same answer as one that arrives in pieces."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def answer(reader: asyncio.StreamReader) -> bytes:
 
 
 async def exchange(frontend: Running, sent: list[bytes]) -> list[bytes]:
-    """Answers to calls on one connection, each in two pieces where it holds a `|`."""
+    """Sends calls on one connection, each in two pieces if it contains a `|`, and returns the answers."""
     host, _, port = frontend.frontend.http_address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     answers = []
@@ -118,7 +118,7 @@ async def test_answers_are_the_same_and_so_is_what_is_counted(folder: Path, monk
     assert sum(refused.values()) == 3 + 3 + 4 + 2, counted
 
 
-async def test_a_connection_that_is_idle_behind_a_refusal_is_closed(folder: Path) -> None:
+async def test_a_connection_that_is_idle_after_a_refusal_is_closed(folder: Path) -> None:
     script = ScriptedScheduler(count_up)
     async with (
         scheduler(script),

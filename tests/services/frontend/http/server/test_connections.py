@@ -1,4 +1,4 @@
-"""ConnectionLimiter that cost a client nothing and a server something: idle, half, slow, deaf, or simply many."""
+"""Connections that are cheap for a client and costly for a server: idle, incomplete, slow, not reading, or many."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ SHORT = {"model": "tiny", "prompt": "x", "max_tokens": 3}
 
 
 class Peer:
-    """A connection that does what it is told."""
+    """A connection controlled by the test."""
 
     def __init__(self, frontend: Running, *, takes_little: bool = False) -> None:
-        """`takes_little`: the system keeps a few kilobytes for it, where it would keep megabytes until it reads."""
+        """Connects. `takes_little`: the system buffers a few kilobytes for it instead of megabytes."""
         self._host, _, self._port = frontend.frontend.http_address.rpartition(":")
         self._takes_little = takes_little
 
@@ -40,7 +40,7 @@ class Peer:
         sock = socket.socket()
         if self._takes_little:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)  # by which the other side measures its own
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)  # the peer scales its window by it
         sock.setblocking(False)
         await asyncio.get_running_loop().sock_connect(sock, (self._host, int(self._port)))
         self.reader, self.writer = await asyncio.open_connection(sock=sock)
@@ -48,7 +48,7 @@ class Peer:
 
     @asynccontextmanager
     async def having_sent(self, data: bytes) -> AsyncIterator[Peer]:
-        """What it has sent is there before the server knows of it."""
+        """Connects with data already sent before the server accepts."""
         connected = socket.create_connection((self._host, int(self._port)))
         connected.sendall(data)
         self.reader, self.writer = await asyncio.open_connection(sock=connected)
@@ -61,7 +61,7 @@ class Peer:
         self.writer.close()
 
     async def said(self) -> bytes:
-        """Until the server says no more."""
+        """Returns everything until the server closes."""
         async with asyncio.timeout(60):
             try:
                 return await self.reader.read()
@@ -69,7 +69,7 @@ class Peer:
                 return b""
 
     async def goes_on(self, piece: bytes = b" ") -> None:
-        """Until it cannot."""
+        """Sends until that fails."""
         async with asyncio.timeout(60):
             while True:
                 self.writer.write(piece)
@@ -91,14 +91,14 @@ async def served(frontend: Running) -> bool:
         (HEAD + b"transfer-encoding: chunked\r\n\r\n1\r\n{\r\n", b"408"),
     ],
 )
-async def test_who_does_not_go_on_is_closed(folder: Path, sent: bytes, status: bytes) -> None:
+async def test_a_stalled_request_is_closed(folder: Path, sent: bytes, status: bytes) -> None:
     script = ScriptedScheduler(count_up)
     async with scheduler(script), running(folder, script.address, connections=QUICK) as frontend:
         async with AsyncExitStack() as stack:
             peers = []
             for _ in range(50):
                 peers.append(await stack.enter_async_context(Peer(frontend)))
-                peers[-1].writer.write(sent)  # at once: a machine that stands still must not make it late
+                peers[-1].writer.write(sent)  # at once, so that a suspended machine does not delay it
             assert await served(frontend)
             for answer in await asyncio.gather(*(peer.said() for peer in peers)):
                 assert answer[9:12] == status
@@ -109,7 +109,7 @@ async def test_who_does_not_go_on_is_closed(folder: Path, sent: bytes, status: b
 
 
 def test_an_unused_connection_is_closed_by_the_client() -> None:
-    """Else a call could meet the end of its connection."""
+    """Otherwise a call could race with the server's close."""
     of_httpx, of_load_balancers = httpx.Limits().keepalive_expiry, 60
     assert of_httpx is not None
     assert ConnectionLimits().idle_s > max(of_httpx, of_load_balancers)
@@ -134,23 +134,23 @@ async def test_a_drop_of_body_at_a_time_does_not_buy_time(folder: Path) -> None:
         dripping.cancel()
 
 
-async def test_last_words_are_heard_though_more_was_on_its_way(folder: Path) -> None:
+async def test_a_last_response_arrives_although_input_is_unread(folder: Path) -> None:
     limits = {**QUICK, "header_bytes": 10_000_000}
     async with running(folder, until_health=(503,), connections=limits) as frontend, Peer(frontend) as peer:
         peer.writer.write(HEAD)
         await asyncio.sleep(0.1)
-        peer.writer.write(b"a: b\r\n" * 100_000)  # more than is read in one turn of the loop
+        peer.writer.write(b"a: b\r\n" * 100_000)  # more than one loop iteration reads
         time.sleep(QUICK["header_s"])  # noqa: ASYNC251 - which does not turn, so that time is up with some of it unread
         assert (await peer.said())[9:12] == b"408"
-        with pytest.raises(ConnectionError):  # it is closed, though the peer does not close
+        with pytest.raises(ConnectionError):  # the server closes it, though the peer does not
             await peer.goes_on()
 
 
-async def test_a_call_refused_at_the_door_hears_so_while_more_is_on_its_way(
+async def test_a_call_refused_by_its_headers_is_answered_while_its_body_is_sent(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     last = HEAD + b"connection: close\r\ncontent-length: %d\r\n\r\n"
-    long = last % 400_000 + b" " * 400_000  # more than is read in one turn of the loop
+    long = last % 400_000 + b" " * 400_000  # more than one loop iteration reads
     short, odd = last % 2 + b"{}", HEAD + b"connection: close\r\ntransfer-encoding: chunked\r\n\r\nodd"
     script = ScriptedScheduler()
     async with scheduler(script), running(folder, script.address, max_inflight_requests=1) as frontend:
@@ -177,7 +177,7 @@ BODY = b'{"model": "tiny", "prompt": "x", "max_tokens": 3}'
 
 @pytest.mark.parametrize("behind", [b"a" * 10_000, b"a: b\r\n" * 2000, b"a: " + b"b" * 10_000])
 async def test_endless_trailers_are_cut_off(folder: Path, behind: bytes) -> None:
-    """They come behind the last chunk, and are no part of the body, whose size has a bound of its own."""
+    """Trailers follow the last chunk and do not count as the body, so they have a limit of their own."""
     sent = CHUNKED + b"\r\n%x\r\n%b\r\n0\r\n" % (len(BODY), BODY)
     script = ScriptedScheduler(count_up)
     async with (
@@ -194,7 +194,7 @@ async def test_endless_trailers_are_cut_off(folder: Path, behind: bytes) -> None
 
 
 async def test_trailers_become_no_headers(folder: Path) -> None:
-    """RFC 9110 6.5.1. In as many packets as there are bytes, so that the call has begun when they come."""
+    """RFC 9110 6.5.1. Sent byte by byte, so that the call has begun when the trailers arrive."""
     script = ScriptedScheduler(count_up)
     sent = b"1\r\n{\r\n%x\r\n%b\r\n0\r\nx-request-id: late\r\nhost: b\r\n\r\n" % (len(BODY) - 1, BODY[1:])
     async with (
@@ -214,7 +214,9 @@ async def test_trailers_become_no_headers(folder: Path) -> None:
 @pytest.mark.parametrize(
     "cut", [b"content-length: 100\r\n\r\n{", b"transfer-encoding: chunked\r\n\r\n1\r\n{\r\nodd\r\n"]
 )
-async def test_who_leaves_within_a_body_is_no_fault(folder: Path, cut: bytes, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_disconnect_within_a_body_is_no_internal_error(
+    folder: Path, cut: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     script = ScriptedScheduler(count_up)
     async with scheduler(script), running(folder, script.address) as frontend:
         async with Peer(frontend) as peer:
@@ -232,7 +234,7 @@ async def test_who_leaves_within_a_body_is_no_fault(folder: Path, cut: bytes, ca
     assert not [record for record in caplog.records if record.exc_info]
 
 
-async def test_who_never_reads_loses_the_connection_and_its_place(folder: Path) -> None:
+async def test_a_client_that_never_reads_loses_its_connection_and_lease(folder: Path) -> None:
     script = ScriptedScheduler(count_up, step_s=0.0002)
     script.tokens_per_step = 20
     script.set_view(max_model_len=200_000)
@@ -251,7 +253,7 @@ async def test_who_never_reads_loses_the_connection_and_its_place(folder: Path) 
         await frontend.until_idle()
 
 
-async def test_one_connection_too_many_is_told_so(folder: Path) -> None:
+async def test_one_connection_too_many_gets_a_refusal(folder: Path) -> None:
     async with (
         running(folder, until_health=(503,), connections={"per_address": 20, "header_s": 60}) as frontend,
         AsyncExitStack() as stack,
@@ -292,7 +294,7 @@ GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\4" + bytes(5)  # 
 
 
 class Grpc:
-    """ConnectionLimiter to the gRPC port, each with the greeting of HTTP/2, or without."""
+    """Connections to the gRPC port, with or without the HTTP/2 preface."""
 
     def __init__(self, frontend: Running) -> None:
         self._host, _, self._port = frontend.frontend.grpc_address.rpartition(":")
@@ -375,14 +377,14 @@ async def test_grpc_connections_that_say_nothing_or_ask_nothing_are_closed(folde
 
 
 async def talk(frontend: Running) -> None:
-    """Over the channel that the test has anyway, which opens its connection again when it has been closed."""
+    """Calls over the test's channel, which reconnects if it was closed."""
     message = inference_pb2.GenerateRequest(text="x", sampling=SamplingParams(max_tokens=3))
     deltas = [delta async for delta in frontend.inference.Generate(message, timeout=60, wait_for_ready=True)]
     assert deltas[-1].finish_reason
 
 
 async def test_connections_that_come_at_once_are_accepted_in_portions_and_none_is_dropped(folder: Path) -> None:
-    """Between two portions the loop does other things; whoever is not accepted yet waits in the system's queue."""
+    """The loop runs other tasks between two portions; further connections wait in the backlog."""
     script = ScriptedScheduler(count_up)
     async with scheduler(script), running(folder, script.address) as frontend:
         host, _, port = frontend.frontend.http_address.rpartition(":")
@@ -390,7 +392,7 @@ async def test_connections_that_come_at_once_are_accepted_in_portions_and_none_i
         try:
             for sock in sockets:
                 sock.settimeout(60)
-                sock.connect((host, int(port)))  # the loop stands still meanwhile
+                sock.connect((host, int(port)))  # the loop is blocked meanwhile
             kept: list[float] = []
             while not kept or kept[-1] < len(sockets):
                 await loop_turns()

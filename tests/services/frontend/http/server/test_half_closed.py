@@ -1,4 +1,4 @@
-"""Clients that shut their writing half down once the request is sent are answered; those that close are let go."""
+"""Clients that half-close after the request are answered; those that close are detected."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def request(method: str = "POST", path: str = "/v1/completions", version: str = 
 
 
 class HalfClosing:
-    """A connection whose client has sent all that it will."""
+    """A connection whose client has sent everything and half-closed."""
 
     def __init__(self, frontend: Running, sent: bytes) -> None:
         host, _, port = frontend.frontend.http_address.rpartition(":")
@@ -71,7 +71,7 @@ async def test_of_pipelined_requests_all_are_answered(folder: Path) -> None:
 
 
 async def test_a_pipeline_that_is_too_long_ends_with_one_answer(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Calls of it that are under way are given up, too: nothing can be written any more."""
+    """Running calls of the pipeline are cancelled too, since nothing can be written any more."""
     script = ScriptedScheduler(count_up)
     async with scheduler(script), running(folder, script.address) as frontend:
         calls = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n" * 20_000
@@ -87,7 +87,7 @@ async def test_a_pipeline_that_is_too_long_ends_with_one_answer(folder: Path, ca
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_probes_show_in_no_answer(folder: Path, stream: bool) -> None:
-    """The answer takes long enough for several of them."""
+    """The answer takes long enough for several probes."""
     script = ScriptedScheduler(count_up, step_s=0.3)
     async with scheduler(script), running(folder, script.address) as frontend:
         answer = await HalfClosing(frontend, request(stream=stream)).answer()
@@ -105,7 +105,7 @@ async def test_probes_show_in_no_answer(folder: Path, stream: bool) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_goes_is_noticed_all_the_same(folder: Path, stream: bool) -> None:
-    """Its end looks like a half that is closed until something is written to it."""
+    """A disconnect looks like a half-close until something is written."""
     script = ScriptedScheduler(count_up)
     script.pause()
     async with scheduler(script), running(folder, script.address) as frontend:

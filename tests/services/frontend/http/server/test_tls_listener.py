@@ -1,4 +1,4 @@
-"""ConnectionLimiter that begin no handshake, or never end it, on a port with TLS."""
+"""TLS connections that begin no handshake, or never end it, on a port with TLS."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HELLO = b"\x16\x03\x01\x02\x00\x01"  # the first bytes of a client's
 PATIENCE_S = 60
 Run = Callable[[Any], Any]
 
-# What services run on, and what they are tested on.
+# The event loops of services and of tests.
 loops = pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
 
 
@@ -66,7 +66,7 @@ async def closed(reader: asyncio.StreamReader) -> None:
 
 
 @loops
-def test_who_does_not_greet_is_closed(tmp_path: Path, run: Run) -> None:
+def test_a_connection_without_handshake_is_closed(tmp_path: Path, run: Run) -> None:
     run(_who_does_not_greet(tmp_path))
 
 
@@ -83,7 +83,7 @@ async def _who_does_not_greet(tmp_path: Path) -> None:
 
 @loops
 def test_one_too_many_is_closed_before_its_handshake(tmp_path: Path, run: Run) -> None:
-    """And who leaves makes room, whether its handshake was done or not."""
+    """A closed connection frees its place, whether its handshake was done or not."""
     run(_one_too_many(tmp_path))
 
 

@@ -1,4 +1,4 @@
-"""Requests that offer another protocol are served over HTTP/1.1, and their connection can be used again.
+"""Requests that offer a protocol upgrade are served over HTTP/1.1, on a reusable connection.
 
 Inputs: langchain4j#3682, vllm#57203, uvicorn#2722 (Java's HttpClient offers h2c with every request).
 """
@@ -59,7 +59,7 @@ async def frontend(tmp_path: Path) -> AsyncIterator[Running]:
 
 
 class Client:
-    """One connection, and answers with a content length."""
+    """One connection; reads answers with a content length."""
 
     def __init__(self, frontend: Running) -> None:
         self._host, _, self._port = frontend.frontend.http_address.rpartition(":")
@@ -72,7 +72,7 @@ class Client:
         self.writer.close()
 
     async def send(self, *packets: bytes) -> None:
-        """Each has been written before the next one is."""
+        """Sends the pieces, waiting until each has been written."""
         for packet in packets:
             self.writer.write(packet)
             await self.writer.drain()
@@ -136,7 +136,7 @@ async def test_a_request_without_a_body_may_offer_as_well(frontend: Running) -> 
 
 
 async def test_an_offer_hides_no_second_request(frontend: Running) -> None:
-    """Where a body ends is decided once, with all headers."""
+    """The end of the body is determined once, with all headers."""
     for framing in ("Content-Length: 5\r\nTransfer-Encoding: chunked", "Content-Length: 5\r\nContent-Length: 6"):
         async with Client(frontend) as client:
             await client.send(
