@@ -72,7 +72,7 @@ def test_probabilities_of_extreme_scores_are_finite(scores: Sequence[float]) -> 
         (["a"], [], (), "documents must hold at least one text"),
         (["a", "b"], ["c", "d", "e"], (), "queries must be one, or as many as documents, 3; got 2"),
         ([], ["c"], (), "got 0"),
-        (["a"], ["b"], ("x", "y"), "it tells 2 classes apart"),
+        (["a"], ["b"], ("x", "y"), "it has 2 classes and cannot score pairs"),
     ],
 )
 def test_inputs_without_pairs_are_refused(queries: list[str], documents: list[str], classes: Any, text: str) -> None:

@@ -232,7 +232,7 @@ LONG_LIST = json.dumps({"tokenIds": [1] * 9000}).encode()
         ("Generate", CONNECT, b"", "the body is not one message with its length"),
         ("Generate", CONNECT, frame(0, b"") * 2, "the body is not one message with its length"),
         ("Generate", CONNECT, frame(0, b"")[:-1] + b"\7", "the body is not one message with its length"),
-        ("Generate", CONNECT, frame(1, b""), "the message is marked as compressed, and connect-content-encoding names"),
+        ("Generate", CONNECT, frame(1, b""), "the message is marked as compressed, but connect-content-encoding names"),
         ("Generate", CONNECT, frame(0, b"\xff\xff"), "the message is no quire.inference.v1.GenerateRequest"),
         ("Detokenize", JSON, b"{", "the message is no quire.inference.v1.DetokenizeRequest"),
         ("Detokenize", JSON, b'{"x": 1}', "the message is no quire.inference.v1.DetokenizeRequest"),
