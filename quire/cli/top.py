@@ -1,4 +1,4 @@
-"""`quire top`: a cluster, looked at again and again, in any terminal."""
+"""`quire top`: live view of a cluster in a terminal."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _look(client: Client, history: History, ink: Ink) -> list[str]:
 
 
 def _look_again(client: Client, history: History, ink: Ink) -> list[str]:
-    """A cluster that does not answer now may do so again: the picture says so and goes on."""
+    """Refreshes the view; if the cluster does not answer, shows that and keeps trying."""
     try:
         return _look(client, history, ink)
     except QuireError as error:
@@ -54,7 +54,7 @@ def _look_again(client: Client, history: History, ink: Ink) -> list[str]:
 
 
 def _watch(client: Client, interval_s: float) -> None:
-    """Draws until q, Ctrl-C or SIGTERM, on the terminal's other screen: the first one is back afterwards."""
+    """Draws until q, Ctrl-C or SIGTERM on the terminal's alternate screen, which is then left."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     history, ink = History(), Ink(coloured=True)
     sys.stdout.write(OTHER_SCREEN)
@@ -80,7 +80,7 @@ def _draw(client: Client, history: History, ink: Ink, interval_s: float, keys: i
 
 @contextlib.contextmanager
 def _single_keys() -> Iterator[int | None]:
-    """The terminal's input, key by key and unseen; None where there is no terminal to type at."""
+    """Yields the terminal's input key by key without echo; None without a terminal."""
     if not sys.stdin.isatty():
         yield None
         return
@@ -94,7 +94,7 @@ def _single_keys() -> Iterator[int | None]:
 
 
 def _asked_to_end(keys: int | None, until_s: float) -> bool:
-    """Returns whether q was typed before the next look is due."""
+    """Returns whether q was pressed before the next refresh is due."""
     while (left_s := until_s - time.monotonic()) > 0:
         if keys is None:
             time.sleep(left_s)

@@ -140,7 +140,7 @@ GROUPS: Mapping[str, FlagGroup] = {
         "logs, metrics and traces",
         {
             "log-level": "least severe log line printed",
-            "log-format": "log lines for people or for collectors",
+            "log-format": "format of log lines",
             "otlp-traces-endpoint": "http://HOST:PORT of a collector of traces",
         },
         "otlp-traces-ratio metrics-host metrics-targets-file stat-loggers stats-interval-s",

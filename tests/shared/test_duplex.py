@@ -147,9 +147,9 @@ class Cancelled(Wire):
 async def test_a_call_that_was_cancelled_here_fails_like_any_other() -> None:
     duplex: Duplex[object, object] = Duplex(Cancelled(), "beat", interval_s=10)
     duplex.send("late")
-    with pytest.raises(Unavailable, match="cancelled on this side"):
+    with pytest.raises(Unavailable, match="cancelled locally"):
         await duplex.pump()
-    with pytest.raises(Unavailable, match="cancelled on this side"):
+    with pytest.raises(Unavailable, match="cancelled locally"):
         await duplex.receive()
 
 
@@ -184,7 +184,7 @@ async def test_a_real_call_that_is_cancelled_here_ends_its_tasks_with_errors(cal
     call.cancel()
     with pytest.raises((Unavailable, asyncio.InvalidStateError)):
         await pump
-    with pytest.raises(Unavailable, match="cancelled on this side"):
+    with pytest.raises(Unavailable, match="cancelled locally"):
         await duplex.receive()
 
 

@@ -54,14 +54,14 @@ async def test_a_message_of_any_size_arrives_as_it_was(size: int) -> None:
     [
         ([Part(data=b"\x00"), None], "another message before the last part"),
         ([Part(data=b"\x00")], "another message before the last part"),
-        ([Part(data=b"\xff" * 30, last=True)], "no quire.scheduler.v1.SessionRequest"),
-        ([Part(data=bytes(1000))] * 5, "a message of more than 4096 bytes"),
+        ([Part(data=b"\xff" * 30, last=True)], "not a quire.scheduler.v1.SessionRequest"),
+        ([Part(data=bytes(1000))] * 5, "exceeds the limit of 4096 bytes"),
     ],
 )
 async def test_parts_that_are_no_message_are_refused(
     monkeypatch: pytest.MonkeyPatch, sent: list[Part | None], text: str
 ) -> None:
-    monkeypatch.setattr(parts, "MOST_BYTES", 4096)
+    monkeypatch.setattr(parts, "MAX_BYTES", 4096)
     pipe = Pipe()
     for part in sent:
         await pipe.write(pb.SessionRequest(part=part) if part else pb.SessionRequest(heartbeat=pb.Heartbeat()))

@@ -45,8 +45,8 @@ class HandshakeAcceptor:
 
         `message`: response type of the call. Raises Unauthenticated, Unavailable or ResourceExhausted.
         """
-        # Sent with the first message, they would be sent again with the status of a call whose first write was cancelled;
-        # gRPC fails to do so, and the caller would wait for ever.
+        # Sent with the first message, they would be sent again with the status of a call whose first write was
+        # cancelled; gRPC fails to do so, and the caller would wait for ever.
         await context.send_initial_metadata(())
         if self._secret is None:
             return ""

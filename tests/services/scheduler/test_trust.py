@@ -120,7 +120,7 @@ async def test_without_a_secret_nobody_comes_in_and_is_told_which_setting(guarde
     assert e.value.code() is grpc.StatusCode.UNAUTHENTICATED
     frontend = FrontendPeer(guarded.address)
     await frontend.open()
-    with pytest.raises(grpc.aio.AioRpcError, match="scheduler s0 lets in who proves") as e:
+    with pytest.raises(grpc.aio.AioRpcError, match="scheduler s0 requires proof") as e:
         await frontend.session
     assert e.value.code() is grpc.StatusCode.UNAUTHENTICATED
     await frontend.channel.close()
@@ -167,7 +167,7 @@ async def test_a_worker_that_proves_itself_takes_the_place_of_one_with_its_name(
 async def test_nobody_goes_on_under_a_name_that_was_not_proved(guarded: SecuredScheduler) -> None:
     dialler = guarded.dialler("worker other", RIGHT)
     peer = WorkerPeer(guarded.address, LIMITS, id="w0", dialler=dialler)
-    with pytest.raises(grpc.aio.AioRpcError, match="worker other proved itself, and says hello as worker w0"):
+    with pytest.raises(grpc.aio.AioRpcError, match="worker other authenticated, but its hello names worker w0"):
         await peer.run()
 
 
@@ -214,7 +214,7 @@ async def test_whoever_stands_between_cannot_pass_the_proof_on(guarded: SecuredS
     async with dialler.connect(guarded.address) as channel:
         for address, text in (
             (guarded.address, ""),
-            ("127.0.0.1:9", "which is not scheduler s0 at .*: somebody stands between"),
+            ("127.0.0.1:9", "which is not the address of scheduler s0, .*: the connection may be intercepted"),
         ):
             call = worker_pb2_grpc.WorkerServiceStub(channel).Attach()
             if not text:
@@ -276,7 +276,7 @@ async def test_strangers_who_say_nothing_are_not_waited_for(
 async def test_a_scheduler_does_not_listen_to_other_machines_without_knowing_who_calls(
     tmp_path: Path, fields: dict[str, Any]
 ) -> None:
-    with pytest.raises(InvalidArgument, match=r"host: scheduler s0 would listen on 0\.0\.0\.0 to anybody"):
+    with pytest.raises(InvalidArgument, match=r"host: scheduler s0 would accept any caller on 0\.0\.0\.0"):
         async with scheduler(tmp_path, host="0.0.0.0", **fields):
             pass
 

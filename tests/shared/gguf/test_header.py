@@ -43,7 +43,7 @@ def test_wherever_a_file_is_cut_off_it_says_so(write: Write) -> None:
     ("begin", "reason"),
     [
         (b"", "cannot read it"),
-        (b"GGML" + bytes(40), "it is no GGUF file"),
+        (b"GGML" + bytes(40), "it is not a GGUF file"),
         (b"GGUF" + struct.pack("<IQQ", 1, 0, 0), "version 1 of GGUF"),
         (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "another byte order"),
         (b"GGUF" + struct.pack("<IQQ", 3, 2**60, 0), "1152921504606846976 tensors; at most 65536"),

@@ -96,7 +96,7 @@ def test_pieces_with_merges_of_their_own_are_joined_by_these(write: Write) -> No
     assert tokenizer.encode("a\x07<user> a", add_special_tokens=False).tokens == ["a", "<0x07>", "<user>", f"{SPACE}a"]
     for text in ("abc ab\n\nb", " a  b", "a\x07"):
         assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False).ids) == text
-    with pytest.raises(InvalidArgument, match="makes or needs what is no token"):
+    with pytest.raises(InvalidArgument, match="needs or produces an unknown token"):
         as_folder(write({**values, "tokenizer.ggml.merges": ["a zz"]}))
 
 
@@ -242,7 +242,7 @@ def test_an_end_of_a_turn_that_is_no_control_token_ends_as_well(write: Write) ->
         ),
         (byte_pairs(**{"tokenizer.ggml.merges": None}), r"tokenizer\.ggml\.merges"),  # gg04, ollama#10930
         (byte_pairs(**{"tokenizer.ggml.pre": "other"}), r"tokenizer\.ggml\.pre is 'other'; there are gpt-2, llama-bpe"),
-        (byte_pairs(**{"tokenizer.ggml.merges": ["a x"]}), r"tokenizer\.ggml\.merges: 'a x' makes or needs what is no"),
+        (byte_pairs(**{"tokenizer.ggml.merges": ["a x"]}), r"tokenizer\.ggml\.merges: 'a x' needs or produces an unknown"),
         (byte_pairs(**{"tokenizer.ggml.eos_token_id": 99}), r"tokenizer\.ggml\.eos_token_id is 99, it has 10 tokens"),
         (byte_pairs(**{"tokenizer.ggml.token_type": [1]}), r"tokenizer\.ggml\.tokens: 10 tokens, 1 types"),
         (byte_pairs(**{"tokenizer.ggml.tokens": ["a", "a"] * 5}), r"tokenizer\.ggml\.tokens has a token twice"),

@@ -57,7 +57,7 @@ def test_those_of_published_models_are_not(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", ["[" * 100_000, "{", "\xff"])
 def test_what_is_no_json_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "tokenizer.json").write_text(content, encoding="latin-1")
-    with pytest.raises(InvalidArgument, match=r"tokenizer\.json is no tokenizer: ") as refused:
+    with pytest.raises(InvalidArgument, match=r"tokenizer\.json is not a tokenizer: ") as refused:
         tokenizer_file(tmp_path)
     assert len(refused.value.message) < 500
 
