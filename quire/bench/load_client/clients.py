@@ -153,7 +153,7 @@ class _Player:
             await self._caller.close()
 
     async def _receive(self) -> Any:
-        """Waits off the loop, which has connections to look after."""
+        """Waits for the next message in a thread, because the event loop serves the connections."""
         return await asyncio.get_running_loop().run_in_executor(None, self._pipe.recv)
 
     async def _play_one(self, job: Job) -> None:
