@@ -25,7 +25,7 @@ QUIET = "warning"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where to send requests, and which processes to observe."""
+    """Addresses for requests, and the processes to observe."""
 
     name: str
     vocab_size: int

@@ -22,7 +22,7 @@ PATIENCE_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class ClusterAddress:
-    """Where to look for a cluster. `is_named`: given by the user; otherwise the default address of `quire up`."""
+    """Address of a cluster. `is_named`: given by the user; otherwise the default address of `quire up`."""
 
     address: str
     tls: Tls

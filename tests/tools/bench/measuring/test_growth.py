@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tools.bench.measuring import growth
-from tools.bench.measuring.growth import MIB, MOST_BYTES_A_CALL, ProcessSample
+from tools.bench.measuring.growth import MIB, MAX_BYTES_PER_CALL, ProcessSample
 
 SECONDS = 1200  # of a load, with a look every 12
 
@@ -42,7 +42,7 @@ def test_memory_that_goes_up_and_down_by_more_than_the_bound_is_not_called_flat(
     draw = random.Random(1)
     swing = [ProcessSample(look.at_s, look.memory + draw.randrange(MIB), 50, 7) for look in looks()]
     few, many = (growth.process_growth(swing, SECONDS, calls) for calls in (100, 1_000_000))
-    assert few["bytes_call_high"] > MOST_BYTES_A_CALL
+    assert few["bytes_call_high"] > MAX_BYTES_PER_CALL
     assert (few["mem"], few["grows"]) == ("unclear", "")
     assert many["mem"] == "flat", "the same swing, of so many calls that none can have left much"
 
