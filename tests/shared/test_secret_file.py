@@ -1,4 +1,4 @@
-"""Secrets in files: who may open them, what they must be, and how they change."""
+"""Secret files: permissions, contents and rotation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the operators' guide and the runbooks tell people to type is there."""
+"""Commands in the operators' guide and the runbooks exist."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ENDS = ("|", "&", "&&", ";", ">", ">>", ")", "#")
 
 
 def commands(text: str) -> Iterator[tuple[str, ...]]:
-    """Of shell blocks, from each `quire` to where it ends."""
+    """Returns the commands in shell blocks, from each `quire` to its end."""
     blocks = re.findall(r"^```sh\n(.*?)^```|^    (quire .*)$", text, re.MULTILINE | re.DOTALL)
     for line in re.sub(r"\\\n", " ", "\n".join(block + line for block, line in blocks)).splitlines():
         for start in re.finditer(r"(?:^|[ (=])quire ", line):

@@ -1,4 +1,4 @@
-"""A process that had been ready comes back at once; one that never gets ready, or dies without end, is not hammered."""
+"""Restart delays: none for a process that was ready, growing ones for repeated failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A file is opened as a folder that all readers take, once, by whoever comes first."""
+"""A GGUF file is converted to a folder once, even by concurrent processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders of sentence-transformers: what is read of them, and what is refused by name."""
+"""Reading of sentence-transformers folders, and refusal of unsupported ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Entries in a real Redis that anybody may have written: skipped and counted, and the others are read on."""
+"""Malformed entries in a real Redis are skipped and counted, and the others are read."""
 
 from __future__ import annotations
 

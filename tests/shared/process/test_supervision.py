@@ -1,4 +1,4 @@
-"""A long-lived task ends when it is asked to; any other end starts it again or ends the process."""
+"""A long-lived task ends only when asked to; any other end restarts it or ends the process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""grpc.health.v1 asked by strangers: by what is no question, and by far too many."""
+"""grpc.health.v1 with malformed requests, and with too many."""
 
 from __future__ import annotations
 
