@@ -1,4 +1,4 @@
-"""Quire from Python: `from quire import LLM, AsyncLLM, Client, SamplingParams`."""
+"""Public Python API of Quire: `from quire import LLM, AsyncLLM, Client, SamplingParams`."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Imported on first use, so that `import quire` costs nothing."""
+    """Imports names on first use, so that `import quire` is cheap."""
     if name not in _HOMES:
         raise AttributeError(f"module 'quire' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)

@@ -1,4 +1,4 @@
-"""`python -m quire` is the command `quire`."""
+"""Runs the command `quire` for `python -m quire`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""A cluster's gRPC API from Python, for asyncio."""
+"""Asyncio client for a cluster's gRPC API."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class AsyncClient:
     def messages(
         self, prompt: Prompt, params: SamplingParams | None = None, options: RequestOptions | None = None
     ) -> AsyncIterator[pb.GenerateResponse]:
-        """The protocol's own messages, with usage and log-probabilities."""
+        """Yields the protocol's own messages, with usage and log-probabilities."""
         return self._stream(calls.generation_messages(prompt, params, options))
 
     def stream_chat(
@@ -127,7 +127,7 @@ class AsyncClient:
         except grpc.RpcError as error:
             raise from_rpc(error) from None
         finally:
-            messages.cancel()  # leaving the loop early frees the blocks; a resumable stream goes on
+            messages.cancel()  # leaving the loop early frees the blocks; a resumable stream continues
 
     async def _gather(self, call: InferenceCall[Message], prompt: object) -> RequestOutput:
         try:

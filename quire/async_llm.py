@@ -1,4 +1,4 @@
-"""`AsyncLLM`: what `LLM` is, for asyncio."""
+"""`AsyncLLM`, the asyncio version of `LLM`."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from quire.requests import ChatExtras, ChatMessages, EmbedExtras, Prompt, Reques
 
 
 class AsyncLLM(EmbeddedCluster):
-    """async with AsyncLLM() as llm: result = await llm.generate("Once upon a time")
+    """Asyncio interface to a cluster: `async with AsyncLLM() as llm: result = await llm.generate("Once upon a time")`.
 
-    `async for output in llm.generate(...)` gives what there is so far, again and again. `lora_request`, of all that is
-    asked: an adapter, which is loaded if it is not there.
+    `async for output in llm.generate(...)` yields the growing result. `lora_request` of every method: an adapter,
+    which is loaded if needed.
     """
 
     def __init__(self, model: str = "", **options: Any) -> None:
@@ -30,7 +30,7 @@ class AsyncLLM(EmbeddedCluster):
         self.stream = self.client.stream
         self.stream_chat = self.client.stream_chat
         self.embed_stream = self.client.embed_stream
-        self.files = self.client.files  # of a cluster with batch_folder=
+        self.files = self.client.files  # requires batch_folder= on the cluster
         self.batches = self.client.batches
 
     def generate(
@@ -43,7 +43,7 @@ class AsyncLLM(EmbeddedCluster):
         lora_request: LoRARequest | None = None,
         options: RequestOptions | None = None,
     ) -> GenerationHandle:
-        """Continues a prompt; to be awaited or iterated, once."""
+        """Continues a prompt; the result can be awaited or iterated, once."""
         options = options or RequestOptions()
         if request_id:
             options = replace(options, request_id=request_id)
@@ -113,11 +113,11 @@ class AsyncLLM(EmbeddedCluster):
         return await self.client.rerank(query, documents, top_n, await self._chosen(lora_request, options))
 
     async def load_lora_adapter(self, lora_name: str, lora_path: str, load_inplace: bool = False) -> int:
-        """As LLM.load_lora_adapter()."""
+        """Loads an adapter; see LLM.load_lora_adapter()."""
         return await asyncio.to_thread(self._adapters.load, lora_name, lora_path, replace=load_inplace)
 
     async def unload_lora_adapter(self, lora_name: str) -> int:
-        """As LLM.unload_lora_adapter()."""
+        """Unloads an adapter; see LLM.unload_lora_adapter()."""
         return await asyncio.to_thread(self._adapters.unload, lora_name)
 
     async def _chosen(self, asked: LoRARequest | None, options: RequestOptions | None) -> RequestOptions:

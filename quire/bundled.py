@@ -1,4 +1,4 @@
-"""The model that Quire ships, and its adapters."""
+"""The bundled model and its adapters."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A cluster's gRPC API from Python, blocking."""
+"""Blocking client for a cluster's gRPC API."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ from quire.shared.rpc.channel import connect_blocking
 from quire.shared.security.tls_files import NO_TLS, Tls
 from quire.shared.tensor_headers import DEFAULT_GROUP, tensor_headers
 
-TIMEOUT_S = 120.0  # of a trainer's group
+TIMEOUT_S = 120.0  # for forming a trainer's group
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 OnDone = Callable[[RequestOutput], object] | None
 T = TypeVar("T")
 
 
 class Client:
-    """Blocking calls to a frontend. Safe to use from several threads; close it, or use it in a `with` statement."""
+    """Blocking calls to a frontend; thread-safe. Close it, or use it in a `with` statement."""
 
     def __init__(
         self,
@@ -55,8 +55,8 @@ class Client:
         admin_key_file: str = "",
         api_key: str = "",
     ) -> None:
-        """`api_key`: empty: that of the environment (QUIRE_API_KEY), if any. `admin_*`: for status() and
-        reset_prefix_cache() of a frontend that is not this user's on this machine."""
+        """`api_key`: empty: that of the environment (QUIRE_API_KEY), if any. `admin_*`: address and key for
+        operators' methods on a frontend that does not run on this machine as this user."""
         self.address = address
         self._tls = tls
         self._admin_at = admin_address, admin_key_file
@@ -74,8 +74,9 @@ class Client:
         *,
         on_done: OnDone = None,
     ) -> list[RequestOutput]:
-        """Continues each prompt, text, token ids or a dict, all at a time; results in the order of the prompts.
-        `params`, `options`: for all, or a list with each one's own. `on_done`: called for each, in that order."""
+        """Continues each prompt (text, token ids or a dict), all concurrently; returns results in the order of the
+        prompts. `params`, `options`: one for all, or a list with one per prompt. `on_done`: called for each result,
+        in that order."""
         batch: list[Any] = [prompts] if is_single_prompt(prompts) else list(prompts)
         count = len(batch)
         each = zip(batch, for_each(params, count), options_for_each(options, count), strict=True)
@@ -91,7 +92,7 @@ class Client:
         on_done: OnDone = None,
         **extras: Unpack[ChatExtras],
     ) -> list[RequestOutput]:
-        """Answers one conversation or several at a time."""
+        """Answers one conversation, or several concurrently."""
         batch: list[ChatMessages] = [messages] if isinstance(messages[0], dict) else list(messages)  # type: ignore
         count = len(batch)
         each = zip(batch, for_each(params, count), options_for_each(options, count), strict=True)
@@ -105,13 +106,13 @@ class Client:
         timeout_s: float | None = None,
         **extras: Unpack[EmbedExtras],
     ) -> list[list[float]]:
-        """A vector for each input, text or token ids, in their order; `extras`: pooler, normalize, dimensions."""
+        """Returns a vector for each input (text or token ids), in order; `extras`: pooler, normalize, dimensions."""
         return self._ask(calls.embed(inputs, options, extras), timeout_s)
 
     def embed_stream(
         self, inputs: Prompt | Sequence[Prompt], options: RequestOptions | None = None, **extras: Unpack[EmbedExtras]
     ) -> Iterator[tuple[int, list[float]]]:
-        """Each input's vector as soon as it is computed, with the input's place."""
+        """Yields the index and vector of each input as soon as it is computed."""
         yield from self._stream(calls.embed_stream(inputs, options, extras))
 
     def encode(
@@ -121,13 +122,13 @@ class Client:
         timeout_s: float | None = None,
         **extras: Unpack[EmbedExtras],
     ) -> list[list[list[float]]]:
-        """All vectors of each input: with pooler all of its tokens, with step of those that are step_tag_id."""
+        """Returns all vectors of each input: with pooler "all" one per token, with "step" one per step_tag_id token."""
         return self._ask(calls.encode(inputs, options, extras), timeout_s)
 
     def classify(
         self, inputs: Prompt | Sequence[Prompt], options: RequestOptions | None = None, timeout_s: float | None = None
     ) -> list[Classification]:
-        """The class of each input, text or token ids, in their order."""
+        """Returns the class of each input (text or token ids), in order."""
         return self._ask(calls.classify(inputs, options), timeout_s)
 
     def score(
@@ -137,7 +138,7 @@ class Client:
         options: RequestOptions | None = None,
         timeout_s: float | None = None,
     ) -> list[float]:
-        """How well each document answers the query, or its own of as many queries."""
+        """Scores how well each document matches the query, or each pair of equally many queries and documents."""
         return self._ask(calls.score(queries, documents, options), timeout_s)
 
     def rerank(
@@ -148,13 +149,13 @@ class Client:
         options: RequestOptions | None = None,
         timeout_s: float | None = None,
     ) -> list[Ranked]:
-        """Documents by how well they answer the query, the best first; `top_n`: only so many, 0: all."""
+        """Returns documents by how well they match the query, best first; `top_n`: maximum number, 0: all."""
         return self._ask(calls.rerank(query, documents, top_n, options), timeout_s)
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, options: RequestOptions | None = None
     ) -> Iterator[Delta]:
-        """The continuation as it comes."""
+        """Yields the continuation as it is generated."""
         yield from self._stream(calls.generation(prompt, params, options))
 
     def stream_chat(
@@ -164,16 +165,17 @@ class Client:
         options: RequestOptions | None = None,
         **extras: Unpack[ChatExtras],
     ) -> Iterator[Delta]:
-        """The answer as it comes."""
+        """Yields the answer as it is generated."""
         yield from self._stream(calls.chat(messages, params, options, extras))
 
     def attach(self, request_id: str, offset: int = 0, *, tenant: str = "") -> Iterator[Delta]:
-        """A stream that was begun with RequestOptions(resumable=True), at whichever frontend: what it has told from its
-        message `offset` on, then what comes; Delta.offset counts. NotFound once its time is over."""
+        """Reads a stream started with RequestOptions(resumable=True), at any frontend: its messages from number
+        `offset` on, then new ones as they arrive; Delta.offset is the number. Raises NotFound after its retention
+        time."""
         yield from self._stream(calls.attach(request_id, offset, tenant))
 
     def cancel(self, request_id: str, *, tenant: str = "") -> None:
-        """Ends such a stream."""
+        """Ends a resumable stream."""
         self._ask(calls.cancel(request_id, tenant))
 
     def tokenize(self, text: str) -> list[int]:
@@ -186,23 +188,23 @@ class Client:
         return self._ask(calls.models())
 
     def adapter_names(self) -> set[str]:
-        """That requests may choose as their model."""
+        """Returns the adapters that requests may select as their model."""
         return {model.name for model in self.models() if model.adapter_of}
 
     def status(self, timeout_s: float = 5.0) -> list[admin_pb2.ServiceStatus]:
-        """Every service of the cluster."""
+        """Returns the status of every service of the cluster."""
         with closing(self._admin()) as admin:
             return admin.status(timeout_s)
 
     def reset_prefix_cache(self, preempt_running: bool = False) -> int:
-        """Forgets all cached prefixes; returns the number of blocks that held one."""
+        """Discards all cached prefixes; returns the number of blocks that held one."""
         with closing(self._admin()) as admin:
             return admin.reset_prefix_cache(preempt_running=preempt_running)
 
     def pause_generation(self, mode: str = "keep") -> int:
-        """Stops all workers between two steps. Sequences that are there go on at resume_generation() with "keep", and
-        end with "abort"; with "wait" they come to their ends first: Unavailable if that takes a scheduler more than a
-        minute, which then goes on. New ones wait. Returns how many wait or, with "abort", have ended."""
+        """Stops all workers between two steps. With "keep" sequences continue at resume_generation(), with "abort"
+        they end, with "wait" they finish first: Unavailable if that takes a scheduler more than a minute, which then
+        continues. New requests wait. Returns the number of waiting or, with "abort", ended sequences."""
         with closing(self._admin()) as admin:
             return admin.pause_generation(mode)
 
@@ -211,26 +213,26 @@ class Client:
             admin.resume_generation()
 
     def update_weights_from_disk(self, model_path: str, weight_version: str = "", mode: str = "wait") -> str:
-        """Has every worker compute with the weights in that folder, which is in one of their weights_folders: absolute,
-        or relative to one of these. With "wait" requests that are there come to their ends first, and new ones wait;
-        with "keep" they go on with the new weights, with "abort" they end. Returns what answers call the weights
-        (RequestOutput.weight_version). All workers or none: InvalidArgument with what does not fit."""
+        """Replaces the weights of every worker by those in a folder inside one of their weights_folders (absolute or
+        relative path). With "wait" requests in progress finish first and new ones wait; with "keep" they continue
+        with the new weights, with "abort" they end. Returns the version that results report
+        (RequestOutput.weight_version). Updates all workers or none: InvalidArgument says what does not match."""
         with closing(self._admin()) as admin:
             return admin.update_weights(model_path, weight_version, mode)
 
     def update_weights_from_tensor(
         self, named_tensors: Iterable[tuple[str, Any]], weight_version: str = "", mode: str = "wait"
     ) -> str:
-        """The same with a checkpoint's tensors, such as a trainer's state_dict().items(), which go to the workers as a
-        stream."""
+        """Updates weights from a checkpoint's tensors, such as a trainer's state_dict().items(), which are streamed
+        to the workers."""
         with closing(self._admin()) as admin:
             return admin.stream_weights(named_tensors, weight_version, mode)
 
     def update_weights_from_ipc(
         self, named_tensors: Iterable[tuple[str, Any]], weight_version: str = "", mode: str = "wait"
     ) -> str:
-        """The same for workers of this host and user, which read the tensors themselves: those on GPUs where they are
-        (CUDA IPC), others in shared memory. They stay as they are until this returns."""
+        """Updates weights of workers on this host and of this user, which read the tensors directly: on GPUs through
+        CUDA IPC, otherwise in shared memory. The tensors must not change until this returns."""
         with closing(self._admin()) as admin:
             return admin.share_weights(named_tensors, weight_version, mode)
 
@@ -245,9 +247,9 @@ class Client:
         backend: str = "nccl",
         timeout_s: float = TIMEOUT_S,
     ) -> int:
-        """Has every rank of every worker join a process group of torch.distributed ("nccl" or "gloo") whose TCPStore
-        listens there, from rank_offset on. Returns how many ranks of workers there are when all members are in it: the
-        trainer, which is rank 0, joins meanwhile (WeightsUpdateGroup does all of it)."""
+        """Makes every rank of every worker join a torch.distributed process group ("nccl" or "gloo") whose TCPStore
+        listens at this address, with ranks from rank_offset on. The trainer, rank 0, must join at the same time.
+        Returns the number of worker ranks when all members have joined (WeightsUpdateGroup does all of this)."""
         request = admin_pb2.InitWeightsUpdateGroupRequest(
             master_address=master_address,
             master_port=master_port,
@@ -271,53 +273,56 @@ class Client:
         group_name: str = DEFAULT_GROUP,
         timeout_s: float = TIMEOUT_S,
     ) -> str:
-        """As update_weights_from_tensor() with tensors that the trainer broadcasts in that group, in this order, while
-        this waits. Unavailable if they do not all come within timeout_s: the old weights stay, the group does not."""
+        """Updates weights from tensors that the trainer broadcasts in the group, in this order, while this call
+        waits. Raises Unavailable if they do not all arrive within timeout_s: the old weights stay in use, the group
+        ends."""
         content = BroadcastContent(group_name=group_name, timeout_ms=round(timeout_s * 1000))
         with closing(self._admin()) as admin:
             heads = tensor_headers(names, dtypes, shapes)
             return admin.broadcast_weights(heads, content, weight_version, mode)
 
     def destroy_weights_update_group(self, group_name: str = DEFAULT_GROUP) -> None:
-        """Workers leave it."""
+        """Makes the workers leave the group."""
         with closing(self._admin()) as admin:
             admin.destroy_weights_update_group(group_name)
 
     def sleep(self, level: int = 1, mode: str = "keep") -> int:
-        """Has all workers give the memory of their devices to others: the KV, and the weights, which move to host
-        memory (level 1) or are lost and read again at wake_up() (level 2). Requests that are there wait ("keep"), end
-        ("abort"), or come to their ends first ("wait"); new ones wait. Returns how many wait or have ended."""
+        """Releases the device memory of all workers: the KV cache, and the weights, which move to host memory (level
+        1) or are discarded and read again at wake_up() (level 2). Requests in progress wait ("keep"), end ("abort"),
+        or finish first ("wait"); new ones wait. Returns the number of waiting or ended sequences."""
         with closing(self._admin()) as admin:
             return admin.sleep(level, mode)
 
     def wake_up(self, tags: Sequence[str] | None = None) -> list[str]:
-        """Takes it again: "weights", "kv_cache", or, if nothing is said, all. When nothing is asleep any more,
-        generation goes on. Returns what still is. ResourceExhausted if others have the memory: to be asked again."""
+        """Allocates the memory again: "weights", "kv_cache", or everything. When nothing is asleep, generation
+        continues. Returns what is still asleep. Raises ResourceExhausted if other processes use the memory: retry
+        later."""
         with closing(self._admin()) as admin:
             return admin.wake_up(tags or ())
 
     def is_sleeping(self) -> bool:
+        """Whether any part of the cluster is asleep."""
         return any(one.role == admin_pb2.ROLE_SCHEDULER and one.asleep for one in self.status())
 
     def load_adapter(self, name: str, path: str, *, replace: bool = False) -> int:
-        """Has every worker load the adapter (LoRA) in that folder, which is one of theirs: absolute, or relative to
-        their lora_folders. From then on `name` is a model. `replace`: puts it in the place of one of that name. Returns
-        how many workers have it."""
+        """Loads a LoRA adapter into every worker, from a folder inside one of their lora_folders (absolute or
+        relative path). Afterwards `name` can be used as a model. `replace`: replaces an adapter of that name.
+        Returns the number of workers."""
         with closing(self._admin()) as admin:
             return admin.load_adapter(name, path, replace=replace)
 
     def unload_adapter(self, name: str) -> int:
-        """`name` is no model any more. Returns how many sequences still go through it, to their ends."""
+        """Makes `name` unavailable as a model. Returns the number of sequences that still use it until they end."""
         with closing(self._admin()) as admin:
             return admin.unload_adapter(name)
 
     def adapters(self) -> list[admin_pb2.Adapter]:
-        """Those that there are, with where they are in use."""
+        """Returns the loaded adapters with their usage."""
         with closing(self._admin()) as admin:
             return admin.adapters()
 
     def _admin(self) -> AdminClient:
-        """Looked up for each call: a frontend that was started anew has another port and key."""
+        """Opens an admin client for each call, because a restarted frontend has another port and key."""
         return AdminClient(admin_of(self.address, *self._admin_at), self._tls)
 
     def close(self) -> None:
@@ -339,7 +344,7 @@ class Client:
             with translated_errors():
                 yield from map(call.read, messages)
         finally:
-            messages.cancel()  # leaving the loop early frees the blocks; a resumable stream goes on
+            messages.cancel()  # leaving the loop early frees the blocks; a resumable stream continues
 
     def _collected(
         self,
@@ -358,6 +363,6 @@ class Client:
                     if on_done is not None:
                         on_done(found[-1])
         finally:
-            for stream in streams:  # what is not read behind an error would be held for long
+            for stream in streams:  # after an error, unread streams would keep their blocks
                 stream.cancel()
         return found

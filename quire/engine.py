@@ -1,4 +1,4 @@
-"""`LLMEngine`: no cluster, no sockets: requests go in, step() computes, what came of it comes out."""
+"""`LLMEngine`: inference without a cluster or sockets; step() computes and returns what is new."""
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ from quire.shared.settings import SERVICES
 
 
 class LLMEngine:
-    """engine = LLMEngine(); engine.add_request("1", "Once upon a time"); while engine.has_unfinished_requests(): ...
+    """Synchronous engine: `engine.add_request("1", "Once upon a time"); while engine.has_unfinished_requests():
+    engine.step()`.
 
-    What `LLM` has in processes of their own is here one object of one thread: nothing runs between two calls of step().
-    Settings are those of the services, as for `LLM`; those of sockets, Redis and clusters mean nothing here.
+    The functions of `LLM`'s processes run in one object and one thread; nothing runs between two calls of step().
+    Settings are those of the services, as for `LLM`; those for sockets, Redis and clusters have no effect.
     """
 
     def __init__(self, model: str = "", **settings: Any) -> None:
-        """Loads the model. Raises InvalidArgument for what is wrong with it or with the settings."""
+        """Loads the model. Raises InvalidArgument for an unsupported model or invalid settings."""
         self._folder = model or str(bundled.FOLDER)
         sections = by_service(settings)
         served = sections["worker"].get("served_model_name") or ("" if model else bundled.NAME)
@@ -57,8 +58,8 @@ class LLMEngine:
         priority: int = 0,
         options: RequestOptions | None = None,
     ) -> None:
-        """Takes it in; step() computes. `lora_request`: its adapter, which is loaded if it is not there. Raises
-        QuireError for what cannot be run, which leaves nothing behind."""
+        """Adds a request, which step() computes. `lora_request`: its adapter, which is loaded if needed. Raises
+        QuireError for a request that cannot run; it is then not added."""
         options = replace(self._adapters.chosen(lora_request, options), request_id=request_id)
         if priority:
             options = replace(options, priority=priority)
@@ -66,7 +67,7 @@ class LLMEngine:
         self._gathered[added] = OutputCollector(plain(prompt))
 
     def step(self) -> list[RequestOutput]:
-        """Computes a step for as many as fit. Of each request that it brought something: all there is so far."""
+        """Computes one step; returns the growing results of the requests that made progress."""
         outputs = []
         for news in self._engine.step():
             gathered = self._gathered[news.request_id]
@@ -83,8 +84,9 @@ class LLMEngine:
     def generate(
         self, prompts: Prompt | Sequence[Prompt], params: Params = None, *, lora_request: LoRARequests = None
     ) -> list[RequestOutput]:
-        """Continues each prompt, all at a time, as `LLM.generate` does; results in the order of the prompts. Raises
-        what one of them ends with. FailedPrecondition while others are under way: their news would be lost."""
+        """Continues each prompt concurrently, like `LLM.generate`; returns results in the order of the prompts.
+        Raises the error of a request. Raises FailedPrecondition while other requests are in progress, because their
+        output would be lost."""
         if self.has_unfinished_requests():
             text = f"generate: {len(self._gathered)} requests are under way, whose outputs step() returns"
             raise FailedPrecondition(text)
@@ -105,7 +107,7 @@ class LLMEngine:
         return [found[number] for number in range(len(batch))]
 
     def abort_request(self, request_ids: str | Iterable[str]) -> None:
-        """These say nothing more. Those that are not there, or not any more, are passed over."""
+        """Ends requests without further output; unknown ids are ignored."""
         ended = [request_ids] if isinstance(request_ids, str) else [*request_ids]
         self._engine.abort(ended)
         for request_id in ended:
@@ -118,57 +120,57 @@ class LLMEngine:
         return len(self._gathered)
 
     def load_lora_adapter(self, lora_name: str, lora_path: str, load_inplace: bool = False) -> int:
-        """That requests may name from now on, out of one of lora_folders; with `load_inplace` in the place of one of
-        that name. Raises QuireError, and then nothing has changed."""
+        """Loads an adapter from one of lora_folders; with `load_inplace` it replaces one of that name. Raises
+        QuireError, and then nothing has changed."""
         return self._adapters.load(lora_name, lora_path, replace=load_inplace)
 
     def unload_lora_adapter(self, lora_name: str) -> int:
-        """Nobody can name it any more. Returns how many sequences still go through it, to their ends."""
+        """Makes an adapter unavailable. Returns the number of sequences that still use it until they end."""
         return self._adapters.unload(lora_name)
 
     def load_adapter(self, name: str, path: str, *, replace: bool = False) -> int:
-        """As Client.load_adapter(); 1 has it."""
+        """Loads an adapter, like Client.load_adapter(); returns 1."""
         self._engine.load_adapter(name, path, replace=replace)
         return 1
 
     def unload_adapter(self, name: str) -> int:
-        """As Client.unload_adapter()."""
+        """Unloads an adapter, like Client.unload_adapter()."""
         num_sequences: int = self._engine.unload_adapter(name)
         return num_sequences
 
     def adapter_names(self) -> set[str]:
-        """That requests may name."""
+        """Returns the adapters that requests may select."""
         return set(self._engine.adapters)
 
     @property
     def weight_version(self) -> str:
-        """Of the weights that the next step is computed with: "0" at the start."""
+        """Version of the weights that the next step uses: "0" at the start."""
         version: str = self._engine.weight_version
         return version
 
     def update_weights_from_disk(self, model_path: str | Path, weight_version: str = "") -> None:
-        """Puts the weights of another folder in the place of those that are there; its config.json says the same.
+        """Replaces the weights by those of another folder with the same config.json.
 
-        No cached prefix is used any more, and requests that go on are computed anew with what they have so far. The
-        version is the number of updates unless it is given. Raises InvalidArgument with what is missing or has another
-        shape, and FailedPrecondition where weights cannot be changed (on a GPU, with the code of transformers): then
-        nothing has changed. Takes the memory of the weights once more while it lasts.
+        Cached prefixes are not used any more, and the KV of running requests is recomputed. The version is the
+        number of updates unless given. Raises InvalidArgument for missing or mismatched tensors, and
+        FailedPrecondition where weights cannot be replaced (transformers' implementation on a GPU): then nothing has
+        changed. Temporarily needs memory for a second copy of the weights.
         """
         self._engine.update_weights(Path(model_path), weight_version)
 
     def update_weights_from_tensor(self, named_tensors: Iterable[tuple[str, Any]], weight_version: str = "") -> None:
-        """The same from all tensors of the model as a checkpoint names them: a trainer's
-        `model.state_dict().items()`, of which nothing is kept."""
+        """Replaces the weights by tensors with the names of a checkpoint, such as a trainer's
+        `model.state_dict().items()`, which are copied."""
         self._engine.update_weights(named_tensors, weight_version)
 
     def get_tokenizer(self) -> Any:
-        """The model's, as transformers has it."""
+        """Returns the model's tokenizer as transformers provides it."""
         from transformers import AutoTokenizer
 
         return AutoTokenizer.from_pretrained(str(Path(self._folder)))
 
     def close(self) -> None:
-        """Gives back its threads; what goes on is aborted."""
+        """Ends the threads; running requests are aborted."""
         self._engine.close()
         self._gathered.clear()
 

@@ -1,8 +1,8 @@
-"""Ctrl-C in a command that has hardly begun: it ends at once, without a word.
+"""Ctrl-C in a command that has just started: exits at once and silently.
 
-From its start until main() has its own way with signals nothing is lost, and a KeyboardInterrupt would be a page of the
-modules that were being imported. So this comes before anything else of the package, and imports nothing that Python
-has not loaded itself.
+Until main() installs its own handling nothing is lost, and a KeyboardInterrupt would print a traceback through the
+modules being imported. Therefore this comes before all other imports of the package, and imports nothing that Python
+has not already loaded.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import sys
 
 
 def _is_command() -> bool:
-    """Whether this process is `quire` or `python -m quire`, and no program of somebody else's that imports us."""
+    """Whether this process is `quire` or `python -m quire`, rather than a program that imports the package."""
     called = sys.argv[0] if getattr(sys, "argv", None) else ""
-    if called == "-m":  # of a module that is still being looked for, which this package is on the way to
+    if called == "-m":  # the module is still being located, inside this package
         return "quire" in sys.orig_argv or "-mquire" in sys.orig_argv
     return called.rpartition("/")[2] == "quire"
 
@@ -23,11 +23,12 @@ IS_COMMAND = _is_command()
 
 
 def exit_quietly_on_interrupt() -> None:
-    """From now on, if Python's own handler is there and not somebody else's, nor none (`nohup`, a shell's `&`)."""
+    """Installs the handler, if Python's own one is active rather than the program's or none (`nohup`, a shell's
+    `&`)."""
     try:
         if IS_COMMAND and _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
             _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
-    except ValueError:  # imported by a thread
+    except ValueError:  # imported in a thread other than the main one
         pass
 
 

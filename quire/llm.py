@@ -1,4 +1,4 @@
-"""`LLM`: a cluster of one's own in a script or a notebook, or one that is there already."""
+"""`LLM`: a cluster started by a script or a notebook, or an existing one."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Pooled = TypeVar("Pooled")
 
 
 class LLM(EmbeddedCluster):
-    """with LLM() as llm: print(llm.generate("Once upon a time")[0].text)"""
+    """Interface for scripts: `with LLM() as llm: print(llm.generate("Once upon a time")[0].text)`."""
 
     def __init__(self, model: str = "", **options: Any) -> None:
         super().__init__(model, **options)
         self.client = self._blocking
-        self.files = self.client.files  # of a cluster with batch_folder=
+        self.files = self.client.files  # requires batch_folder= on the cluster
         self.batches = self.client.batches
 
     def generate(
@@ -34,9 +34,9 @@ class LLM(EmbeddedCluster):
         lora_request: LoRARequests = None,
         use_tqdm: bool = False,
     ) -> list[RequestOutput]:
-        """Continues each prompt: text, token ids, or {"prompt": ...} or {"prompt_token_ids": ...}; results in their
-        order. `params`: for all, or a list with each one's own; `sampling_params` is vLLM's name of it. `lora_request`:
-        the same of adapters, which are loaded if they are not there."""
+        """Continues each prompt: text, token ids, {"prompt": ...} or {"prompt_token_ids": ...}; returns results in
+        order. `params` (vLLM's name: `sampling_params`): one for all, or a list with one per prompt. `lora_request`:
+        the same for adapters, which are loaded if needed."""
         count = 1 if is_single_prompt(prompts) else len(prompts)
         options = self._adapters.options(lora_request, count)
         with bar(count, shown=use_tqdm) as advance:
@@ -52,7 +52,7 @@ class LLM(EmbeddedCluster):
         use_tqdm: bool = False,
         **extras: Unpack[ChatExtras],
     ) -> list[RequestOutput]:
-        """Answers one conversation or several; `lora_request`: as of generate(); `extras`: tools, tool_choice,
+        """Answers one conversation or several; `lora_request`: as for generate(); `extras`: tools, tool_choice,
         reasoning_effort, ..."""
         count = 1 if isinstance(messages[0], dict) else len(messages)
         options = self._adapters.options(lora_request, count)
@@ -66,8 +66,8 @@ class LLM(EmbeddedCluster):
         lora_request: LoRARequests = None,
         **extras: Unpack[EmbedExtras],
     ) -> list[list[float]]:
-        """A vector for each input, text or token ids; `lora_request`: as of generate(); `extras`: pooler (last, mean,
-        cls), normalize, dimensions."""
+        """Returns a vector for each input (text or token ids); `lora_request`: as for generate(); `extras`: pooler
+        (last, mean, cls), normalize, dimensions."""
         return self._pooled(inputs, lora_request, lambda part, own: self.client.embed(part, own, **extras))
 
     def encode(
@@ -77,11 +77,11 @@ class LLM(EmbeddedCluster):
         lora_request: LoRARequests = None,
         **extras: Unpack[EmbedExtras],
     ) -> list[list[list[float]]]:
-        """All vectors of each input: with pooler all one of each token, with step of those that are step_tag_id."""
+        """Returns all vectors of each input: with pooler "all" one per token, with "step" one per step_tag_id token."""
         return self._pooled(inputs, lora_request, lambda part, own: self.client.encode(part, own, **extras))
 
     def classify(self, inputs: Prompt | Sequence[Prompt], *, lora_request: LoRARequests = None) -> list[Classification]:
-        """The class of each input, text or token ids, by a model with a classifier."""
+        """Returns the class of each input (text or token ids), by a model with a classifier."""
         return self._pooled(inputs, lora_request, self.client.classify)
 
     def score(
@@ -91,13 +91,14 @@ class LLM(EmbeddedCluster):
         *,
         lora_request: LoRARequest | None = None,
     ) -> list[float]:
-        """How well each document answers the query, or its own of as many queries; `lora_request`: of all of them."""
+        """Scores how well each document matches the query, or each pair of equally many queries and documents;
+        `lora_request`: for all of them."""
         return self.client.score(queries, documents, self._adapters.chosen(lora_request))
 
     def rerank(
         self, query: str, documents: Sequence[str], top_n: int = 0, *, lora_request: LoRARequest | None = None
     ) -> list[Ranked]:
-        """Documents by how well they answer the query, the best first; `top_n`: only so many, 0: all."""
+        """Returns documents by how well they match the query, best first; `top_n`: maximum number, 0: all."""
         return self.client.rerank(query, documents, top_n, self._adapters.chosen(lora_request))
 
     def _pooled(
@@ -106,7 +107,8 @@ class LLM(EmbeddedCluster):
         asked: LoRARequests,
         ask: Callable[[list[Prompt], RequestOptions], list[Pooled]],
     ) -> list[Pooled]:
-        """A call for each adapter, since one has all its inputs through the same; results in the order of inputs."""
+        """Makes one call per adapter, because all inputs of a call use the same one; returns results in the order of
+        inputs."""
         batch: list[Any] = [inputs] if is_single_prompt(inputs) else list(inputs)
         found: dict[int, Pooled] = {}
         for own, numbers in self._adapters.groups(asked, len(batch)).items():
@@ -115,52 +117,53 @@ class LLM(EmbeddedCluster):
         return [found[number] for number in range(len(batch))]
 
     def load_lora_adapter(self, lora_name: str, lora_path: str, load_inplace: bool = False) -> int:
-        """Has every worker load it (Client.load_adapter); lora_folders= of a cluster of one's own says from where."""
+        """Loads an adapter into every worker (Client.load_adapter), from lora_folders= of the cluster."""
         return self._adapters.load(lora_name, lora_path, replace=load_inplace)
 
     def unload_lora_adapter(self, lora_name: str) -> int:
-        """It is no model any more (Client.unload_adapter)."""
+        """Unloads an adapter (Client.unload_adapter)."""
         return self._adapters.unload(lora_name)
 
     def sleep(self, level: int = 1, mode: str = "keep") -> int:
-        """The memory of devices is for others (Client.sleep)."""
+        """Releases device memory (Client.sleep)."""
         return self.client.sleep(level, mode)
 
     def wake_up(self, tags: Sequence[str] | None = None) -> list[str]:
-        """It is taken again (Client.wake_up)."""
+        """Allocates device memory again (Client.wake_up)."""
         return self.client.wake_up(tags)
 
     def update_weights_from_disk(self, model_path: str, weight_version: str = "", mode: str = "wait") -> str:
-        """Other weights take the place of those that are there (Client.update_weights_from_disk)."""
+        """Replaces the weights by those in a folder (Client.update_weights_from_disk)."""
         return self.client.update_weights_from_disk(model_path, weight_version, mode)
 
     def update_weights_from_tensor(
         self, named_tensors: Iterable[tuple[str, Any]], weight_version: str = "", mode: str = "wait"
     ) -> str:
-        """The same as a stream (Client.update_weights_from_tensor)."""
+        """Replaces the weights by streamed tensors (Client.update_weights_from_tensor)."""
         return self.client.update_weights_from_tensor(named_tensors, weight_version, mode)
 
     def update_weights_from_ipc(
         self, named_tensors: Iterable[tuple[str, Any]], weight_version: str = "", mode: str = "wait"
     ) -> str:
-        """The same through memory of this host (Client.update_weights_from_ipc)."""
+        """Replaces the weights through shared memory of this host (Client.update_weights_from_ipc)."""
         return self.client.update_weights_from_ipc(named_tensors, weight_version, mode)
 
     def init_weights_update_group(self, *place: Any, **options: Any) -> int:
-        """For update_weights_from_distributed() (Client.init_weights_update_group)."""
+        """Forms a group for update_weights_from_distributed() (Client.init_weights_update_group)."""
         return self.client.init_weights_update_group(*place, **options)
 
     def update_weights_from_distributed(
         self, names: Sequence[str], dtypes: Sequence[Any], shapes: Sequence[Sequence[int]], **options: Any
     ) -> str:
-        """The same through a trainer's process group (Client.update_weights_from_distributed)."""
+        """Replaces the weights through a trainer's process group (Client.update_weights_from_distributed)."""
         return self.client.update_weights_from_distributed(names, dtypes, shapes, **options)
 
     def destroy_weights_update_group(self, group_name: str = DEFAULT_GROUP) -> None:
         self.client.destroy_weights_update_group(group_name)
 
     def close(self) -> None:
-        """Drains and ends the cluster's processes if they are ours. Also happens when the interpreter exits."""
+        """Drains and ends the cluster's processes if this object started them. Also called when the interpreter
+        exits."""
         self.client.close()
         self._stop()
 

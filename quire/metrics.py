@@ -1,4 +1,4 @@
-"""Metrics as values of Python: what `LLM.get_metrics()` gives, in the classes that vLLM's users know."""
+"""Metrics as Python values: the result of `LLM.get_metrics()`, in classes that vLLM users know."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One series: a name as it is scraped, and what tells it from others of that name. `labels["service"]` is the
-    process it is from."""
+    """One series: name and labels. `labels["service"]` is the process it comes from."""
 
     name: str
     labels: dict[str, str]
@@ -20,21 +19,22 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class Counter(Metric):
-    """Grows."""
+    """A monotonically increasing value."""
 
     value: float
 
 
 @dataclass(frozen=True, slots=True)
 class Gauge(Metric):
-    """As it is now."""
+    """A current value."""
 
     value: float
 
 
 @dataclass(frozen=True, slots=True)
 class Histogram(Metric):
-    """`buckets`: by upper edge as text ("+Inf" is the last), how many observations were no larger."""
+    """Observations by bucket: `buckets` maps each upper edge as text (the last is "+Inf") to the number of
+    observations up to it."""
 
     count: int = 0
     sum: float = 0.0
@@ -42,7 +42,7 @@ class Histogram(Metric):
 
 
 def parse(text: str) -> list[Metric]:
-    """Of a page in Prometheus's text format; what is of no known type is left out."""
+    """Parses a page in Prometheus's text format; metrics of unknown types are skipped."""
     return [metric for family in text_string_to_metric_families(text) for metric in _of(family)]
 
 

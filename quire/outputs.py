@@ -1,4 +1,4 @@
-"""What comes back, typed."""
+"""Result types of the Python API."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Message = pb.GenerateResponse | pb.ChatResponse
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """One output position: the sampled token, its log-probability and rank, and the most likely tokens."""
+    """One position: the sampled token, its log-probability and rank, and the most likely tokens."""
 
     token_id: int
     logprob: float
@@ -25,10 +25,10 @@ class Logprob:
 
 
 class FlatLogprobs(Sequence[Logprob]):
-    """Positions kept as arrays: a fraction of the memory where there are many. Reads like a list of Logprob."""
+    """Log-probabilities stored as arrays: a fraction of the memory for many positions. Reads like a list of Logprob."""
 
     def __init__(self) -> None:
-        self.starts = array("q", [0])  # of each position's entries, and where the last one's end
+        self.starts = array("q", [0])  # start of each position's entries, and the end of the last one
         self.token_ids = array("q")
         self.logprobs = array("d")
         self.ranks = array("q")
@@ -58,7 +58,7 @@ class FlatLogprobs(Sequence[Logprob]):
 
 @dataclass(slots=True)
 class ToolCall:
-    """A call by the model; of a stream's Delta, news of one: id and name come first, then pieces of the arguments."""
+    """A call by the model; in a stream's Delta an increment: first id and name, then pieces of the arguments."""
 
     index: int
     id: str = ""
@@ -66,7 +66,7 @@ class ToolCall:
     arguments: str = ""  # JSON text
 
     def as_message(self) -> dict[str, Any]:
-        """As an entry of `tool_calls` in the assistant's message that a conversation goes on from."""
+        """Returns the call as an entry of `tool_calls` for the assistant's message in a continued conversation."""
         return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
 
 
@@ -80,14 +80,14 @@ class CompletionOutput:
     finish_reason: str | None = None  # stop, length, cancelled, deadline, repetition
     stop_reason: int | str | None = None  # the stop token or string that matched
     logprobs: Sequence[Logprob] | None = None
-    score: float | None = None  # of a beam search
+    score: float | None = None  # score of a beam search
     reasoning: str = ""
     tool_calls: list[ToolCall] = field(default_factory=list)
 
     @property
     def rollout_log_probs(self) -> list[float]:
-        """Of each of token_ids, by the policy that sampled it: what a trainer's ratio is taken to. Raises
-        InvalidArgument where the request asked for none (SamplingParams.logprobs)."""
+        """Log-probability of each of token_ids under the policy that sampled it, the denominator of a trainer's
+        ratio. Raises InvalidArgument if the request did not ask for them (SamplingParams.logprobs)."""
         if self.logprobs is None or len(self.logprobs) != len(self.token_ids):
             raise InvalidArgument("logprobs: rollout_log_probs need SamplingParams(logprobs=0)", field="logprobs")
         if isinstance(self.logprobs, FlatLogprobs):
@@ -104,13 +104,13 @@ class RequestOutput:
     outputs: list[CompletionOutput] = field(default_factory=list)
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    prompt_logprobs: Sequence[Logprob] | None = None  # from prompt_logprob_start on, which is at least 1
-    error: QuireError | None = None  # of an engine in this process: why it ended early; clients raise it
-    weight_version: str = ""  # of the weights that computed the last token; "0": those that workers started with
+    prompt_logprobs: Sequence[Logprob] | None = None  # positions from max(1, prompt_logprob_start) on
+    error: QuireError | None = None  # set by an engine in this process if it ended early; clients raise it
+    weight_version: str = ""  # version of the weights that computed the last token; "0": the initial ones
 
     @property
     def text(self) -> str:
-        """Of the first sample."""
+        """Text of the first sample."""
         return self.outputs[0].text if self.outputs else ""
 
     @property
@@ -121,7 +121,7 @@ class RequestOutput:
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """A document's place among those that were asked about, and how well it answers the query."""
+    """A document's index in the request, and its score for the query."""
 
     index: int
     score: float
@@ -133,15 +133,15 @@ def ranked(response: pb.RerankResponse) -> list[Ranked]:
 
 @dataclass(frozen=True, slots=True)
 class StreamEvent:
-    """One event of a stream that was begun over HTTP, in the words of its path."""
+    """One event of a stream that was started over HTTP, in the format of its endpoint."""
 
-    type: str  # empty where the path has none
+    type: str  # empty if the endpoint sends none
     data: str  # JSON, or "[DONE]"
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What a stream brings: new text and tokens of one sample."""
+    """Increment of a stream: new text and tokens of one sample."""
 
     index: int
     text: str
@@ -149,8 +149,8 @@ class Delta:
     finish_reason: str | None
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
-    offset: int | None = None  # of a resumable stream: this message's number, from 0; None where it was not kept
-    event: StreamEvent | None = None  # instead of all but `offset`, where the stream was begun over HTTP
+    offset: int | None = None  # number of the message in a resumable stream, from 0; None: not stored
+    event: StreamEvent | None = None  # replaces all fields but `offset` if the stream was started over HTTP
 
 
 def text_of(message: Message) -> str:
@@ -183,7 +183,7 @@ def finish_reason(message: Message) -> str | None:
 
 
 def collect(messages: Iterable[Message], prompt: object) -> RequestOutput:
-    """A finished request from its stream."""
+    """Returns the complete result of a stream."""
     gathered = OutputCollector(prompt)
     for message in messages:
         gathered.add(message)
@@ -191,7 +191,7 @@ def collect(messages: Iterable[Message], prompt: object) -> RequestOutput:
 
 
 class OutputCollector:
-    """A request as far as it has come."""
+    """Accumulates the messages of a request."""
 
     def __init__(self, prompt: object) -> None:
         self.result = RequestOutput(prompt=prompt)
@@ -235,7 +235,7 @@ def _add_parts(sample: CompletionOutput, message: pb.ChatResponse) -> None:
 def _more(
     known: Sequence[Logprob] | None, entries: Sequence[pb.TokenLogprobs], arrays: pb.LogprobArrays
 ) -> Sequence[Logprob] | None:
-    """`known` with what a message added in either form."""
+    """Extends `known` by a message's log-probabilities in either form."""
     if entries:
         return [*(known or ()), *map(_logprob, entries)]
     if arrays.ranks:
@@ -251,19 +251,19 @@ def _logprob(entry: pb.TokenLogprobs) -> Logprob:
 
 @dataclass(frozen=True, slots=True)
 class Classification:
-    """What a text was found to be."""
+    """Class of a text."""
 
-    label: str  # the likeliest class
-    probs: list[float]  # of each class
+    label: str  # most likely class
+    probs: list[float]  # probability of each class
 
 
 def classifications(response: pb.ClassifyResponse) -> list[Classification]:
-    """One for each input."""
+    """Returns one classification per input."""
     return [Classification(found.label, [*found.probabilities]) for found in response.classifications]
 
 
 def token_vectors(response: pb.EmbedResponse) -> list[list[list[float]]]:
-    """Several for each input, or one."""
+    """Returns several vectors per input, or one."""
     counts = array("I")
     counts.frombytes(response.num_rows)
     found = []
@@ -274,14 +274,14 @@ def token_vectors(response: pb.EmbedResponse) -> list[list[list[float]]]:
 
 
 def vectors(response: pb.EmbedResponse) -> list[list[float]]:
-    """One for each input."""
+    """Returns one vector per input."""
     if response.num_rows:
         raise InvalidArgument("pooler: all and step give several vectors; ask encode() for them", field="pooler")
     return _columns(response)
 
 
 def vector(message: pb.EmbedStreamResponse) -> tuple[int, list[float]]:
-    """Of one input, and its place."""
+    """Returns the index and vector of one input."""
     if message.num_rows:
         raise InvalidArgument("pooler: all and step give several vectors; ask encode() for them", field="pooler")
     return message.index, _column(message.vector)

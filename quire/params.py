@@ -1,4 +1,4 @@
-"""How tokens are chosen, as Python users write it."""
+"""Sampling parameters of the Python API."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Json = str | bool | Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class StructuredOutput:
-    """The form of the output: exactly one of the first six. Schemas and tags as JSON text or as Python values."""
+    """Form of the output: exactly one of the first six fields. Schemas and tags are JSON text or Python values."""
 
     json: Json | None = None  # a JSON Schema
     json_object: bool | None = None
@@ -51,7 +51,7 @@ def _json_text(document: Json | None) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class RepetitionDetection:
-    """Ends a sample once it ends with `min_count` copies of one pattern of min_ to max_pattern_size tokens."""
+    """Ends a sample that ends with `min_count` copies of one pattern of min_ to max_pattern_size tokens."""
 
     max_pattern_size: int
     min_count: int
@@ -63,7 +63,7 @@ class RepetitionDetection:
 
 @dataclass(frozen=True, slots=True)
 class BeamSearch:
-    """Keeps the `width` most likely sequences instead of sampling; SamplingParams.n says how many are returned, best
+    """Keeps the `width` most likely sequences instead of sampling; SamplingParams.n is the number returned, best
     first."""
 
     width: int
@@ -74,9 +74,9 @@ class BeamSearch:
         return pb.BeamSearch(**asdict(self))
 
 
-LAST_NAMED = 32  # field of sampling.proto that SamplingParams spells out; later ones are taken by their names there
+LAST_NAMED = 32  # last field of sampling.proto that is spelled out here; later ones are accepted by their proto names
 
-if TYPE_CHECKING:  # for type checkers alone; any of them is taken without
+if TYPE_CHECKING:  # for type checkers only
 
     @dataclass(frozen=True)
     class _Unnamed:
@@ -91,10 +91,9 @@ else:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams(_Unnamed):
-    """Every field may be left out. The cluster checks them: a value out of range raises
-    `quire.shared.errors.InvalidArgument` with the field's name. Meanings and ranges are in
-    protos/quire/common/v1/sampling.proto.
-    """
+    """Sampling parameters; every field is optional. The cluster validates them: a value out of range raises
+    `quire.shared.errors.InvalidArgument` with the field's name. Meanings and ranges are documented in
+    protos/quire/common/v1/sampling.proto."""
 
     n: int = 1
     temperature: float | None = None

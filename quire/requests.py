@@ -1,4 +1,4 @@
-"""Prompts of any kind as requests of the public protocol, and its errors as ours."""
+"""Conversion of prompts to protocol requests, and of gRPC errors to QuireError."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Plain = str | Sequence[int]
 
 
 class DictPrompt(TypedDict, total=False):
-    """A prompt as vLLM's users write it: exactly one of the first two."""
+    """A prompt in vLLM's form: exactly one of the first two keys."""
 
     prompt: str
     prompt_token_ids: Sequence[int]
-    cache_salt: str  # prefixes are shared with prompts of the same salt alone
+    cache_salt: str  # prefixes are shared only with prompts of the same salt
 
 
 Prompt = Plain | DictPrompt
@@ -40,7 +40,7 @@ _ERROR_CODES = {transport.grpc_code: code for code, transport in TRANSPORTS.item
 
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
-    """Model, identity, order and sharing of a request."""
+    """Model, identity, priority and cache sharing of a request."""
 
     request_id: str = ""
     priority: int = 0
@@ -50,10 +50,10 @@ class RequestOptions:
     truncate_prompt_tokens: int | None = None
     truncation_side: str = ""
     stream_interval: int = 0
-    kv_priority: str = ""  # of the prompt in host memory and on disk: low, normal or high
-    model: str = ""  # its name or an adapter's; empty: the model
-    resumable: bool = False  # a stream goes on without its reader: attach(request_id, offset) takes it up again
-    retention_s: float = 0.0  # for so long, and once it has ended; 0: as long as the server offers
+    kv_priority: str = ""  # retention of the prompt in host memory and on disk: low, normal or high
+    model: str = ""  # name of the model or an adapter; empty: the model
+    resumable: bool = False  # the stream continues without its reader; attach(request_id, offset) resumes reading
+    retention_s: float = 0.0  # without a reader, and after its end; 0: the server's maximum
 
     def to_proto(self) -> pb.RequestOptions:
         return pb.RequestOptions(
@@ -74,12 +74,12 @@ EachOptions = RequestOptions | Sequence[RequestOptions] | None
 
 
 def final_only_options(options: RequestOptions | None) -> RequestOptions:
-    """Each sample when it has ended."""
+    """Returns options for one message per sample."""
     return replace(options or RequestOptions(), final_only=True)
 
 
 def plain(prompt: Prompt) -> Plain:
-    """Text or token ids. Raises InvalidArgument."""
+    """Returns the prompt's text or token ids. Raises InvalidArgument."""
     if not isinstance(prompt, Mapping):
         return prompt
     for name in prompt:
@@ -87,7 +87,7 @@ def plain(prompt: Prompt) -> Plain:
             known = ", ".join(DictPrompt.__annotations__)
             raise InvalidArgument(f"a prompt may have {known}; {name!r} is not offered", field=str(name))
     text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
-    if ids is not None:  # which vLLM takes, too, where both are there
+    if ids is not None:  # preferred if both are given, as in vLLM
         return ids
     if text is None:
         raise InvalidArgument("a prompt needs prompt or prompt_token_ids", field="prompt")
@@ -95,26 +95,26 @@ def plain(prompt: Prompt) -> Plain:
 
 
 def is_single_prompt(prompts: Prompt | Sequence[Prompt]) -> bool:
-    """As opposed to several."""
+    """Whether the argument is one prompt rather than several."""
     return isinstance(prompts, str | Mapping) or (len(prompts) > 0 and isinstance(prompts[0], int))
 
 
 def for_each(params: Params, count: int) -> Sequence[SamplingParams | None]:
-    """Raises InvalidArgument where there are more or fewer than prompts."""
+    """Returns one entry per prompt. Raises InvalidArgument for another number."""
     if params is None or isinstance(params, SamplingParams):
         return [params] * count
     return one_per_prompt(params, count, "params")
 
 
 def options_for_each(options: EachOptions, count: int) -> Sequence[RequestOptions]:
-    """The same of options."""
+    """Returns one RequestOptions per prompt. Raises InvalidArgument for another number."""
     if options is None or isinstance(options, RequestOptions):
         return [options or RequestOptions()] * count
     return one_per_prompt(options, count, "options")
 
 
 def one_per_prompt(given: Sequence[Given], count: int, name: str) -> Sequence[Given]:
-    """Raises InvalidArgument where there are more or fewer than prompts."""
+    """Checks that there is one entry per prompt. Raises InvalidArgument for another number."""
     if len(given) != count:
         raise InvalidArgument(f"{name}: {len(given)} for {count} prompts", field=name)
     return given
@@ -140,13 +140,13 @@ def generate_request(prompt: Prompt, params: SamplingParams | None, options: Req
 
 
 class EmbedExtras(TypedDict, total=False):
-    """How a vector is made: fields of PoolingParams in pooling.proto."""
+    """Pooling options: fields of PoolingParams in pooling.proto."""
 
-    pooler: str  # last, mean, cls, all or step; left out: the model's own
-    step_tag_id: int  # with step: the token that has a vector
-    normalize: bool  # to length 1; left out: what the model does
-    dimensions: int  # only the first so many elements
-    prompt_name: str  # of what the model's folder puts before texts
+    pooler: str  # last, mean, cls, all or step; default: the model's own
+    step_tag_id: int  # with step: token whose positions get a vector
+    normalize: bool  # to length 1; default: the model's own
+    dimensions: int  # number of leading elements to keep
+    prompt_name: str  # name of a prompt of the model's folder
 
 
 def embed_request(inputs: Sequence[Prompt], options: RequestOptions, extras: EmbedExtras) -> pb.EmbedRequest:
@@ -202,9 +202,9 @@ def score_request(
 
 
 class ChatExtras(TypedDict, total=False):
-    """What a chat may ask for besides: fields of ChatRequest in inference.proto."""
+    """Additional options of a chat: fields of ChatRequest in inference.proto."""
 
-    tools: Sequence[Mapping[str, Any]]  # in OpenAI's form
+    tools: Sequence[Mapping[str, Any]]  # in OpenAI's format
     tool_choice: str | Mapping[str, Any]  # none, auto, required, or a function as OpenAI names it
     parallel_tool_calls: bool
     include_reasoning: bool
@@ -279,7 +279,7 @@ def _tool_choice(choice: str | Mapping[str, Any]) -> pb.ToolChoice:
 
 @contextmanager
 def translated_errors() -> Iterator[None]:
-    """Errors of the call as quire.shared.errors."""
+    """Converts gRPC errors to those of quire.shared.errors."""
     try:
         yield
     except grpc.RpcError as error:
@@ -296,7 +296,7 @@ def from_rpc(error: grpc.RpcError) -> QuireError:
 
 
 def _retry_after_ms(error: grpc.RpcError) -> int:
-    """The server's google.rpc.RetryInfo; 0 if it gave none."""
+    """Returns the server's google.rpc.RetryInfo; 0 without one."""
     metadata: Any = error.trailing_metadata()
     for key, value in metadata or ():
         if key == STATUS_DETAILS:

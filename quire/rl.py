@@ -1,4 +1,4 @@
-"""What loops of reinforcement learning do between an engine and a trainer. Needs torch."""
+"""Functions for reinforcement learning between an engine and a trainer. Requires torch."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 
 def logprobs_from_logits(logits: Any, labels: Any) -> Any:
-    """The log-probability of each label, as samples have it in `rollout_log_probs` at temperature 1: [..., length] of
-    logits [..., length, vocabulary] and token ids [..., length], without a second tensor of the logits' size where
-    their gradient is not asked for."""
+    """Returns the log-probability of each label, comparable to `rollout_log_probs` at temperature 1: [..., length]
+    from logits [..., length, vocabulary] and token ids [..., length], without a second tensor of the logits' size if
+    no gradient is required."""
     chosen = logits.gather(-1, labels[..., None])[..., 0]
     return chosen.float() - logits.float().logsumexp(-1)

@@ -1,4 +1,4 @@
-"""A trainer's side of weights that it broadcasts: rank 0 of a process group with all ranks of all workers."""
+"""Trainer's side of weight broadcasts: rank 0 of a process group with all ranks of all workers."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ LOOK_S = 0.001
 
 
 class WeightsUpdateGroup:
-    """with WeightsUpdateGroup(client, backend="gloo") as group: group.update(model.state_dict().items(), "step-7")
+    """Process group with all workers: `with WeightsUpdateGroup(client, backend="gloo") as group:
+    group.update(model.state_dict().items(), "step-7")`.
 
-    Not for several threads.
+    Not thread-safe.
     """
 
     def __init__(
@@ -36,8 +37,8 @@ class WeightsUpdateGroup:
         group_name: str = DEFAULT_GROUP,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        """Has all workers join. `master_address`: of this machine, where they reach it; `timeout_s`: longest that they
-        take to join, and that an update waits for tensors. "nccl" sends from the current GPU, which no worker has."""
+        """Makes all workers join. `master_address`: address of this machine that they can reach; `timeout_s`:
+        maximum time for joining and for an update. "nccl" sends from the current GPU, which no worker may use."""
         workers = [service for service in client.status() if service.role == pb.ROLE_WORKER]
         size = 1 + sum(max(worker.num_ranks, 1) for worker in workers)
         self._client, self._name, self.timeout_s, self._num_updates = client, group_name, timeout_s, 0
@@ -58,7 +59,7 @@ class WeightsUpdateGroup:
             keys = [f"{group_name}/joining/{rank}" for rank in range(1, size)]
             self._await(lambda: self._store.check(keys), joined)
             if joined.done():
-                joined.result()  # raises why they do not come; with NCCL they meet later
+                joined.result()  # raises the reason if they cannot join; with NCCL they connect later
             self._group: Any = _member(self._store, group_name, backend, size, timeout_s)
             joined.result()
         except BaseException:
@@ -66,8 +67,8 @@ class WeightsUpdateGroup:
             raise
 
     def update(self, named_tensors: Iterable[tuple[str, Any]], weight_version: str = "", mode: str = "wait") -> str:
-        """As Client.update_weights_from_tensor(). What is refused before tensors are sent changes nothing; any other
-        error ends the group."""
+        """Broadcasts new weights; see Client.update_weights_from_tensor(). An error before tensors are sent changes
+        nothing; any other error ends the group."""
         if self._group is None:
             raise InvalidArgument("the group has ended: make another")
         tensors = list(named_tensors)
@@ -96,7 +97,7 @@ class WeightsUpdateGroup:
             raise
 
     def close(self) -> None:
-        """Workers leave it, too."""
+        """Ends the group; workers leave it, too."""
         self._group = None
         self._asking.shutdown()
         self._client.destroy_weights_update_group(self._name)
@@ -108,18 +109,18 @@ class WeightsUpdateGroup:
         self.close()
 
     def _ready_key(self) -> str:
-        """That members write before they receive."""
+        """Returns the store key that members write before they receive."""
         return f"{self._name}/receiving/{self._num_updates}"
 
     def _send(self, tensor: Any, asked: Future[str]) -> bool:
-        """Whether it has gone; it has not if the update has ended before."""
+        """Sends a tensor; returns False if the update has ended before."""
         import torch
         from torch import distributed
 
         if asked.done():
             return False
         content = tensor.detach().contiguous()
-        # gloo does not know every dtype
+        # gloo does not support every dtype
         content = content.cuda() if self._is_on_gpu else content.cpu().reshape(-1).view(torch.uint8)
         options = distributed.BroadcastOptions()
         options.rootRank, options.timeout = 0, timedelta(seconds=self.timeout_s)
@@ -130,18 +131,18 @@ class WeightsUpdateGroup:
         try:
             work.wait()
         except RuntimeError:
-            asked.result()  # says more
+            asked.result()  # raises a more specific error
             raise
         return True
 
     def _await(self, is_there: Callable[[], bool], asked: Future[Any]) -> None:
-        """Returns if what was asked has ended, too."""
+        """Waits for a condition; returns early if the update has ended."""
         while not is_there() and not asked.done():
             time.sleep(LOOK_S)
 
 
 def _store(address: str, size: int, timeout_s: float) -> Any:
-    """On one address: left to itself it would listen on all of the host."""
+    """Creates the store on one address: by default it would listen on all addresses of the host."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     with socket.create_server((address, 0)) as server:

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @functools.cache
 def commit() -> str:
-    """Returns the abbreviated commit id; an empty string where neither a wheel's file nor a checkout tells it."""
+    """Returns the abbreviated commit id; empty if neither a wheel's file nor a checkout provides it."""
     try:
         return Path(__file__).with_name(FILE).read_text().strip()[:SHORT]
     except OSError:

@@ -1,4 +1,4 @@
-"""What is said of a checkpoint's tensors before they come: names, dtypes and shapes."""
+"""Headers of a checkpoint's tensors, sent before their content: names, dtypes and shapes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from quire.shared.errors import InvalidArgument
 from quire.shared.pb.common.v1.weights_stream_pb2 import TensorHead
 
-DEFAULT_GROUP = "weight_update_group"  # that a trainer broadcasts them in
+DEFAULT_GROUP = "weight_update_group"  # process group of a trainer's broadcast
 MAX_HEADERS_PER_PIECE = 512
 DTYPES = {
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3",
@@ -18,7 +18,7 @@ DTYPES = {
 
 
 def tensor_headers(names: Sequence[str], dtypes: Sequence[Any], shapes: Sequence[Sequence[int]]) -> list[TensorHead]:
-    """`dtypes`: torch's, or their names. Raises InvalidArgument."""
+    """Returns tensor headers. `dtypes`: torch dtypes or their names. Raises InvalidArgument."""
     if not len(names) == len(dtypes) == len(shapes):
         text = f"names: {len(names)} names, {len(dtypes)} dtypes and {len(shapes)} shapes"
         raise InvalidArgument(text, field="names")

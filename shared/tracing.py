@@ -1,7 +1,7 @@
-"""Traces of requests through the services: W3C trace contexts (www.w3.org/TR/trace-context) in, spans out over OTLP.
+"""Request traces across services: W3C trace contexts (www.w3.org/TR/trace-context) in, spans out over OTLP.
 
-Needs the packages of the extra `tracing`. Without an endpoint nothing of them is imported and nothing is measured: what
-services keep for a request that is not sampled is None.
+Requires the packages of the extra `tracing`. Without an endpoint none of them is imported and nothing is measured:
+for a request that is not sampled, services keep None.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from quire.shared.errors import InvalidArgument
 from quire.shared.settings.base import Settings
 from quire.shared.version import VERSION
 
-MOST_EVENTS = 100  # of one span; OpenTelemetry's own bound is 128
-LAST_SPANS_MS = 2000  # that leaving waits for them to be sent
+MAX_EVENTS = 100  # per span; OpenTelemetry's own limit is 128
+LAST_SPANS_MS = 2000  # time to send the remaining spans at shutdown
 TRACEPARENT = "traceparent"
 Attributes = Mapping[str, str | int | float | bool]
 
 
 class ClockPair(NamedTuple):
-    """The same instant on both clocks."""
+    """The same instant on the wall clock and the event loop's clock."""
 
     wall_ns: int
     loop_s: float
@@ -36,7 +36,7 @@ class ClockPair(NamedTuple):
 
 
 class Span:
-    """One service's part of a request. All times are the loop's, seconds."""
+    """One service's part of a request. All times are the event loop's, in seconds."""
 
     def __init__(self, tracer: Any, span: Any, moment: ClockPair) -> None:
         self._tracer = tracer
@@ -46,17 +46,17 @@ class Span:
 
     @property
     def traceparent(self) -> str:
-        """For the next service."""
+        """Trace context to pass to the next service."""
         context = self._span.get_span_context()
         return f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}"
 
     def event(self, name: str, at_s: float, attributes: Attributes) -> None:
-        if self._num_events < MOST_EVENTS:
+        if self._num_events < MAX_EVENTS:
             self._num_events += 1
             self._span.add_event(name, dict(attributes), self._moment.wall(at_s))
 
     def part(self, name: str, begin_s: float, end_s: float) -> None:
-        """A span below this one that has ended already."""
+        """Adds a completed child span."""
         trace = importlib.import_module("opentelemetry.trace")
         context = trace.set_span_in_context(self._span)
         child = self._tracer.start_span(name, context=context, start_time=self._moment.wall(begin_s))
@@ -71,20 +71,21 @@ class Span:
 
 
 class NoTraces:
-    """Where nobody asked for them."""
+    """Traces when no endpoint is configured: does nothing."""
 
     def begin(self, name: str, traceparent: str, at_s: float, loop_s: float) -> Span | None:
         return None
 
     def close(self) -> None:
-        """Nothing to send."""
+        """Does nothing."""
 
 
 class Traces(NoTraces):
-    """Sent from a thread of OpenTelemetry's own, in batches; what cannot be sent is dropped there."""
+    """Sends spans in batches from OpenTelemetry's own thread; spans that cannot be sent are dropped."""
 
     def __init__(self, endpoint: str, ratio: float, service: str, instance: str) -> None:
-        """Raises InvalidArgument where the packages are missing. `ratio`: of requests without a decision."""
+        """Raises InvalidArgument if packages are missing. `ratio`: sampled share of requests without a sampling
+        decision."""
         try:
             sdk = importlib.import_module("opentelemetry.sdk.trace")
             export = importlib.import_module("opentelemetry.sdk.trace.export")
@@ -107,7 +108,8 @@ class Traces(NoTraces):
         self._context = importlib.import_module("opentelemetry.trace.propagation.tracecontext")
 
     def begin(self, name: str, traceparent: str, at_s: float, loop_s: float) -> Span | None:
-        """None for what is not sampled. `traceparent`: as it came, empty or even nonsense where there is none."""
+        """Starts a span; None for a request that is not sampled. `traceparent`: as received; may be empty or
+        malformed."""
         carrier = {TRACEPARENT: traceparent} if traceparent else {}
         above = self._context.TraceContextTextMapPropagator().extract(carrier)
         moment = ClockPair.now(loop_s)
@@ -122,7 +124,7 @@ class Traces(NoTraces):
 
 
 def open_traces(settings: Settings) -> NoTraces:
-    """Those of a service; raises InvalidArgument where they cannot be had."""
+    """Returns the traces of a service. Raises InvalidArgument if packages are missing."""
     if not settings.otlp_traces_endpoint:
         return NoTraces()
     ratio = settings.otlp_traces_ratio

@@ -1,4 +1,5 @@
-"""Memory of this host in which a trainer shows workers its weights: what it is called, and which host it is."""
+"""Shared memory in which a trainer offers weights to workers of its host: naming of the segments, and identity of
+the host."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 def host_id() -> bytes:
-    """Of the machine since it was started; empty where it has none."""
+    """Returns the boot id of this machine; empty if it has none."""
     try:
         return _BOOT.read_bytes().strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""The admin service of a service that runs here, called with its key."""
+"""Calls the admin service of a local service with its key."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quire.shared.rpc.admin_credentials import AdminCredentials
 
 
 class Admin:
-    """As the generated stub, with the key shown in every call."""
+    """Generated stub that sends the key with every call."""
 
     def __init__(self, channel: grpc.aio.Channel, key: str) -> None:
         self._stub = admin_pb2_grpc.AdminServiceStub(channel)
@@ -32,7 +32,7 @@ async def calling(found: AdminCredentials) -> AsyncIterator[Admin]:
 
 
 def admin_of(role: str, grpc_address: str) -> AdminCredentials:
-    """How a command of this user finds it."""
+    """Returns the credentials as a command of this user finds them."""
     found = admin_credentials.find(grpc_address, role)
     assert found is not None, f"no {role} at {grpc_address} has left its pass"
     return found

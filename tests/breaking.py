@@ -1,6 +1,6 @@
-"""`python -m tests.breaking`: refuses a change of the protocols that would break a peer built from the last commit.
+"""`python -m tests.breaking`: refuses protocol changes that would break a peer built from the last commit.
 
-Compares with HEAD, and with HEAD~1 when the working tree is clean, so that CI sees what the commit itself did.
+Compares with HEAD, or with HEAD~1 when the working tree is clean, so that CI checks the commit itself.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def git(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def baseline() -> str | None:
-    """The commit to compare with; None if there is none (a new or shallow repository)."""
+    """Returns the commit to compare with; None in a new or shallow repository."""
     changed = git("status", "--porcelain", "--", "protos").stdout.strip()
     commit = "HEAD" if changed else "HEAD~1"
     known = git("cat-file", "-e", f"{commit}:protos/buf.yaml").returncode == 0

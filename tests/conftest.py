@@ -1,4 +1,4 @@
-"""What all tests have in common: which run when, how many threads they take from each other, how long is long."""
+"""Common test configuration: order, threads, timeouts and memory."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ httpx_transports.create_ssl_context = functools.cache(httpx_transports.create_ss
 
 
 def of_this_test(record: logging.LogRecord) -> bool:
-    """gRPC's one poller wakes all tests' event loops, and tells the present one if that of an earlier is closed."""
+    """Filters log records: gRPC's single poller wakes all tests' event loops, and reports to the current one that an
+    earlier loop is closed."""
     closed = record.exc_info is not None and str(record.exc_info[1]) == "Event loop is closed"
     return not (closed and "PollerCompletionQueue._handle_events" in record.getMessage())
 
@@ -54,7 +55,7 @@ hypothesis.settings.load_profile("any machine")
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Hardly anything that this makes is garbage: it is not searched for that, then or ever after."""
+    """Excludes collected objects from garbage collection, because hardly any of them is garbage."""
     gc.disable()
     try:
         return (yield)
@@ -78,7 +79,7 @@ def pytest_runtest_logfinish() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Services and ranks begin with what they import in memory; what files of tests set at import is set by now."""
+    """Starts zygotes with preloaded imports; variables that test files set at import are set by then."""
     process.launch = Zygotes().start
     if ranks := sys.modules.get("quire.services.worker.ranks.processes"):
         ranks.BEGINNING = multiprocessing.get_context("forkserver")  # type: ignore[attr-defined]

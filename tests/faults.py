@@ -1,7 +1,7 @@
-"""Raises at the n-th call that the code of a request's way makes: of a function, a class, a builtin, an __enter__.
+"""Raises at the n-th call that request handling makes: of a function, a class, a builtin, an __enter__.
 
-By opcode, so that nothing need be patched: whatever takes something does it by a call, and the exception comes before
-it. Only functions that give back are left alone: they are what the others rely on.
+Traces opcodes, so that nothing is patched: every acquisition of a resource is a call, and the exception comes before
+it. Only functions that release resources are excluded, because the others rely on them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CALLS = frozenset({"CALL", "CALL_KW", "CALL_FUNCTION_EX", "BEFORE_WITH", "BEFORE
 
 
 class Fault(Exception):
-    """Nobody expects it."""
+    """The injected exception."""
 
 
 class Faults:
@@ -36,7 +36,7 @@ class Faults:
 
     @contextmanager
     def at(self, number: int) -> Iterator[None]:
-        """0: only counts. In this thread, from frames that are entered or resumed from now on."""
+        """Raises at call `number`; 0: only counts. Applies to this thread, to frames entered or resumed from now on."""
         self._at, self.num_calls, self.where = number, 0, ""
         before = sys.gettrace()
         sys.settrace(self._enter)
@@ -69,7 +69,8 @@ class Faults:
 
 @cache
 def _calls(code: CodeType) -> frozenset[int]:
-    """Offsets of its calls, but for those of an __exit__ at the end of a `with`, which gives back."""
+    """Returns the offsets of a code object's calls, except those of __exit__ at the end of a `with`, which release
+    resources."""
     steps = [step for step in dis.get_instructions(code) if step.opname not in ("PRECALL", "CACHE", "NOP")]
     found = set()
     for i, step in enumerate(steps):

@@ -1,4 +1,4 @@
-"""Writes GGUF files, by the published layout and by nothing of what reads them here."""
+"""Writes GGUF files from the published layout, independently of the code that reads them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ OUTSIDE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_
 
 
 class Tensor:
-    """`shape`: outermost first; `number`: the type; `content`: its bytes."""
+    """A tensor to write; `shape`: outermost first; `number`: type; `content`: bytes."""
 
     def __init__(self, shape: Sequence[int], number: int, content: bytes) -> None:
         self.shape, self.number, self.content = tuple(shape), number, content
@@ -59,7 +59,7 @@ def text(value: str) -> bytes:
 
 
 def value(content: Any) -> bytes:
-    """With its type before it."""
+    """Encodes a value with its type."""
     if isinstance(content, bool):
         return struct.pack("<I?", 7, content)
     if isinstance(content, int):
@@ -96,7 +96,7 @@ def plain(tensor: torch.Tensor, kind: str = "F32") -> Tensor:
 
 
 def q8_0(tensor: torch.Tensor) -> Tensor:
-    """Blocks of 32, each with the scale that takes its largest to 127."""
+    """Quantizes in blocks of 32, each with the scale that maps its largest value to 127."""
     blocks = tensor.detach().float().reshape(-1, 32).numpy()
     scales = (np.abs(blocks).max(1, keepdims=True) / 127).astype(np.float16)
     codes = np.round(blocks / np.maximum(scales.astype(np.float32), 1e-8)).clip(-127, 127).astype(np.int8)
@@ -104,7 +104,7 @@ def q8_0(tensor: torch.Tensor) -> Tensor:
 
 
 def q4_0(tensor: torch.Tensor) -> Tensor:
-    """Blocks of 32 whose largest becomes -8: two codes in a byte, of places i and i + 16."""
+    """Quantizes in blocks of 32 whose largest value becomes -8: two codes per byte, of positions i and i + 16."""
     blocks = tensor.detach().float().reshape(-1, 32).numpy()
     largest = np.take_along_axis(blocks, np.abs(blocks).argmax(1)[:, None], 1)
     scales = (largest / -8).astype(np.float16)
@@ -114,7 +114,7 @@ def q4_0(tensor: torch.Tensor) -> Tensor:
 
 
 def random_blocks(kind: str, num_elements: int, seed: int) -> NDArray[np.uint8]:
-    """Of any codes, with scales that make values of usual size. [blocks, bytes of a block]"""
+    """Returns random codes with realistic scales. [blocks, bytes of a block]"""
     rng = np.random.default_rng(seed)
     size, num_bytes, scales_at = BLOCKS[kind]
     blocks = rng.integers(0, 256, (num_elements // size, num_bytes), dtype=np.uint8)
@@ -129,13 +129,13 @@ def _side_by_side(*columns: NDArray[Any]) -> bytes:
 
 
 def interleaved(tensor: torch.Tensor, num_heads: int) -> torch.Tensor:
-    """Rows of each head as llama.cpp wants them: one of the first half, one of the second, and so on."""
+    """Permutes the rows of each head as llama.cpp does: alternating between the first and second half."""
     heads = tensor.reshape(num_heads, 2, -1, *tensor.shape[1:])
     return heads.transpose(1, 2).reshape(tensor.shape)
 
 
 def in_halves(tensor: torch.Tensor, num_heads: int) -> torch.Tensor:
-    """What `interleaved` is the opposite of."""
+    """Reverses `interleaved`."""
     pairs = tensor.reshape(num_heads, -1, 2, *tensor.shape[1:])
     return pairs.transpose(1, 2).reshape(tensor.shape)
 
@@ -168,7 +168,7 @@ def _stored(tensor: torch.Tensor, matrices: Any) -> Tensor:
 
 
 def describing(made: Checkpoint, architecture: str) -> dict[str, Any]:
-    """A checkpoint's configuration in llama.cpp's words."""
+    """Converts a checkpoint's configuration to GGUF metadata."""
     config = made.model.config
     rope = config.rope_parameters
     described = {
@@ -191,7 +191,7 @@ def describing(made: Checkpoint, architecture: str) -> dict[str, Any]:
 
 
 def byte_tokens(vocab_size: int) -> dict[str, Any]:
-    """A byte-level vocabulary of so many tokens, the last of which end and pad."""
+    """Returns a byte-level vocabulary of this size, the last tokens of which are end and padding."""
     texts = [chr(0x100 + number) for number in range(vocab_size - 1)]
     return {
         "tokenizer.ggml.model": "gpt2",
@@ -204,7 +204,8 @@ def byte_tokens(vocab_size: int) -> dict[str, Any]:
 
 
 def small(path: Path, architecture: str, **words: Any) -> Path:
-    """Enough of a model for all that reads no weights. `words`: of another tokenizer, without "tokenizer."."""
+    """Writes a file sufficient for readers that use no weights. `words`: metadata of another tokenizer, without
+    "tokenizer."."""
     shapes = {"token_embd": (40, 32), "blk.0.attn_q": (32, 32), "blk.0.attn_k": (32, 32), "blk.0.ffn_gate": (64, 32)}
     sizes = {"context_length": 128, "embedding_length": 32, "block_count": 1, "feed_forward_length": 64}
     metadata = {

@@ -1,7 +1,7 @@
-"""Without CUDA Triton's interpreter runs the kernels: it has to be asked before anything imports them.
+"""Selects Triton's interpreter without CUDA, which must happen before Triton is imported.
 
-Conftests of folders with such tests import this first. Half of its time goes into finding what it has found before,
-and into questions whose answer nobody hears: that is replaced here. What it computes and checks stays the same.
+Conftests of folders with such tests import this first. It also caches lookups and skips checks without effect that
+take half of the interpreter's time; results and checks stay the same.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if not ON_GPU:
 
 
 def _replace_once() -> None:
-    """For each call of a function, also within a kernel, it searches all of Triton's language for what it has to
-    replace. That is searched for the first time only, and not at all where the caller has had it replaced."""
+    """Caches the interpreter's search through Triton's language for objects to replace, which it repeats for each
+    call."""
     from triton import language
     from triton.language import core
     from triton.runtime import interpreter
@@ -33,12 +33,12 @@ def _replace_once() -> None:
 
     @functools.cache
     def names(place: Any) -> list[str]:
-        """Before anything of `place` was replaced."""
+        """Returns the names in `place` before any replacement."""
         return [name for name in dir(place) if core.is_builtin(getattr(place, name, None))]
 
     @functools.cache
     def samples(function: FunctionType) -> list[tuple[Any, str]]:
-        """One member of each place in which things are replaced for it, all or none."""
+        """Returns one member of each place whose members are replaced together."""
         seen = [place for place in function.__globals__.values() if place is language or place is core]
         return [(language.tensor, "__add__"), *((place, "load") for place in seen)]
 
@@ -57,7 +57,7 @@ def _replace_once() -> None:
 
 
 def _know_types() -> None:
-    """The table of Numpy's types was made anew for each question, and the constants of a shape for each tensor."""
+    """Caches the table of numpy types and the constants of a tensor's shape."""
     from triton.language import core
     from triton.runtime import interpreter
 
@@ -83,8 +83,7 @@ def _know_types() -> None:
 
 
 def _ask_what_is_heard() -> None:
-    """Of each sum of integers it asks, in seven operations of Triton's own, whether it overflows, and tells only who
-    debugs."""
+    """Skips the overflow check of integer sums, which takes seven operations and is reported only in debug mode."""
     from triton.runtime.interpreter import interpreter_builder
 
     if not interpreter_builder.options.debug:

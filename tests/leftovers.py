@@ -1,4 +1,5 @@
-"""What tests leave in memory: models refer to themselves, and Python looks for such by their number, not their size."""
+"""Frees what tests leave in memory: models contain reference cycles, and Python's collector counts objects, not
+bytes."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ def resident_bytes() -> int:
 
 
 class Leftovers:
-    """Searched for when a process has grown by much since it was as small as it gets."""
+    """Runs a collection when the process has grown by much since its smallest size."""
 
     def __init__(self, size: Callable[[], int] = resident_bytes) -> None:
         self._size = size

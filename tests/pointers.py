@@ -1,4 +1,4 @@
-"""What a function that stands for one of a C library finds in its arguments."""
+"""Helpers for functions that stand in for a C library's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ports for services that must be told one and cannot say which they took."""
+"""Ports for services that need a fixed one and cannot report a free one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ QUIET = range(20_000, 32_000)
 
 
 def quiet_port(address: str = "127.0.0.1") -> int:
-    """Free now, and hardly taken by chance before it is bound."""
+    """Returns a free port that is unlikely to be taken before it is bound."""
     while True:
         port = random.choice(QUIET)
         try:

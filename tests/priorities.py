@@ -1,4 +1,4 @@
-"""Whether work steps back behind what clients wait for, also in a run that has the lowest priority itself."""
+"""Checks CPU priorities, also in a test run that itself has the lowest priority."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ LOWEST = 19
 
 
 def behind(niceness: int) -> int:
-    """Of what is to wait for those of `niceness`."""
+    """Returns the niceness of background work for processes of this niceness."""
     return min(niceness + NICENESS, LOWEST)
 
 
 def has_stepped_back(process: int) -> bool:
-    """Behind this one."""
+    """Whether a process has a lower priority than this one."""
     return os.getpriority(os.PRIO_PROCESS, process) == behind(os.getpriority(os.PRIO_PROCESS, 0))

@@ -1,4 +1,4 @@
-"""Programs of clients, run beside a server in the test's own event loop."""
+"""Runs client programs while a server runs in the test's event loop."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ PATIENCE_S = 60
 
 
 async def answered(*command: str) -> tuple[int, str, str]:
-    """Exit status, standard output, standard error."""
+    """Returns exit status, standard output and standard error."""
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
     try:

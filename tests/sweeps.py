@@ -1,8 +1,8 @@
-"""Sweeps over many parameters, thinned: of a product of parameters, enough cases that each value of each occurs.
+"""Reduces parameter sweeps: of a product of parameters, keeps enough cases that each value of each parameter occurs.
 
-The others get a mark: `sweep`, which only `make test-all` runs, or `slow`, which CI runs, too. A test with one
-parameter keeps all its cases, and so does whatever the table does not name, but for a few where each case takes
-seconds: of these the first ones stay.
+The others are marked `sweep`, which only `make test-all` runs, or `slow`, which CI runs, too. Tests with one
+parameter keep all cases, and so do tests outside of the tables, except for the first few where each case takes
+seconds.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ Case = tuple[tuple[str, str], ...]  # (parameter, value) of a test
 
 
 def mark_the_rest(items: Sequence[pytest.Item]) -> None:
-    """Those that nothing new occurs in get the mark."""
+    """Marks the cases that add no new parameter value."""
     for mark, places in SWEEPS.items():
         by_test: dict[str, list[pytest.Item]] = defaultdict(list)
         for item in items:
@@ -92,13 +92,13 @@ def mark_the_rest(items: Sequence[pytest.Item]) -> None:
 
 
 def case_of(item: Any) -> Case:
-    """By the parameters' ids, so that values need not be hashable."""
+    """Returns a test's parameters by their ids, so that values need not be hashable."""
     spec = getattr(item, "callspec", None)
     return tuple(sorted((name, repr(value)) for name, value in spec.params.items())) if spec else ()
 
 
 def covering(cases: Sequence[Case]) -> set[int]:
-    """Numbers of cases in which every (parameter, value) occurs; few, and the same ones each time."""
+    """Returns indices of a small, deterministic set of cases in which every (parameter, value) occurs."""
     missing = {value for case in cases for value in case}
     kept = set[int]() if missing else set(range(len(cases)))
     while missing:

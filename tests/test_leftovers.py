@@ -1,4 +1,4 @@
-"""When what tests have left in memory is searched for."""
+"""Triggering of collections for memory that tests leave."""
 
 from __future__ import annotations
 

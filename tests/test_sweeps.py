@@ -1,4 +1,4 @@
-"""Thinned sweeps still meet every value of every parameter."""
+"""Reduced sweeps cover every value of every parameter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests wait for: states that are reached soon, as opposed to those that something has just been told of."""
+"""Waiting for states that are reached soon."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def eventually(
 
 
 async def stays(holds: Callable[[], object], seconds: float) -> None:
-    """Fails if `holds` is not true all the time for so long: what must not happen has its chance."""
+    """Fails if `holds` becomes false within the time."""
     loop = asyncio.get_running_loop()
     ends_s = loop.time() + seconds
     while True:
@@ -62,7 +62,7 @@ async def loop_turns(count: int = 1) -> None:
 
 
 async def forever() -> None:
-    """Waits until it is cancelled."""
+    """Waits until the task is cancelled."""
     await asyncio.Event().wait()
 
 
@@ -104,7 +104,7 @@ def is_reaped(pid: int) -> bool:
 
 
 def services(client: Client, *names: str) -> dict[str, admin_pb2.ServiceStatus]:
-    """All that there are, by id, once these are among them: one whose session a standstill has ended is back soon."""
+    """Returns all services by id, once these are among them: a session that a standstill ended returns soon."""
     found: dict[str, admin_pb2.ServiceStatus] = {}
 
     def are_there() -> bool:
@@ -117,7 +117,7 @@ def services(client: Client, *names: str) -> dict[str, admin_pb2.ServiceStatus]:
 
 
 def worker_of(client: Client) -> admin_pb2.ServiceStatus:
-    """The only one, or the first."""
+    """Returns the only worker, or the first."""
     found: list[admin_pb2.ServiceStatus] = []
 
     def is_there() -> bool:
@@ -129,8 +129,8 @@ def worker_of(client: Client) -> admin_pb2.ServiceStatus:
 
 
 def until_idle(client: Client) -> None:
-    """No worker runs or keeps anything: an answer is read before the last step of its sequence has returned, and a
-    client that has left is heard of a moment later."""
+    """Waits until no worker runs or keeps anything: an answer arrives before the last step has returned, and a
+    client's disconnect is noticed a moment later."""
 
     def is_idle() -> bool:
         found = [service for service in client.status() if service.role == admin_pb2.ROLE_WORKER]
@@ -140,8 +140,7 @@ def until_idle(client: Client) -> None:
 
 
 def until_nothing_moves(client: Client) -> admin_pb2.ServiceStatus:
-    """The only worker, once no block is on its way between its tiers: a pause waits for those that are, and whatever
-    waits for room then is ordered before the next one."""
+    """Returns the only worker once no block is being moved between its tiers."""
     seen: list[admin_pb2.ServiceStatus] = []
 
     def has_settled() -> bool:

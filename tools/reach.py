@@ -24,7 +24,7 @@ from quire import LLMEngine, SamplingParams
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("quire", "services", "shared", "kernels", "protos")
 PROMPT = "Once upon a time there was a fox"
-WARM_STEPS = 8  # until nothing is compiled, recorded or cached for the first time
+WARM_STEPS = 8  # steps until compilation, recording and caching are complete
 PHASES = ("steady_step", "first_step", "submission")
 
 
@@ -123,7 +123,7 @@ def excess(reaches: Mapping[str, CalledFunctions], most: Mapping[str, int]) -> l
 
 
 def limits(text: str) -> dict[str, int]:
-    """STEADY,FIRST,SUBMISSION."""
+    """Parses STEADY,FIRST,SUBMISSION."""
     numbers = text.split(",")
     if len(numbers) != len(PHASES) or not all(number.isdigit() for number in numbers):
         raise argparse.ArgumentTypeError(f"{text!r} is not three numbers of files: {','.join(PHASES)}")

@@ -24,14 +24,14 @@ MOST_ATTEMPTS = 5
 
 
 def pause_s(error: grpc.RpcError, attempt: int) -> float:
-    """What the server says, and up to as much again; twice as long each time."""
-    told_s = 1.0
+    """Returns the server's retry delay plus up to as much again at random, doubled with each attempt."""
+    hint_s = 1.0
     status = rpc_status.from_call(error)
     for detail in status.details if status is not None else ():
         retry = error_details_pb2.RetryInfo()
         if detail.Unpack(retry):
-            told_s = retry.retry_delay.ToTimedelta().total_seconds()
-    return told_s * 2**attempt * (1 + random.random())
+            hint_s = retry.retry_delay.ToTimedelta().total_seconds()
+    return hint_s * 2**attempt * (1 + random.random())
 
 
 def generate(stub: inference_pb2_grpc.InferenceServiceStub, text: str, *, cancel: bool) -> None:

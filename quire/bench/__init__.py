@@ -1,1 +1,1 @@
-"""`quire bench`: what Quire costs and carries. A module a mode; the rest is shared by them."""
+"""`quire bench`: performance measurements. One module per mode; the other packages are shared."""

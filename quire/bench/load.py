@@ -1,4 +1,4 @@
-"""One workload on one target: warm-up, runs, medians."""
+"""Measures a workload on targets: warm-up, runs, medians."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from quire.bench.workload.workloads import Workload
 from quire.flags.setting_flags import human_int
 from quire.shared.errors import InvalidArgument, Unavailable
 
-TURN_PAUSE_S = 2.0  # beside others: vLLM's worker polls for a second after its last step, which costs who is next
+TURN_PAUSE_S = 2.0  # between sides: vLLM's worker busy-polls for a second after its last step
 
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """How often, with how many clients, and what of the workload."""
+    """Number of runs and clients, and which part of the workload to send."""
 
     runs: int
     warmup: int
     clients: int
     requests: int  # 0: all
-    reset: bool  # forget cached prefixes before each run
+    reset: bool  # reset the prefix cache before each run
     temperature: float | None
     steps: bool  # read the services' histograms too
 
@@ -50,7 +50,7 @@ class LoadOptions:
 
 
 def configure(parser: argparse.ArgumentParser, work: str, *, reset: bool) -> None:
-    """Flags of every mode that sends requests. `work`: what is sent by default; empty: there is no choice."""
+    """Adds the flags of every mode that sends requests. `work`: default workloads; empty: the mode has no choice."""
     if work:
         names = f"{', '.join(workloads.WORKLOADS)}; gpu and cpu: sets"
         parser.add_argument("--work", default=work, metavar="A,B,...", help=f"{names} (default: {work})")
@@ -86,7 +86,7 @@ def load_options(arguments: argparse.Namespace) -> LoadOptions:
 
 
 def served(arguments: argparse.Namespace, effort: LoadOptions) -> Iterator[tuple[Target, Workload]]:
-    """Every workload asked for on every target asked for."""
+    """Yields every requested workload on every requested target."""
     with tempfile.TemporaryDirectory() as scratch:
         for target in targets(arguments, Path(scratch)):
             for work in workloads.named(arguments.work):
@@ -108,19 +108,19 @@ def http_caller(target: Target, work: Workload) -> Callable[[], RequestSender]:
 
 
 class LoadClients(Protocol):
-    """Whoever sends a load."""
+    """Sender of a load."""
 
     def run(self, work: Workload, arrivals: ArrivalPattern, progress: Progress | None = None) -> LoadResult: ...
 
 
 @dataclass(frozen=True, slots=True)
 class BenchSide:
-    """A target with a way of sending it requests."""
+    """A target and the way to send requests to it."""
 
-    target: Target  # whom to watch
+    target: Target
     new_clients: Callable[[int], AbstractContextManager[LoadClients]]  # at most so many processes
-    forget: Callable[[], None]  # cached prefixes
-    asks: Callable[[Workload], Workload] = lambda work: work  # for what is measured here
+    forget: Callable[[], None]  # resets the prefix cache
+    asks: Callable[[Workload], Workload] = lambda work: work  # adapts the workload to this side
 
 
 def side_of_clients(target: Target, new_caller: Callable[[], RequestSender]) -> BenchSide:
@@ -135,7 +135,7 @@ def measure(
     effort: LoadOptions,
     read: Callable[[LoadResult], Mapping[str, float]],
 ) -> list[dict[str, float]]:
-    """For each side medians over its runs."""
+    """Returns the medians of each side over its runs."""
     return [medians(runs) for runs in measure_runs(sides, work, arrival=arrival, effort=effort, read=read)]
 
 
@@ -147,9 +147,10 @@ def measure_runs(
     effort: LoadOptions,
     read: Callable[[LoadResult], Mapping[str, float]],
 ) -> list[list[Mapping[str, float]]]:
-    """For each side and run what `read` says, and its services' CPU time.
+    """Returns, for each side and run, what `read` computes and the services' CPU time.
 
-    Sides take turns run by run, there and back, so that what else goes on in the machine meets all of them alike.
+    Sides alternate run by run, forwards and backwards, so that other load on the machine affects all of them
+    equally.
     """
     comes = arrivals.parse(arrival)
     has_others = any(not side.target.grpc_address for side in sides[1:])
@@ -179,7 +180,7 @@ def measure_runs(
 
 
 def comparison_rows(names: Sequence[str], about: Row, measured: Sequence[Row]) -> Iterator[Row]:
-    """A row for each server; with several also how the first of them compares with each other one."""
+    """Yields one row per server and, for several servers, the ratios of the first to each other one."""
     if len(names) == 1:
         yield {**about, **measured[0]}
         return
@@ -193,7 +194,7 @@ def comparison_rows(names: Sequence[str], about: Row, measured: Sequence[Row]) -
 
 
 class CostProbe:
-    """What the services did from here to stop()."""
+    """Measures what the services do between its creation and stop()."""
 
     def __init__(self, target: Target, steps: bool) -> None:
         self._pids = target.pids
@@ -210,7 +211,7 @@ class CostProbe:
 
 
 def medians(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The median of each measure over the runs that have it, and how many runs there were."""
+    """Returns the median of each measure over the runs that have it, and the number of runs."""
     names = dict.fromkeys(name for run in runs for name in run)
     return {
         **{name: statistics.median(run[name] for run in runs if name in run) for name in names},
@@ -219,7 +220,7 @@ def medians(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _bar(title: str) -> Callable[[int, int], None] | None:
-    """A line that is written over, for people who wait."""
+    """Prints a progress line that is overwritten."""
     if not sys.stderr.isatty():
         return None
     begin = time.monotonic()

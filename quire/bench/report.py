@@ -1,4 +1,4 @@
-"""Results as a table for people and as a document for files and comparisons."""
+"""Prints results as a table, and stores and compares them as JSON documents."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from quire.shared.errors import InvalidArgument
 Value = float | int | str
 Row = Mapping[str, Value]
 WIDEST = 160  # characters of a table
-DIGITS = 5  # that a result is stored with; no measurement here is better than that
-OWN_FLAGS = ("--out", "--compare")  # where results go is not how they were got
+DIGITS = 5  # significant digits of stored results; no measurement is more precise
+OWN_FLAGS = ("--out", "--compare")  # flags that do not affect the measurement
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -28,7 +28,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def publish(arguments: argparse.Namespace, rows: Sequence[Row], typed: Sequence[str]) -> None:
-    """Prints, stores and compares what was measured by the command `typed`."""
+    """Prints, stores and compares what the command `typed` measured."""
     document = document_of(rows, typed)
     if arguments.out:
         Path(arguments.out).write_text(json.dumps(document, indent=1) + "\n")
@@ -48,7 +48,7 @@ def document_of(rows: Sequence[Row], typed: Sequence[str]) -> dict[str, Any]:
 
 
 def command(words: Sequence[str]) -> str:
-    """What to type to measure it again."""
+    """Returns the command line that repeats a measurement."""
     kept: list[str] = []
     words = iter(words)  # type: ignore[assignment]
     for word in words:
@@ -68,7 +68,7 @@ def stored_rows(path: str) -> list[Row]:
 
 
 def comparison(rows: Sequence[Row], stored: Sequence[Row]) -> str:
-    """A table of measured / stored for each number of the rows that both have."""
+    """Returns a table of measured / stored for each number that both have."""
     before = {frozenset(about(row).items()): row for row in stored}
     pairs = [(row, before.get(frozenset(about(row).items()))) for row in rows]
     ratios = [ratio(row, old) for row, old in pairs if old is not None]
@@ -76,7 +76,7 @@ def comparison(rows: Sequence[Row], stored: Sequence[Row]) -> str:
 
 
 def about(row: Row) -> Row:
-    """What a row is about: its words, and how many ran."""
+    """Returns the label of a row: its texts, and the number of runs."""
     return {name: value for name, value in row.items() if isinstance(value, str) or name == "running"}
 
 
@@ -90,7 +90,8 @@ def ratio(row: Row, before: Row) -> Row:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """A line for each row, or a column for each where lines would be too long. Only what a row has is in it."""
+    """Returns one line per row, or one column per row where lines would be too long; only columns with values are
+    shown."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     cells = [names, *([_cell(row.get(name, "")) for name in names] for row in rows)]
     words = [all(isinstance(row.get(name, ""), str) for row in rows) for name in names]
@@ -99,7 +100,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def _aligned(lines: Sequence[Sequence[str]], words: Sequence[bool]) -> str:
-    """Words to the left, numbers to the right; the last of `words` holds for all columns behind it too."""
+    """Aligns texts to the left and numbers to the right; the last entry of `words` applies to all following columns."""
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
     is_word = [words[i] if i < len(words) else not words[0] for i in range(len(widths))]
     return "\n".join(

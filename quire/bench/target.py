@@ -1,4 +1,4 @@
-"""What is measured: a cluster started for it, one that runs already, or any server with an OpenAI API."""
+"""Targets of a measurement: a cluster started for it, a running one, or any server with an OpenAI API."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ QUIET = "warning"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where to send requests, and whom to watch meanwhile."""
+    """Addresses for requests, and the processes to observe."""
 
     name: str
     vocab_size: int
-    grpc_address: str = ""  # empty: it speaks no gRPC of ours
+    grpc_address: str = ""  # empty: it does not offer Quire's gRPC API
     http_address: str = ""  # HOST:PORT or URL; empty: unknown
     frontends: int = 1
     pids: dict[str, int] = field(default_factory=dict)  # services on this machine, by id
-    metrics: dict[str, str] = field(default_factory=dict)  # HOST:PORT of their pages, by id
-    adapters: tuple[str, ...] = ()  # that requests get in turn
+    metrics: dict[str, str] = field(default_factory=dict)  # HOST:PORT of the services' metrics, by id
+    adapters: tuple[str, ...] = ()  # assigned to requests in turn
 
     def reset_prefix_cache(self) -> None:
         if self.grpc_address:
@@ -45,7 +45,7 @@ class Target:
 
 
 def configure(parser: CommandParser) -> None:
-    """The flags of `quire up`, and those that name a server that is there."""
+    """Adds the flags of `quire up`, and flags for servers that already run."""
     cluster_flags.add(parser)
     parser.group_flags(GROUPS)
     parser.set_defaults(model=shapes.TINY, http_port=0, grpc_port=0)
@@ -57,8 +57,8 @@ def configure(parser: CommandParser) -> None:
 
 
 def targets(arguments: argparse.Namespace, scratch: Path) -> Generator[Target]:
-    """Every model asked for, served one after the other. Each lives until the next one is asked for."""
-    num_adapters = getattr(arguments, "lora_adapters", 0)  # modes that send requests with adapters have the flag
+    """Yields a target for every requested model, one after the other; each lives until the next one is requested."""
+    num_adapters = getattr(arguments, "lora_adapters", 0)  # only modes that send requests with adapters have the flag
     if num_adapters and (arguments.address or arguments.base_url):
         text = f"lora_adapters: {num_adapters}: adapters are made for clusters that are started here"
         raise InvalidArgument(text, field="lora_adapters")
@@ -76,7 +76,7 @@ def targets(arguments: argparse.Namespace, scratch: Path) -> Generator[Target]:
 
 
 def named(text: str, what: str) -> tuple[str, str]:
-    """`NAME=WHAT`"""
+    """Parses `NAME=WHAT`."""
     name, _, rest = text.partition("=")
     if not (name and rest):
         raise InvalidArgument(f"beside: {text!r} is not NAME={what}", field="beside")
@@ -84,7 +84,7 @@ def named(text: str, what: str) -> tuple[str, str]:
 
 
 def other(text: str, served: Target) -> Target:
-    """`NAME=URL`: a server of the same model as `served`."""
+    """Parses `NAME=URL`: another server with the same model as `served`."""
     name, url = named(text, "URL")
     return Target(name, served.vocab_size, http_address=url)
 
@@ -92,7 +92,8 @@ def other(text: str, served: Target) -> Target:
 def cluster_options(
     arguments: argparse.Namespace, shape: shapes.BenchShape, lora: Mapping[str, str] | None = None
 ) -> ClusterOptions:
-    """As `quire up` would start it, but quiet. `lora`: adapters' folders by name, beside those of the command."""
+    """Returns options as of `quire up`, but without output. `lora`: adapter folders by name, in addition to those of
+    the command."""
     options = cluster_flags.options(arguments)
     settings = {service: {"log_level": QUIET, **options.settings.get(service, {})} for service in SERVICES}
     if shape.random_weights:
@@ -121,7 +122,7 @@ def started_cluster(
 
 
 def _page(addresses: Mapping[str, str]) -> str:
-    """Where a service's metrics are; empty if it has none."""
+    """Returns the address of a service's metrics; empty if it has none."""
     return addresses.get("metrics") or addresses.get("http", "")
 
 
@@ -135,7 +136,7 @@ def running_cluster(grpc_address: str, http_address: str) -> Target:
 
 
 def _is_here(pid: int) -> bool:
-    """Whether a process of that number on this machine is one of ours."""
+    """Whether a process id belongs to a Quire process on this machine."""
     try:
         return b"quire" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:

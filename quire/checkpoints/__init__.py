@@ -1,1 +1,1 @@
-"""Checkpoints that are written again: quantized, or with an adapter in their weights."""
+"""Rewriting of checkpoints: quantization, and merging of adapters."""

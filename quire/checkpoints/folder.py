@@ -1,4 +1,4 @@
-"""A checkpoint of Hugging Face that is written again, file by file, with other tensors."""
+"""Rewrites a Hugging Face checkpoint file by file with other tensors."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
 CONFIG = "config.json"
-OTHER_WAY_ROUND = "GPT2LMHeadModel"  # its weights are [in_features, out_features]
+OTHER_WAY_ROUND = "GPT2LMHeadModel"  # weights are stored as [in_features, out_features]
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Raises InvalidArgument for what is no checkpoint of floats."""
+    """Reads config.json. Raises InvalidArgument for a folder that is not a floating-point checkpoint."""
     path = folder / CONFIG
     if not path.is_file():
         raise InvalidArgument(f"folder: there is no {path}", field="folder")
@@ -37,13 +37,13 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def check_unused(out: Path) -> None:
-    """Raises FailedPrecondition."""
+    """Raises FailedPrecondition if the output folder is not empty."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise FailedPrecondition(f"out: {out} is there and not empty", field="out")
 
 
 def files(folder: Path) -> list[Path]:
-    """Of weights. Raises InvalidArgument where there are none."""
+    """Returns the weight files. Raises InvalidArgument if there are none."""
     index = folder / INDEX
     if index.is_file():
         return [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
@@ -54,7 +54,7 @@ def files(folder: Path) -> list[Path]:
 
 
 def shapes(paths: list[Path]) -> dict[str, list[int]]:
-    """Of all tensors, by name."""
+    """Returns the shapes of all tensors, by name."""
     from safetensors import safe_open
 
     found: dict[str, list[int]] = {}
@@ -65,7 +65,7 @@ def shapes(paths: list[Path]) -> dict[str, list[int]]:
 
 
 class CheckpointWriter:
-    """The new one. What is in its folder is no model before it is whole: config.json comes last."""
+    """Writes the new checkpoint; config.json is written last, so that an incomplete folder is not a model."""
 
     def __init__(self, folder: Path, out: Path) -> None:
         self._folder, self._out = folder, out
@@ -75,7 +75,8 @@ class CheckpointWriter:
     @classmethod
     @contextmanager
     def of(cls, folder: Path, out: Path, config: dict[str, Any]) -> Iterator[CheckpointWriter]:
-        """Add its files; on leaving, `config` as it is then and what lies beside the weights are put there."""
+        """Opens a writer; add files to it. On exit, `config` in its current state and the other files of the folder
+        are written."""
         written = cls(folder, out)
         out.mkdir(parents=True, exist_ok=True)
         yield written

@@ -1,4 +1,4 @@
-"""Writes a checkpoint of Hugging Face again with an adapter in its weights: a model of its own, as fast as its base."""
+"""Merges a LoRA adapter into a Hugging Face checkpoint: the result is a model of its own, as fast as its base."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ from quire.checkpoints.folder import OTHER_WAY_ROUND, CheckpointWriter
 
 @dataclass
 class MergeReport:
-    """What became of a checkpoint."""
+    """Summary of a merge."""
 
     out: Path
-    num_changed: int  # weights
+    num_changed: int  # changed weight tensors
     num_bytes: int = 0
-    unties: bool = False  # the output head is the table of embeddings no more
+    unties: bool = False  # the output head no longer shares the embeddings
 
 
 def merge(folder: Path, adapter: Path, out: Path) -> MergeReport:
-    """One file of weights is in memory at a time, and the adapter. Sums are of float32, rounded once.
+    """Merges the adapter. One file of weights is in memory at a time, and the adapter. Sums are computed in float32 and
+    rounded once.
 
-    Raises InvalidArgument for a checkpoint that is quantized, or that the adapter is not for, FailedPrecondition if
-    `out` is in use."""
+    Raises InvalidArgument for a quantized checkpoint or an adapter of another model, FailedPrecondition if `out` is
+    in use.
+    """
     config = checkpoint_folder.read_config(folder)
     checkpoint_folder.check_unused(out)
     files = checkpoint_folder.files(folder)

@@ -1,6 +1,6 @@
-"""Writes a checkpoint of Hugging Face again with its projections quantized, in the layout of compressed-tensors.
+"""Quantizes the projections of a Hugging Face checkpoint, in the layout of compressed-tensors.
 
-Weights are rounded to the nearest code; nothing is calibrated. Embeddings, norms and the output head stay as they are.
+Weights are rounded to the nearest code; nothing is calibrated. Embeddings, norms and the output head stay unchanged.
 """
 
 from __future__ import annotations
@@ -17,18 +17,26 @@ from quire.shared.errors import InvalidArgument
 if TYPE_CHECKING:
     from torch import Tensor
 
-TABLES = ("embed_tokens", "lm_head", "wte", "wpe", "embed_positions")  # two dimensions, but no projections
+TABLES = (
+    "embed_tokens",
+    "lm_head",
+    "wte",
+    "wpe",
+    "embed_positions",
+)  # two-dimensional weights that are not projections
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 FP8_MAX, INT8_MAX, INT4_MAX = 448.0, 127.0, 7.0
 GROUPS = (128, 64, 32)
-CLIPS = tuple(1 - step / 20 for step in range(8))  # of a group's largest weight, tried for the least square error
+CLIPS = tuple(
+    1 - step / 20 for step in range(8)
+)  # fractions of a group's largest weight; the one with the smallest squared error is used
 
-Quantized = tuple[dict[str, "Tensor"], "Tensor"]  # tensors by suffix, and the floats that they stand for
+Quantized = tuple[dict[str, "Tensor"], "Tensor"]  # tensors by suffix, and the dequantized values
 
 
 @dataclass
 class QuantizeReport:
-    """What became of a checkpoint."""
+    """Summary of a quantization."""
 
     out: Path
     num_projections: int = 0
@@ -40,7 +48,7 @@ class QuantizeReport:
 
     @property
     def error(self) -> float:
-        """Of the weights: the difference's norm over theirs."""
+        """Relative error of the weights: norm of the difference over the norm of the weights."""
         return float((self.squared_errors / self.squares) ** 0.5) if self.squares else 0.0
 
     def add(self, name: str, weight: Tensor, floats: Tensor) -> None:
@@ -51,9 +59,10 @@ class QuantizeReport:
 
 
 def quantize(folder: Path, to: str, out: Path, *, head: bool = False) -> QuantizeReport:
-    """`head`: the output head, too, in 8 bits; a table of embeddings that is the head as well gets a copy for that.
+    """Quantizes a checkpoint. `head`: also quantize the output head to 8 bits; tied embeddings get a separate copy.
 
-    Raises InvalidArgument for a checkpoint that cannot be quantized so, FailedPrecondition if `out` is in use."""
+    Raises InvalidArgument for an unsupported checkpoint, FailedPrecondition if `out` is in use.
+    """
     config = checkpoint_folder.read_config(folder)
     checkpoint_folder.check_unused(out)
     if OTHER_WAY_ROUND in config.get("architectures", []):
@@ -78,7 +87,7 @@ def quantize(folder: Path, to: str, out: Path, *, head: bool = False) -> Quantiz
 
 
 def _group(files: list[Path]) -> int:
-    """The largest that divides every row; 0: a scale for each row."""
+    """Returns the largest group size that divides every row; 0: one scale per row."""
     shapes = checkpoint_folder.shapes(files)
     widths = {shape[1] for name, shape in shapes.items() if _is_projection(name, len(shape))}
     return next((group for group in GROUPS if all(width % group == 0 for width in widths)), 0)
@@ -177,7 +186,7 @@ def _w8a16(_: int) -> Callable[[Tensor], Quantized]:
 
 
 def _words(codes: Tensor, bits: int) -> Tensor:
-    """Signed codes [rows, columns] as int32, 32 / bits of them in each, the first in the lowest bits."""
+    """Packs signed codes [rows, columns] into int32 words, 32 / bits per word, the first in the lowest bits."""
     import torch
 
     count = 32 // bits
@@ -193,7 +202,7 @@ HEADS = {**SCHEMES, "w4a16": _w8a16}
 
 
 def quantization_config(to: str, group: int, *, head: bool = False) -> dict[str, Any]:
-    """As config.json has it; `group`: columns that share a scale, 0: all."""
+    """Returns quantization_config for config.json; `group`: columns that share a scale, 0: all."""
     kind = "float" if to == "fp8" else "int"
     weights: dict[str, Any] = {"num_bits": 4 if to == "w4a16" else 8, "type": kind, "symmetric": True, "dynamic": False}
     weights |= {"strategy": "group", "group_size": group} if group else {"strategy": "channel"}

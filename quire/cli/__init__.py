@@ -1,1 +1,1 @@
-"""The command `quire`: one module a subcommand, each with configure(parser) and run(arguments)."""
+"""The command `quire`: one module per subcommand, each with configure(parser) and run(arguments)."""

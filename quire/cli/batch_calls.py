@@ -1,4 +1,4 @@
-"""HTTP calls of a batch with what Python has: a connection for each thread, which stays open from call to call."""
+"""HTTP requests of a batch, using only the standard library: one persistent connection per thread."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from urllib.parse import urlsplit
 from quire.shared import batch_lines
 
 LONGEST_WAIT_S = 30.0
-AWAY_S = 60.0  # how long a server may be away
+AWAY_S = 60.0  # how long the server may be unreachable
 PAUSE_S = 0.5
 NOWHERE = 503
 
 
 class BatchCalls:
-    """`url`: http(s)://HOST:PORT, with or without a path in front of /v1. Safe to use from several threads."""
+    """HTTP client for batches; thread-safe. `url`: http(s)://HOST:PORT, optionally with a path before /v1."""
 
     def __init__(self, url: str, api_key: str, timeout_s: float) -> None:
         parts = urlsplit(url if "://" in url else f"http://{url}")
@@ -35,16 +35,16 @@ class BatchCalls:
         self._stopped = threading.Event()
 
     def stop(self) -> None:
-        """Calls that wait to be tried again end."""
+        """Ends requests that wait for a retry."""
         self._stopped.set()
 
     def close(self) -> None:
-        """Once no thread calls any more."""
+        """Closes the connections; no thread may be sending any more."""
         for connection in self._opened:
             connection.close()
 
     def post(self, path: str, body: dict[str, Any]) -> tuple[int, str, Any]:
-        """Status, id and body of the answer; tried again while the server has no room or is away."""
+        """Sends a request and returns status, id and body; retries while the server is overloaded or unreachable."""
         content = json.dumps(body).encode()
         away_since_s: float | None = None
         while True:
@@ -80,7 +80,7 @@ class BatchCalls:
         return found
 
     def _close(self) -> None:
-        """It connects anew when it is used again."""
+        """Closes this thread's connection; the next request reconnects."""
         if (found := getattr(self._own, "connection", None)) is not None:
             found.close()
 

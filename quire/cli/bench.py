@@ -1,4 +1,4 @@
-"""`quire bench MODE`: measures, prints a table or JSON, and compares with what was measured before."""
+"""`quire bench MODE`: measures, prints a table or JSON, and compares with stored results."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def measured(arguments: argparse.Namespace, modes: Modes, command: Sequence[str]) -> int:
-    """Measures and reports; `command`: what was typed."""
+    """Measures and reports; `command`: the command line."""
     module = importlib.import_module(modes[arguments.mode][0])
-    machine.describe()  # now, while the load is that of others
+    machine.describe()  # before the measurement, to record the load of other processes
     rows = list(module.measure(arguments))
     report.publish(arguments, rows, command)
     return 1 if any(row.get("errors") or row.get("grows") for row in rows) else 0

@@ -1,4 +1,4 @@
-"""`quire chat [TEXT]`: one question, or a conversation until Ctrl-D."""
+"""`quire chat [TEXT]`: a single question, or a conversation until Ctrl-D."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def answer(client: Client, turns: list[dict[str, str]], params: SamplingParams) -> str:
-    """Prints the answer as it comes; returns it."""
+    """Prints the answer as it arrives; returns it."""
     parts = []
     for delta in client.stream_chat(turns, params):
         print(delta.text, end="", flush=True)

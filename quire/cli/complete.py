@@ -1,4 +1,4 @@
-"""`quire complete TEXT`."""
+"""`quire complete TEXT`: continues a text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a command finds the cluster, and what it shows there."""
+"""Flags with which commands find a cluster and authenticate."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ PROBE_S = 2.0
 ASKS_FOR_OURS = (
     "TLSV13_ALERT_CERTIFICATE_REQUIRED",
     "SSLV3_ALERT_HANDSHAKE_FAILURE",
-)  # a server that wants a certificate
-NOT_CONNECTED = "failed to connect to all addresses"  # gRPC's words
+)  # the server requires a client certificate
+NOT_CONNECTED = "failed to connect to all addresses"  # gRPC's wording
 
 
 def add_address(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +39,7 @@ def add_address(parser: argparse.ArgumentParser) -> None:
 
 
 def add_admin(parser: argparse.ArgumentParser) -> None:
-    """For commands that ask the admin service."""
+    """Adds flags of commands that call the admin service."""
     add_address(parser)
     parser.add_argument(
         "--admin-address",
@@ -57,14 +57,14 @@ def address_of(arguments: argparse.Namespace) -> str:
 
 
 def tls_of(arguments: argparse.Namespace) -> Tls:
-    """Raises InvalidArgument for what is no setting of TLS."""
+    """Returns the TLS settings. Raises InvalidArgument for malformed ones."""
     text = arguments.tls or os.environ.get(TLS_VARIABLE, "")
     return build(Tls, mapping(text), "tls")
 
 
 @contextlib.contextmanager
 def client_of(arguments: argparse.Namespace) -> Iterator[Client]:
-    """Where nothing answers, the error says so and what to do, in place of gRPC's words."""
+    """Yields a client; if nothing answers, the error says so and what to do, instead of gRPC's wording."""
     address, tls = address_of(arguments), tls_of(arguments)
     client = Client(
         address,
@@ -87,8 +87,7 @@ def client_of(arguments: argparse.Namespace) -> Iterator[Client]:
 
 
 def speaks_tls(address: str) -> bool:
-    """Returns whether a server at HOST:PORT answers the first message of TLS with one of its own; its certificate is
-    not looked at."""
+    """Returns whether a server at HOST:PORT answers a TLS handshake; its certificate is not checked."""
     host, _, port = address.rpartition(":")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE

@@ -1,4 +1,4 @@
-"""`quire demo`: a whole cluster, two chats, its status, and a clean end."""
+"""`quire demo`: starts a cluster, runs two chats, prints its status, and shuts down."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def stream_over_http(address: str, question: str) -> Iterator[str]:
-    """/v1/chat/completions with nothing but the standard library."""
+    """Streams /v1/chat/completions with only the standard library."""
     body = {
         "model": "quire-tiny",
         "messages": [{"role": "user", "content": question}],

@@ -1,4 +1,4 @@
-"""`quire doctor`: what would keep a cluster from serving on this machine, and what to do about it."""
+"""`quire doctor`: finds problems that would keep a cluster from serving on this machine, with advice."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def examine(arguments: argparse.Namespace) -> Iterator[Finding]:
 
 
 class _AllSettings:
-    """As the three services would read them. Raises QuireError."""
+    """Settings as the three services would load them. Raises QuireError."""
 
     def __init__(self, flags: dict[str, Any]) -> None:
         given = {name: flags[name] for name in (*FLAGS, "config") if name in flags}
@@ -85,7 +85,7 @@ class _AllSettings:
 
 
 def _of(service: type[S], given: dict[str, Any]) -> S:
-    """Without a model anywhere, for the bundled one."""
+    """Returns a service's settings; without a model anywhere, those for the bundled one."""
     own = {name: value for name, value in given.items() if name in service.model_fields or name == "config"}
     try:
         return load(service, SERVICES, own)
@@ -99,7 +99,7 @@ def _examine(arguments: argparse.Namespace, settings: _AllSettings) -> Iterator[
     frontend, worker = settings.frontend, settings.worker
     place = _place(arguments)
     services = cluster.find(place)
-    has_worker = importlib.util.find_spec("quire.services.worker") is not None  # images of other services do not
+    has_worker = importlib.util.find_spec("quire.services.worker") is not None  # images of other services have none
     yield from machine.check(worker.device, for_workers=has_worker)
     if has_worker:
         yield from gpu.check(worker.device, worker.num_ranks)

@@ -1,4 +1,4 @@
-"""`quire health`: what probes of images and operators ask."""
+"""`quire health`: health check for images and operators."""
 
 from __future__ import annotations
 

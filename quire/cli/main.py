@@ -1,4 +1,4 @@
-"""Finds the subcommand and runs it."""
+"""Entry point: selects and runs the subcommand."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130  # what shells expect after Ctrl-C
 
-# name -> (module, what it is for). Modules are imported only when asked for.
+# name -> (module, description). Modules are imported only when needed.
 COMMANDS = {
     "up": ("quire.cli.up", "start a cluster on this machine and stay in the foreground"),
     "serve": ("quire.cli.up", "the same as up"),
@@ -49,13 +49,13 @@ COMMANDS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     standard_streams.hold()
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its C core writes plain lines into the log, one for a bad client
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its C core would write unstructured lines into the log
     try:
         return _run(list(sys.argv[1:] if arguments is None else arguments))
     except KeyboardInterrupt:
         return INTERRUPTED
     finally:
-        interrupts.exit_quietly_on_interrupt()  # what is left is Python's own end
+        interrupts.exit_quietly_on_interrupt()  # only Python's shutdown remains
 
 
 def _run(arguments: Sequence[str]) -> int:
@@ -74,8 +74,8 @@ def _run(arguments: Sequence[str]) -> int:
 
 @contextlib.contextmanager
 def _ended_by_interrupts() -> Iterator[None]:
-    """While modules are imported nothing is lost yet, and a KeyboardInterrupt could come out of them as anything: a
-    RuntimeError where a class names its members, an ImportError of a compiled module."""
+    """Exits at once on Ctrl-C while modules are imported: nothing is lost yet, and a KeyboardInterrupt could surface
+    as another error, such as a RuntimeError in a class body or an ImportError of a compiled module."""
     known = (signal.default_int_handler, signal.SIG_DFL) if interrupts.IS_COMMAND else (signal.default_int_handler,)
     raises = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) in known
     if raises:

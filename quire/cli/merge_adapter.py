@@ -1,4 +1,4 @@
-"""`quire merge-adapter FOLDER ADAPTER OUT`: the checkpoint again, with the adapter in its weights."""
+"""`quire merge-adapter FOLDER ADAPTER OUT`: merges an adapter into a checkpoint."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from quire.checkpoints.merge_adapter import merge  # and torch with it
+    from quire.checkpoints.merge_adapter import merge  # imports torch
 
     folder, adapter = arguments.folder.expanduser().resolve(), arguments.adapter.expanduser().resolve()
     report = merge(folder, adapter, arguments.out.expanduser())

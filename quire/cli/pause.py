@@ -1,4 +1,4 @@
-"""`quire pause` and `quire resume`: generation, of a whole cluster."""
+"""`quire pause` and `quire resume`: pause and resume generation of a cluster."""
 
 from __future__ import annotations
 

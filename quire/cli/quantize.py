@@ -1,4 +1,4 @@
-"""`quire quantize FOLDER --to fp8|int8|w4a16 [--lm-head] [--out FOLDER]`: the checkpoint again, in 8 or 4 bits."""
+"""`quire quantize FOLDER --to fp8|int8|w4a16 [--lm-head] [--out FOLDER]`: quantizes a checkpoint to 8 or 4 bits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from quire.checkpoints.quantize import quantize  # and torch with it
+    from quire.checkpoints.quantize import quantize  # imports torch
 
     folder: Path = arguments.folder.expanduser().resolve()
     out = arguments.out.expanduser() if arguments.out else folder.with_name(f"{folder.name}-{arguments.to}")

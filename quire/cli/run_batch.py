@@ -1,4 +1,4 @@
-"""`quire run-batch -i FILE -o FILE`: a cluster answers the calls in a file, but for what was answered before."""
+"""`quire run-batch -i FILE -o FILE`: sends the requests in a file to a cluster, skipping those already answered."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ URL_VARIABLE = "QUIRE_URL"
 DEFAULT_URL = "http://127.0.0.1:8000"
 KEY_VARIABLE = "QUIRE_API_KEY"
 PROGRESS_S = 0.5
-TOLD = 5  # lines that are wrong
+MAX_REPORTED = 5  # invalid lines named in the error
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -42,7 +42,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """0 if every line was answered, 1 if some failed: the output says which, and why."""
+    """Returns 0 if every line was answered, 1 if some failed: the output says which, and why."""
     source, target = Path(arguments.input_file), Path(arguments.output_file)
     lines = _read(source)
     done = _resume(target, again=arguments.retry_failed)
@@ -60,13 +60,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _read(source: Path) -> list[BatchLine]:
-    """Raises InvalidArgument that names the first lines that are wrong."""
+    """Reads the requests. Raises InvalidArgument that names the first invalid lines."""
     try:
         with source.open("rb") as file:
             _, wrong = batch_lines.check_file(file, batch_lines.ENDPOINTS)
         if wrong:
-            more = f"\nand {len(wrong) - TOLD} more" if len(wrong) > TOLD else ""
-            raise InvalidArgument(f"{source}: " + "\n".join(one.message for one in wrong[:TOLD]) + more)
+            more = f"\nand {len(wrong) - MAX_REPORTED} more" if len(wrong) > MAX_REPORTED else ""
+            raise InvalidArgument(f"{source}: " + "\n".join(one.message for one in wrong[:MAX_REPORTED]) + more)
         with source.open("rb") as file:
             return [batch_lines.parse_line(number, line) for number, line in batch_lines.numbered_lines(file)]
     except OSError as error:
@@ -74,7 +74,7 @@ def _read(source: Path) -> list[BatchLine]:
 
 
 def _resume(target: Path, *, again: bool) -> dict[str, str]:
-    """What became of lines before, by custom_id. A torn last line is cut off, with `again` failed ones as well."""
+    """Returns earlier outcomes by custom_id. Removes a torn last line and, with `again`, failed lines."""
     if not target.exists():
         return {}
     kept: dict[str, str] = {}
@@ -113,7 +113,7 @@ def _address(arguments: argparse.Namespace) -> Iterator[str]:
 def _answer_all(
     todo: list[BatchLine], calls: BatchCalls, pool: ThreadPoolExecutor, out: BinaryIO, progress: BatchProgress
 ) -> None:
-    """Each answer is on disk before the next is counted. After Ctrl-C nothing is begun any more."""
+    """Sends the requests; each answer is on disk before it is counted. Ctrl-C starts no further requests."""
     pending = [pool.submit(_answer, line, calls) for line in todo]
     try:
         for future in as_completed(pending):
@@ -135,7 +135,7 @@ def _answer(line: BatchLine, calls: BatchCalls) -> tuple[bytes, bool]:
 
 
 class BatchProgress:
-    """On standard error: one line that is written over on a terminal, one at the end elsewhere."""
+    """Progress on standard error: one line that is overwritten on a terminal, a single line at the end otherwise."""
 
     def __init__(
         self, total: int, before: dict[str, str], *, quiet: bool, clock: Callable[[], float] = time.monotonic

@@ -1,4 +1,4 @@
-"""`quire frontend`, `quire scheduler`, `quire worker`: one service, in this process."""
+"""`quire frontend`, `quire scheduler`, `quire worker`: runs one service in this process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def configure(parser: CommandParser) -> None:
 
 
 def _located(settings: Settings) -> Settings:
-    """With a model's folder in place of its name on a hub, which stays the name that requests use."""
+    """Replaces a model's name on a hub by its local folder; requests keep using the name."""
     if not isinstance(settings, FrontendSettings | WorkerSettings):
         return settings
     weights = isinstance(settings, WorkerSettings) and settings.load_format != "dummy" and settings.engine == "device"

@@ -1,4 +1,4 @@
-"""`quire sleep` and `quire wake`: the memory of all devices of a cluster is for others for a while."""
+"""`quire sleep` and `quire wake`: temporarily release the device memory of a cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`quire status`: every service of a cluster, as a table or as JSON."""
+"""`quire status`: all services of a cluster as a table or JSON."""
 
 from __future__ import annotations
 
@@ -129,5 +129,5 @@ def _drafts(drafts: pb.DraftCounts) -> dict[str, Any]:
 
 
 def _word(name: str) -> str:
-    """ROLE_FRONTEND -> frontend"""
+    """Converts ROLE_FRONTEND to frontend."""
     return name.split("_", 1)[1].lower()

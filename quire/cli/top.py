@@ -1,4 +1,4 @@
-"""`quire top`: a cluster, looked at again and again, in any terminal."""
+"""`quire top`: live view of a cluster in a terminal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from quire.cli.connection import add_admin, client_of
 from quire.client import Client
 from quire.shared.errors import QuireError
 from quire.top.history import History
-from quire.top.view import RED, Ink, lines
+from quire.top.view import RED, Palette, lines
 
 OTHER_SCREEN, OWN_SCREEN = "\033[?1049h\033[?25l", "\033[?25h\033[?1049l"
 HOME, REST_OF_LINE, REST_OF_SCREEN = "\033[H", "\033[K", "\033[J"
@@ -33,20 +33,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     with client_of(arguments) as client:
         if arguments.once or not sys.stdout.isatty():
-            print("\n".join(_look(client, History(), Ink(coloured=sys.stdout.isatty()))))
+            print("\n".join(_look(client, History(), Palette(coloured=sys.stdout.isatty()))))
         else:
             _watch(client, max(arguments.interval_s, 0.1))
     return 0
 
 
-def _look(client: Client, history: History, ink: Ink) -> list[str]:
+def _look(client: Client, history: History, ink: Palette) -> list[str]:
     services = client.status()
     history.add(services, time.monotonic())
     return lines(services, history, shutil.get_terminal_size().columns - 1, ink)
 
 
-def _look_again(client: Client, history: History, ink: Ink) -> list[str]:
-    """A cluster that does not answer now may do so again: the picture says so and goes on."""
+def _look_again(client: Client, history: History, ink: Palette) -> list[str]:
+    """Refreshes the view; if the cluster does not answer, shows that and keeps trying."""
     try:
         return _look(client, history, ink)
     except QuireError as error:
@@ -54,9 +54,9 @@ def _look_again(client: Client, history: History, ink: Ink) -> list[str]:
 
 
 def _watch(client: Client, interval_s: float) -> None:
-    """Draws until q, Ctrl-C or SIGTERM, on the terminal's other screen: the first one is back afterwards."""
+    """Draws until q, Ctrl-C or SIGTERM on the terminal's alternate screen, which is then left."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    history, ink = History(), Ink(coloured=True)
+    history, ink = History(), Palette(coloured=True)
     sys.stdout.write(OTHER_SCREEN)
     try:
         with _single_keys() as keys:
@@ -68,7 +68,7 @@ def _watch(client: Client, interval_s: float) -> None:
         sys.stdout.flush()
 
 
-def _draw(client: Client, history: History, ink: Ink, interval_s: float, keys: int | None) -> None:
+def _draw(client: Client, history: History, ink: Palette, interval_s: float, keys: int | None) -> None:
     while True:
         shown = _look_again(client, history, ink)[: shutil.get_terminal_size().lines - 1]
         body = "".join(f"{line}{REST_OF_LINE}\n" for line in shown)
@@ -80,7 +80,7 @@ def _draw(client: Client, history: History, ink: Ink, interval_s: float, keys: i
 
 @contextlib.contextmanager
 def _single_keys() -> Iterator[int | None]:
-    """The terminal's input, key by key and unseen; None where there is no terminal to type at."""
+    """Yields the terminal's input key by key without echo; None without a terminal."""
     if not sys.stdin.isatty():
         yield None
         return
@@ -94,7 +94,7 @@ def _single_keys() -> Iterator[int | None]:
 
 
 def _asked_to_end(keys: int | None, until_s: float) -> bool:
-    """Returns whether q was typed before the next look is due."""
+    """Returns whether q was pressed before the next refresh is due."""
     while (left_s := until_s - time.monotonic()) > 0:
         if keys is None:
             time.sleep(left_s)

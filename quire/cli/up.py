@@ -1,4 +1,4 @@
-"""`quire up`: a cluster in the foreground."""
+"""`quire up`: runs a cluster in the foreground."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def ready_line(cluster: Cluster, *, json: bool) -> str:
 
 
 def report_failure(line: str) -> None:
-    """Writes why a process of the cluster ended, cannot be started or does not drain as a line of a JSON log."""
+    """Logs, as JSON, why a process of the cluster ended, cannot be started or does not drain."""
     logs.print_line(logs.as_json("quire", line, level="error"), sys.stderr)
 
 
@@ -35,18 +35,18 @@ def run(arguments: argparse.Namespace) -> int:
     options = cluster_flags.options(arguments)
     json = options.settings["scheduler"].get("log_format") == "json"
     cluster = Cluster(options, report=report_failure if json else None)
-    asked: SimpleQueue[None] = SimpleQueue()  # its put() may interrupt its get()
+    asked: SimpleQueue[None] = SimpleQueue()  # put() may be called from a signal handler during get()
     draining = False
 
     def on_signal(number: int, _frame: object) -> None:
-        """Raises nothing: what the main thread happens to be doing may not let an exception of ours through."""
+        """Raises nothing, because an exception could surface anywhere in the main thread."""
         nonlocal draining
         if draining:
             cluster.kill()
             os._exit(EXIT_FORCED)
         draining = True
         if not cluster.abort_start():
-            os._exit(128 + number)  # as shells say it
+            os._exit(128 + number)  # exit status as in shells
         asked.put(None)
 
     signal.signal(signal.SIGTERM, on_signal)

@@ -1,4 +1,4 @@
-"""`quire weights`: other weights for a whole cluster, without a restart."""
+"""`quire weights`: replaces the weights of a cluster without a restart."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What `Client` and `AsyncClient` share: their calls, files and batches, keys, and the admin service."""
+"""Shared parts of `Client` and `AsyncClient`: calls, files and batches, keys, and the admin service."""

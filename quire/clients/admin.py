@@ -1,4 +1,4 @@
-"""A cluster's admin service from Python: found by itself on the machine of a frontend, named elsewhere."""
+"""Client for a cluster's admin service, which is found automatically on the frontend's machine."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from quire.weights import stream as weights_stream
 
 RESET_TIMEOUT_S = 60.0
 PAUSE_TIMEOUT_S = 65.0  # a frontend waits a minute for its schedulers
-UPDATE_TIMEOUT_S = 3600.0  # what runs may go on to its end first, and workers read
-LOAD_TIMEOUT_S = 70.0  # the same, and until its own requests go by it
+UPDATE_TIMEOUT_S = 3600.0  # requests may finish first, and workers read the weights
+LOAD_TIMEOUT_S = 70.0  # the same, and the frontend must list the adapter
 PAUSE_MODES = {"keep": pb.PAUSE_MODE_KEEP, "abort": pb.PAUSE_MODE_ABORT, "wait": pb.PAUSE_MODE_WAIT}
 ANSWER_TIMEOUT_S = 2.0
 
 
 class AdminClient:
-    """Blocking calls; close it."""
+    """Blocking admin calls; close it."""
 
     def __init__(self, found: AdminCredentials, tls: Tls) -> None:
-        """`tls` is for services that are not on this machine: those that are listen on loopback without it."""
+        """`tls`: for services on other machines; on this machine the admin port is on loopback without TLS."""
         is_here = found.address.rpartition(":")[0] in LOOPBACK
         self._channel = connect_blocking(found.address, NO_TLS if is_here else tls)
         self._stub = admin_pb2_grpc.AdminServiceStub(self._channel)
@@ -135,8 +135,8 @@ def _mode(mode: str) -> pb.PauseMode:
 
 
 def admin_of(grpc_address: str, admin_address: str, admin_key_file: str) -> AdminCredentials:
-    """What was named, or else what the frontend at `grpc_address` has left for commands of its user. Raises
-    InvalidArgument if only half is named, and Unavailable if there is nothing."""
+    """Returns the given credentials, or those that the frontend at `grpc_address` has published for this user's
+    commands. Raises InvalidArgument if only one of address and key is given, Unavailable if there are none."""
     if admin_address or admin_key_file:
         if not (admin_address and admin_key_file):
             raise InvalidArgument("admin_address and admin_key_file belong together", field="admin_address")

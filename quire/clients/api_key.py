@@ -1,4 +1,4 @@
-"""The API key that clients show: theirs, or the one in the environment."""
+"""API key of clients: given, or from the environment."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ VARIABLE = "QUIRE_API_KEY"
 
 
 def with_api_key(stub: Any, api_key: str) -> Any:
-    """`stub`, each of whose calls shows the key; as it is where there is none."""
+    """Returns a stub whose calls send the key; the stub itself without a key."""
     key = api_key or os.environ.get(VARIABLE, "")
     return _Keyed(stub, (("authorization", f"Bearer {key}"),)) if key else stub
 

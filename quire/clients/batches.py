@@ -1,4 +1,4 @@
-"""Files and batches of a cluster from Python: `client.files` and `client.batches`, as OpenAI's client has them."""
+"""Files and batches of a cluster: `client.files` and `client.batches`, modelled on OpenAI's client."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from quire.requests import from_rpc, translated_errors
 from quire.shared.errors import DeadlineExceeded, InvalidArgument
 from quire.shared.pb.batch.v1 import batch_pb2 as pb
 
-PIECE_BYTES = 48 * 1024  # which a frontend looks at where it is
+PIECE_BYTES = 48 * 1024  # small enough for a frontend to handle in its event loop
 POLL_S = 0.5
 ENDED = {
     pb.BATCH_STATUS_COMPLETED,
@@ -28,57 +28,57 @@ Sent = str | Path | bytes  # a path, or the bytes themselves
 
 
 class FilePage(NamedTuple):
-    """Some of a list; behind the last of `files` there are more if it says so."""
+    """One page of files; `has_more`: more follow after the last one."""
 
     files: list[pb.File]
     has_more: bool
 
 
 class BatchPage(NamedTuple):
-    """As FilePage."""
+    """One page of batches."""
 
     batches: list[pb.Batch]
     has_more: bool
 
 
 class _OfTenant:
-    """What a key's tenant has, or, where a cluster knows no keys, the one that is named."""
+    """Base of the clients below: uses the API key's tenant, or, without keys, the given one."""
 
     def __init__(self, stub: Any, tenant: str = "") -> None:
         self._stub, self._tenant = stub, tenant
 
     def for_tenant(self, tenant: str) -> Self:
-        """The same of another."""
+        """Returns the same client for another tenant."""
         return type(self)(self._stub, tenant)
 
 
 class Files(_OfTenant):
-    """Blocking calls."""
+    """Blocking client for files."""
 
     def create(self, file: Sent, purpose: str = "batch", filename: str = "") -> pb.File:
-        """Keeps a file, that at a path or some bytes."""
+        """Uploads a file, given as a path or bytes."""
         with translated_errors():
             messages = _upload(file, purpose, filename, self._tenant)
             return self._stub.UploadFile(messages).file  # type: ignore[no-any-return]
 
     def retrieve(self, file_id: str) -> pb.File:
-        """What there is to know about one."""
+        """Returns the metadata of a file."""
         with translated_errors():
             return self._stub.GetFile(pb.GetFileRequest(file_id=file_id, tenant=self._tenant)).file  # type: ignore[no-any-return]
 
     def list(self, purpose: str = "", after: str = "", limit: int = 0) -> FilePage:
-        """The newest first."""
+        """Lists files, newest first."""
         request = pb.ListFilesRequest(purpose=purpose, after=after, limit=limit, tenant=self._tenant)
         with translated_errors():
             answer = self._stub.ListFiles(request)
         return FilePage(list(answer.files), answer.has_more)
 
     def content(self, file_id: str) -> bytes:
-        """All of it."""
+        """Returns the whole contents."""
         return b"".join(self.pieces(file_id))
 
     def pieces(self, file_id: str, offset: int = 0) -> Iterator[bytes]:
-        """As they come, from `offset` on."""
+        """Yields the contents in pieces, from `offset` on."""
         call = self._stub.DownloadFile(pb.DownloadFileRequest(file_id=file_id, offset=offset, tenant=self._tenant))
         try:
             with translated_errors():
@@ -88,38 +88,38 @@ class Files(_OfTenant):
             call.cancel()
 
     def delete(self, file_id: str) -> None:
-        """Forgets one."""
+        """Deletes a file."""
         with translated_errors():
             self._stub.DeleteFile(pb.DeleteFileRequest(file_id=file_id, tenant=self._tenant))
 
 
 class Batches(_OfTenant):
-    """Blocking calls."""
+    """Blocking client for batches."""
 
     def create(self, input_file_id: str, endpoint: str, metadata: Mapping[str, str] | None = None) -> pb.Batch:
-        """Begins to answer the calls in a file."""
+        """Starts a batch for a file of requests."""
         request = _creation(input_file_id, endpoint, metadata, self._tenant)
         with translated_errors():
             return self._stub.CreateBatch(request).batch  # type: ignore[no-any-return]
 
     def retrieve(self, batch_id: str) -> pb.Batch:
-        """How far it has got."""
+        """Returns the state of a batch."""
         with translated_errors():
             return self._stub.GetBatch(pb.GetBatchRequest(batch_id=batch_id, tenant=self._tenant)).batch  # type: ignore[no-any-return]
 
     def list(self, after: str = "", limit: int = 0) -> BatchPage:
-        """The newest first."""
+        """Lists batches, newest first."""
         with translated_errors():
             answer = self._stub.ListBatches(pb.ListBatchesRequest(after=after, limit=limit, tenant=self._tenant))
         return BatchPage(list(answer.batches), answer.has_more)
 
     def cancel(self, batch_id: str) -> pb.Batch:
-        """Lines that are under way are still answered."""
+        """Cancels a batch; lines in progress are still answered."""
         with translated_errors():
             return self._stub.CancelBatch(pb.CancelBatchRequest(batch_id=batch_id, tenant=self._tenant)).batch  # type: ignore[no-any-return]
 
     def wait(self, batch_id: str, timeout_s: float | None = None) -> pb.Batch:
-        """Until it has ended. Raises DeadlineExceeded if it has not by then."""
+        """Waits until the batch has ended. Raises DeadlineExceeded after `timeout_s`."""
         until_s = None if timeout_s is None else time.monotonic() + timeout_s
         while (batch := self.retrieve(batch_id)).status not in ENDED:
             if until_s is not None and time.monotonic() > until_s:
@@ -129,7 +129,7 @@ class Batches(_OfTenant):
 
 
 class AsyncFiles(_OfTenant):
-    """As Files, for asyncio."""
+    """Asyncio version of Files."""
 
     async def create(self, file: Sent, purpose: str = "batch", filename: str = "") -> pb.File:
         messages = _read_apart(_upload(file, purpose, filename, self._tenant))
@@ -162,7 +162,7 @@ class AsyncFiles(_OfTenant):
 
 
 class AsyncBatches(_OfTenant):
-    """As Batches, for asyncio."""
+    """Asyncio version of Batches."""
 
     async def create(self, input_file_id: str, endpoint: str, metadata: Mapping[str, str] | None = None) -> pb.Batch:
         request = _creation(input_file_id, endpoint, metadata, self._tenant)
@@ -208,14 +208,14 @@ def _creation(
 
 
 def _upload(file: Sent, purpose: str, filename: str, tenant: str) -> Iterator[pb.UploadFileRequest]:
-    """Raises InvalidArgument for what cannot be read."""
+    """Returns the messages of an upload. Raises InvalidArgument for an unreadable file."""
     if isinstance(file, bytes):
         begin = pb.NewFile(filename=filename, purpose=purpose, bytes=len(file), tenant=tenant)
         pieces: Iterator[bytes] = (file[at : at + PIECE_BYTES] for at in range(0, len(file), PIECE_BYTES))
     else:
         path = Path(file)
         try:
-            with path.open("rb") as opened:  # gRPC would lose why what it sends cannot be read
+            with path.open("rb") as opened:  # gRPC would hide the reason of a read error
                 num_bytes = os.fstat(opened.fileno()).st_size
         except OSError as error:
             raise InvalidArgument(f"file: cannot read {str(path)!r}: {error.strerror}", field="file") from None
@@ -237,6 +237,6 @@ def _pieces_of(path: Path) -> Iterator[bytes]:
 
 
 async def _read_apart(messages: Iterator[pb.UploadFileRequest]) -> AsyncIterator[pb.UploadFileRequest]:
-    """What a disk is slow with holds up nobody."""
+    """Reads the file in a thread, so that a slow disk does not block the event loop."""
     while (message := await asyncio.to_thread(next, messages, None)) is not None:
         yield message

@@ -1,7 +1,6 @@
-"""The calls of the inference API, each described once: its method, its request, and what is made of an answer.
+"""Calls of the inference API, each defined once: method, request, and conversion of the response.
 
-`Client` and `AsyncClient` send them, one of them blocking and one awaiting. A call with several answers is a stream, of
-each of whose messages something is made.
+`Client` and `AsyncClient` send them, one blocking and one awaiting. A streaming call converts each message.
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ T_co = TypeVar("T_co", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class InferenceCall(Generic[T_co]):
-    """`read`: makes the result of an answer, or of each message of a stream."""
+    """One call; `read` converts the response, or each message of a stream."""
 
     method: str
     request: Any
     read: Callable[[Any], T_co]
 
     def on(self, stub: Any, timeout_s: float | None = None) -> Any:
-        """Begins the call; returns what the stub of its channel does: an answer, an awaitable, or a stream."""
+        """Starts the call; returns what the channel's stub returns: a response, an awaitable, or a stream."""
         return getattr(stub, self.method)(self.request, timeout=timeout_s)
 
 
@@ -59,7 +58,7 @@ def generation(prompt: Prompt, params: SamplingParams | None, options: RequestOp
 def whole_generation(
     prompt: Prompt, params: SamplingParams | None, options: RequestOptions | None
 ) -> InferenceCall[pb.GenerateResponse]:
-    """As generation(), with one message for each sample."""
+    """Returns a generation() call with one message per sample."""
     return InferenceCall("Generate", generate_request(prompt, params, final_only_options(options)), _same)
 
 
@@ -78,7 +77,7 @@ def chat(
 def whole_chat(
     messages: ChatMessages, params: SamplingParams | None, options: RequestOptions | None, extras: ChatExtras
 ) -> InferenceCall[pb.ChatResponse]:
-    """As chat(), with one message for each sample."""
+    """Returns a chat() call with one message per sample."""
     return InferenceCall("Chat", chat_request(messages, params, final_only_options(options), extras), _same)
 
 

@@ -1,4 +1,4 @@
-"""Answers to calls whose client may still be sending when its server says no."""
+"""Reads the response of a call whose client may still be sending when the server refuses it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from quire.shared.rpc.call_status import CallStatus
 
 
 async def await_answer(call: Any) -> Any:
-    """Of a call that is under way, its answer. Raises QuireError: what the server said."""
+    """Awaits the response of a call in progress. Raises QuireError with the server's error."""
     ending = CallStatus(call)
     try:
         return await call

@@ -1,4 +1,4 @@
-"""A whole cluster on this machine: real, separate processes, watched and restarted."""
+"""A cluster on this machine: separate processes, supervised and restarted."""
 
 from quire.cluster.cluster import Cluster, StartAborted
 from quire.cluster.options import ClusterOptions

@@ -1,4 +1,5 @@
-"""Settings that name what a checkpoint is, as other servers want them: taken where the checkpoint is that."""
+"""Settings that merely describe the checkpoint, as other servers require them: accepted if they match the
+checkpoint."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from quire.cluster.options import ClusterOptions
 from quire.shared.errors import InvalidArgument
 from quire.shared.models import model_identity
 
-# Name that is given -> name in config.json.
+# Given name -> name in config.json.
 METHODS: Mapping[str, str] = {
     "awq": "awq",
     "awq_marlin": "awq",
@@ -21,7 +22,7 @@ METHODS: Mapping[str, str] = {
     "gptq": "gptq",
     "gptq_marlin": "gptq",
 }
-# Format that is given -> names of the files that are then in the folder.
+# Given format -> names of files that must be in the folder.
 FORMATS: Mapping[str, str] = {
     "bitsandbytes": "*.safetensors",
     "fastsafetensors": "*.safetensors",
@@ -39,8 +40,8 @@ NAMES: Mapping[str, tuple[str, ...]] = {
 
 
 def without_redundant_settings(options: ClusterOptions) -> ClusterOptions:
-    """Returns the options without the settings that say what the checkpoint in `options.model_folder` says itself.
-    Raises InvalidArgument where it says something else."""
+    """Returns the options without settings that describe the checkpoint in `options.model_folder`. Raises
+    InvalidArgument if they contradict it."""
     worker = dict(options.settings.get("worker", {}))
     folder = options.model_folder
     if (method := METHODS.get(worker.get("quantization", ""))) is not None:
@@ -57,7 +58,7 @@ def without_redundant_settings(options: ClusterOptions) -> ClusterOptions:
 
 
 def _method(folder: Path) -> str:
-    """Returns how the checkpoint is quantized; "none" if it is not."""
+    """Returns the quantization method of the checkpoint; "none" if it is not quantized."""
     if any(folder.glob("*.gguf")):
         return "gguf"
     section: Any = model_identity.read_config(folder).get("quantization_config")

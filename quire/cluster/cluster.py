@@ -1,4 +1,4 @@
-"""Starting, watching and draining the processes of a cluster on this machine."""
+"""Starts, supervises and drains the processes of a cluster on this machine."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from quire.shared.settings.base import build
 
 WATCH_INTERVAL_S = 0.1
 START_TIMEOUT_S = 600.0
-KNOWN_WITHIN_S = 5.0  # it is no fault of a start if somebody keeps a frontend and a worker apart
+KNOWN_WITHIN_S = 5.0  # not an error if exceeded: frontend and worker may be unable to communicate
 DRAIN_TIMEOUT_S = 40.0
-STOP_ORDER = ("frontend", "worker", "scheduler", "redis")  # clients first: who drains may still need those behind
+STOP_ORDER = ("frontend", "worker", "scheduler", "redis")  # upstream first: a draining service needs those downstream
 
 
 class StartAborted(Exception):
-    """start() was told to."""
+    """The start was cancelled by abort_start()."""
 
 
 class Cluster:
-    """`with Cluster(options) as cluster:` serves until the block ends; then it drains."""
+    """A cluster: `with Cluster(options) as cluster:` serves until the block ends, then drains."""
 
     def __init__(self, options: ClusterOptions, log: IO[Any] | None = None, report: Report | None = None) -> None:
         self.options = options
@@ -44,15 +44,15 @@ class Cluster:
         self._log = log
         self._endpoints = Endpoints()
         self._metrics_ports: MetricsPorts | None = None
-        self.metrics: ClusterPage | None = None  # from start() on
+        self.metrics: ClusterPage | None = None  # set by start()
         self.specs: list[Spec] = []
         self.processes: list[ServiceProcess] = []
         self._given_up = False
         self._stopping = threading.Event()
         self._watcher = threading.Thread(target=self._watch, daemon=True)
-        # A signal that interrupts the main thread must not leave a child behind that is forked and not yet on record.
+        # A signal that interrupts the main thread must not leave a child that is forked but not yet recorded.
         self._starter = ThreadPoolExecutor(1, "starter")
-        self._forking = threading.RLock()  # an executor that was interrupted as it made its thread does not wait for it
+        self._forking = threading.RLock()  # an interrupted executor does not wait for a thread that it was creating
 
     @property
     def http_address(self) -> str:
@@ -64,7 +64,7 @@ class Cluster:
 
     @property
     def addresses(self) -> dict[str, str]:
-        """Returns where it answers, by kind, as `quire up` prints it once it is started."""
+        """Returns the cluster's addresses by kind, as printed by `quire up`."""
         assert self.metrics is not None
         if self.options.join:
             names = ",".join(process.spec.id for process in self._of("worker"))
@@ -79,7 +79,7 @@ class Cluster:
         }
 
     def _url(self) -> str:
-        """Returns what a browser of this machine opens."""
+        """Returns the URL for browsers on this machine."""
         host, _, port = self.http_address.rpartition(":")
         if self.options.host in EVERYWHERE:
             host = "localhost"
@@ -89,8 +89,8 @@ class Cluster:
         return f"{scheme}://{host}:{port}"
 
     def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Returns when every service has announced itself; raises QuireError for a port that is in use, and Unavailable
-        if a service refuses to start; StartAborted if abort_start() was called meanwhile."""
+        """Starts all services and returns when they are ready. Raises QuireError for a port in use, Unavailable if a
+        service refuses to start, StartAborted if abort_start() was called meanwhile."""
         atexit.register(self.stop)
         try:
             self.options = without_redundant_settings(self.options.located())
@@ -102,32 +102,32 @@ class Cluster:
             self._starter.submit(self._start_processes).result()
             self._await_ready(time.monotonic() + timeout_s)
             self._await_workers_known()
-            self._tell_targets()
+            self._write_targets()
         except BaseException:
             self.kill()
             raise
         self._watcher.start()
 
     def abort_start(self) -> bool:
-        """For a signal handler: whether there are processes, which start() then ends. Else all is gone already."""
+        """Cancels a start from a signal handler; returns whether there are processes, which start() will then end."""
         self._given_up = True
         if not self.processes:
             self._endpoints.close()
         return bool(self.processes)
 
     def stop(self, drain_timeout_s: float = DRAIN_TIMEOUT_S) -> None:
-        """Drains: frontends finish what is in flight, then workers and schedulers leave. Nothing stays behind."""
+        """Drains: frontends finish their requests, then workers and schedulers exit. No process remains."""
         if self._stopping.is_set():
             return
         try:
             self._drain(drain_timeout_s)
-        except BaseException:  # who does not wait for the rest does not want it to stay
+        except BaseException:  # an interrupted drain must still end the processes
             self.kill()
             raise
         self._close_endpoints()
 
     def _drain(self, drain_timeout_s: float) -> None:
-        self._start_no_more()
+        self._stop_starting()
         atexit.unregister(self.stop)
         if self._watcher.is_alive():
             self._watcher.join()
@@ -141,10 +141,10 @@ class Cluster:
                 process.close()
 
     def scale_workers(self, count: int) -> None:
-        """Starts workers, or lets the last ones leave, until there are `count`; returns when that is so."""
+        """Starts workers or drains the last ones until there are `count`; returns when done."""
         workers = self._of("worker")
         for process in workers[count:]:
-            self.processes.remove(process)  # not watched any more
+            self.processes.remove(process)  # no longer supervised
             process.signal(signal.SIGTERM)
         for process in workers[count:]:
             process.wait(DRAIN_TIMEOUT_S)
@@ -156,15 +156,15 @@ class Cluster:
             process.start()
         self.processes += added
         self._await_ready(time.monotonic() + START_TIMEOUT_S)
-        self._tell_targets()
+        self._write_targets()
 
     def process(self, name: str) -> ServiceProcess:
-        """By the service's id."""
+        """Returns the process of a service, by id."""
         return next(process for process in self.processes if process.spec.id == name)
 
     def kill(self) -> None:
-        """Ends everything at once."""
-        self._start_no_more()
+        """Kills all processes at once."""
+        self._stop_starting()
         atexit.unregister(self.stop)
         for process in self.processes:
             process.close()
@@ -181,8 +181,8 @@ class Cluster:
         known = [process for process in list(self.processes) if process.spec.role != "redis"]
         return [ScrapeTarget(p.spec.role, p.spec.id, p.addresses.get("metrics", "")) for p in known]
 
-    def _tell_targets(self) -> None:
-        """Raises FailedPrecondition if the file cannot be written."""
+    def _write_targets(self) -> None:
+        """Updates the scrape targets file. Raises FailedPrecondition if it cannot be written."""
         path = self.options.metrics_targets_file
         if path and self.metrics is not None:
             try:
@@ -192,7 +192,7 @@ class Cluster:
                 raise FailedPrecondition(message, field="metrics_targets_file") from None
 
     def _tls(self, service: str = "scheduler", name: str = "tls") -> Tls:
-        """Returns a setting of TLS; without names, that of the services' pages, which is one for all of them."""
+        """Returns a TLS setting of a service; without names, the one that all metrics pages share."""
         given = self.options.settings.get(service, {}).get(name, NO_TLS)
         return given if isinstance(given, Tls) else build(Tls, given, name)
 
@@ -210,8 +210,8 @@ class Cluster:
                 if not self._stopping.is_set() and not self._given_up:
                     process.start()
 
-    def _start_no_more(self) -> None:
-        """From here on every child is on record."""
+    def _stop_starting(self) -> None:
+        """Prevents further starts; afterwards every child is recorded."""
         self._stopping.set()
         self._starter.shutdown()
         with self._forking:
@@ -229,7 +229,7 @@ class Cluster:
                     raise Unavailable(f"{process.spec.id} was not ready in time")
 
     def _await_workers_known(self) -> None:
-        """Frontends hear of the first worker a moment after it is ready, and do not know before that what it can do."""
+        """Waits until frontends know the first worker, whose capabilities they learn a moment after it is ready."""
         assert self.metrics is not None
         until_s = time.monotonic() + KNOWN_WITHIN_S
         frontends = self._of("frontend") if self._of("worker") else []
@@ -244,11 +244,11 @@ class Cluster:
             for process in list(self.processes):
                 try:
                     process.watch(time.monotonic())
-                except OSError as error:  # no memory or no process to be had: the next round may find some
+                except OSError as error:  # out of memory or processes: retried in the next round
                     self._report(f"{process.spec.id} cannot be started: {error}")
 
 
 def _not_ready(process: ServiceProcess) -> Unavailable:
-    """Names the process and what it said last: an exception in a script has no log above it."""
+    """Returns an error that names the process and its last output, because a script may not show the log."""
     reason = f": {process.reason}" if process.reason else ""
     return Unavailable(f"{process.spec.id} ended with status {process.exit_status} before it was ready{reason}")

@@ -1,4 +1,4 @@
-"""The secret that each service of a cluster proves: one that is named, or a new one."""
+"""The secret by which the services of a cluster authenticate each other: given, or generated."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ NAME = "cluster_secret_file"
 def cluster_secrets(
     named: str, settings: Mapping[str, Mapping[str, Any]], endpoints: Endpoints, *, is_joining: bool
 ) -> dict[str, str]:
-    """Returns by service the file that holds its secret: `named`, else as settings, environment and YAML file say; a
-    service of which they say nothing has that of another, and where they name none at all, there is a new one for all.
-    Raises InvalidArgument for a file that is of no use, and where a cluster is joined and none is named."""
+    """Returns, by service, the file with its secret: `named`, otherwise from settings, environment and YAML file; a
+    service without one uses that of another, and if there is none at all, one is generated for all. Raises
+    InvalidArgument for an unusable file, and when joining a cluster without one."""
     given = configured(SERVICES)
     own = {
         service: str(settings.get(service, {}).get(NAME) or named or given[service].get(NAME) or "")

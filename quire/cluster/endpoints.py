@@ -1,4 +1,4 @@
-"""Where a cluster's processes are reached: its own from start to end, also while none of them listens."""
+"""Addresses of a cluster's processes, reserved from start to end even while no process listens."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ LOOPBACK = "127.0.0.1"
 
 
 class Endpoints:
-    """Ports by sockets that are bound and never listen, and a folder of its own for Unix sockets and secrets.
+    """Reserves ports with sockets that are bound but never listen, and a private folder for Unix sockets and secrets.
 
-    Others can neither be given such a port nor take it; our own services, which bind with SO_REUSEPORT, can, and get
-    every connection, since this socket does not listen. So a service that is restarted finds its port free.
+    Other processes can neither be assigned such a port nor take it; Quire's services, which bind with SO_REUSEPORT,
+    can, and receive all connections because the reserving socket does not listen. A restarted service therefore
+    finds its port free.
     """
 
     def __init__(self) -> None:
@@ -29,7 +30,8 @@ class Endpoints:
         self._folder: Path | None = None
 
     def hold_port(self, field: str, host: str = LOOPBACK, port: int = 0) -> int:
-        """The port; 0 takes any free one. Raises FailedPrecondition, naming `field`, if another process has it."""
+        """Reserves a port and returns it; 0: any free one. Raises FailedPrecondition, naming `field`, if another
+        process uses it."""
         family, address = ports.resolve(host, port)
         held = socket.socket(family, socket.SOCK_STREAM)
         self._sockets.append(held)
@@ -37,11 +39,13 @@ class Endpoints:
             _bind_alone(held, address)
         except OSError as error:
             raise ports.refusal(host, port, field, error) from None
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # only now: no other cluster could share it so far
+        held.setsockopt(
+            socket.SOL_SOCKET, socket.SO_REUSEPORT, 1
+        )  # set after binding, so that no other cluster can share the port
         return int(held.getsockname()[1])
 
     def path(self, name: str) -> Path:
-        """In a folder that only this user may enter. Raises FailedPrecondition if there can be none."""
+        """Returns a path in a folder that only this user can access. Raises FailedPrecondition if there is none."""
         if self._folder is None:
             try:
                 self._folder = Path(tempfile.mkdtemp(prefix="quire-"))
@@ -51,7 +55,7 @@ class Endpoints:
         return self._folder / name
 
     def secret(self, name: str) -> Path:
-        """A file with a secret that nobody else knows."""
+        """Creates a file with a new secret."""
         path = self.path(name)
         if not path.exists():
             try:
@@ -75,5 +79,5 @@ def _bind_alone(held: socket.socket, address: Any) -> None:
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             raise
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # perhaps only closed connections are still there
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # there may be closed connections only
         held.bind(address)

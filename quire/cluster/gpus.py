@@ -1,4 +1,4 @@
-"""Which GPUs each worker on this machine sees: as many as it has ranks, others than the workers before it."""
+"""Assigns GPUs to the workers of this machine: as many as each has ranks, distinct while they suffice."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PATIENCE_S = 30.0
 
 
 def visible(environ: Mapping[str, str] | None = None) -> list[str]:
-    """Their names, as the variable takes them; empty where nobody knows of any."""
+    """Returns the visible GPUs as CUDA_VISIBLE_DEVICES lists them; empty if unknown."""
     named = (os.environ if environ is None else environ).get(VARIABLE)
     if named is not None:
         return [name.strip() for name in named.split(",") if name.strip()]
@@ -24,7 +24,7 @@ def visible(environ: Mapping[str, str] | None = None) -> list[str]:
 
 
 def of_worker(index: int, num_ranks: int, gpus: Sequence[str]) -> str:
-    """What the variable says for one worker; empty: as it is. Where there are too few for all workers, they share."""
+    """Returns CUDA_VISIBLE_DEVICES for a worker; empty: unchanged. If there are too few GPUs, workers share them."""
     groups = len(gpus) // num_ranks
     if groups < 2:
         return ""

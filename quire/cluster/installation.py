@@ -1,4 +1,4 @@
-"""Whether the running copy of the package is the one that is installed in this environment."""
+"""Checks whether the running copy of the package is the installed one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).resolve().parents[1]
 
 @functools.cache
 def is_installed() -> bool:
-    """True if a new interpreter imports the same files as this one, from a wheel or an editable install."""
+    """Whether a new interpreter would import the same files, from a wheel or an editable install."""
     try:
         distribution = metadata.distribution("quire")
         checkout = _checkout(distribution)
@@ -24,7 +24,7 @@ def is_installed() -> bool:
 
 
 def _checkout(distribution: metadata.Distribution) -> Path | None:
-    """The folder that an editable install (PEP 610) refers to; None for any other install."""
+    """Returns the folder that an editable install (PEP 610) refers to; None for any other install."""
     origin = json.loads(distribution.read_text("direct_url.json") or "{}")
     if not origin.get("dir_info", {}).get("editable"):
         return None

@@ -1,5 +1,5 @@
-"""One page with the metrics of all services of a local cluster, each sample labelled with its service; and the list of
-their own pages, as Prometheus's service discovery reads it."""
+"""Combined metrics page of a local cluster's services, each sample labelled with its service, and the list of their
+pages for Prometheus's service discovery."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from quire.cluster.endpoints import LOOPBACK
 from quire.shared.metrics.base import MetricsDocument, MetricsPage
 from quire.shared.security.tls_files import Tls
 
-PATIENCE_S = 2.0  # with one service; Prometheus has ten seconds for all
+PATIENCE_S = 2.0  # per service; Prometheus allows ten seconds in all
 MOST_AT_ONCE = 16
 TARGETS = "/targets"  # for http_sd_configs
 UP = "quire_cluster_service_up"
@@ -26,15 +26,15 @@ HEAD = re.compile(r"# (HELP|TYPE) (\S+) ")
 
 @dataclass(frozen=True, slots=True)
 class ScrapeTarget:
-    """A service's own page."""
+    """Metrics page of one service."""
 
     role: str
     service: str
-    address: str  # HOST:PORT; empty while it is not up
+    address: str  # HOST:PORT; empty while it is down
 
 
 class ClusterPage:
-    """`targets`: those of now, asked for at every call; `tls`: that of the services' pages."""
+    """Serves the combined page. `targets`: returns the current targets; `tls`: settings of the services' pages."""
 
     def __init__(self, port: int, targets: Callable[[], list[ScrapeTarget]], tls: Tls) -> None:
         self._targets = targets
@@ -57,13 +57,14 @@ class ClusterPage:
         return merged(self._pages())
 
     def sample(self, service: str, name: str) -> float:
-        """What a service says of itself now, of a metric without labels; 0 if it does not say."""
+        """Returns a service's current value of a metric without labels; 0 if unknown."""
         page = next((self._fetch(target) for target in self._targets() if target.service == service), None)
         found = re.search(rf"^{name} (\S+)$", page or "", re.MULTILINE)
         return float(found[1]) if found else 0.0
 
     def discovery(self) -> bytes:
-        """What file_sd_configs and http_sd_configs read; jobs are called as in compose and Kubernetes."""
+        """Returns the document for file_sd_configs and http_sd_configs; job names are those of compose and
+        Kubernetes."""
         groups = [
             {"targets": [target.address], "labels": {"job": f"quire-{target.role}", "service": target.service}}
             for target in self._targets()
@@ -76,7 +77,7 @@ class ClusterPage:
         return dict(zip((target.service for target in targets), self._readers.map(self._fetch, targets), strict=True))
 
     def _fetch(self, target: ScrapeTarget) -> str | None:
-        """None if it does not answer."""
+        """Reads a target's page; None if it does not answer."""
         try:
             url = f"{self._scheme}://{target.address}/metrics"
             with urllib.request.urlopen(url, timeout=PATIENCE_S, context=self._context) as answer:
@@ -86,7 +87,7 @@ class ClusterPage:
 
 
 def write_discovery(path: Path, document: bytes) -> None:
-    """In one go: Prometheus reads the file whenever it changes."""
+    """Replaces the file atomically, because Prometheus reads it whenever it changes."""
     written = path.with_name(f".{path.name}.{os.getpid()}")
     written.write_bytes(document)
     written.replace(path)
@@ -99,11 +100,11 @@ class _Family:
 
 
 def merged(pages: Mapping[str, str | None]) -> str:
-    """`pages`: by service, in Prometheus's text format; None where there is none. Families stay together, as the format
-    wants it, and each is described once."""
+    """Merges pages, by service, in Prometheus's text format; None for a page without an answer. Samples of a family
+    stay together, as the format requires, with one description each."""
     families: dict[str, _Family] = {}
     for service, page in pages.items():
-        family = _Family()  # of samples without a head, which prometheus_client never writes
+        family = _Family()  # samples without a description, which prometheus_client never writes
         for line in (page or "").splitlines():
             if head := HEAD.match(line):
                 family = families.setdefault(head[2], _Family())
@@ -121,7 +122,7 @@ def _presence(pages: Mapping[str, str | None]) -> _Family:
 
 
 def _labelled(sample: str, service: str) -> str:
-    """A service's name has nothing to escape: it is one that the launcher gave."""
+    """Adds the service label; service names need no escaping, because the launcher chooses them."""
     label = f'service="{service}"'
     brace, space = sample.find("{"), sample.find(" ")
     if 0 <= brace < space:
@@ -130,12 +131,13 @@ def _labelled(sample: str, service: str) -> str:
 
 
 def addresses(targets: Iterable[ScrapeTarget]) -> str:
-    """For people."""
+    """Returns the targets' addresses for display."""
     return ", ".join(f"{target.service} {target.address}" for target in targets if target.address)
 
 
 def _context(tls: Tls) -> ssl.SSLContext:
-    """Shows our certificate and does not look at theirs: the launcher holds these ports, nobody else answers there."""
+    """Returns a TLS context that presents the cluster's certificate and does not verify the services', whose ports
+    the launcher reserves."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.load_cert_chain(tls.cert, tls.key, password="")

@@ -1,4 +1,4 @@
-"""Which ports of a local cluster answer with metrics: one behind the other, told to Prometheus once."""
+"""Assigns consecutive metrics ports to a local cluster, so that Prometheus is configured once."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ DEFAULT = 9101
 
 
 class MetricsPorts:
-    """Held from start to end; the first is that of the whole cluster."""
+    """Ports reserved from start to end; the first is that of the combined page."""
 
     def __init__(self, endpoints: Endpoints, first: int | None) -> None:
-        """`first`: 0 for any free ones; None for DEFAULT and those behind it, as far as they are free."""
+        """`first`: first port; 0: any free ones; None: DEFAULT and the following ones as far as they are free."""
         self._endpoints = endpoints
         self._next = DEFAULT if first is None else first
         self._may_differ = first is None
         self.of_cluster = self.hold()
 
     def hold(self) -> int:
-        """The next one. Raises FailedPrecondition if another process has it, and it was asked for."""
+        """Reserves the next port. Raises FailedPrecondition if it was requested explicitly and another process uses
+        it."""
         port, self._next = self._next, self._next + 1 if self._next else 0
         if self._may_differ:
             with contextlib.suppress(FailedPrecondition):

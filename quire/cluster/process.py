@@ -1,4 +1,4 @@
-"""One child process: started, heard, restarted, stopped."""
+"""One supervised child process: start, readiness, restart, stop."""
 
 from __future__ import annotations
 
@@ -23,21 +23,22 @@ from quire.shared.process.lifecycle import PARENT_PIPE_VARIABLE
 
 ROOT = Path(__file__).resolve().parents[2]
 
-MOST_LAST_LINES = 3
-MOST_LINE_CHARACTERS = 1_000
-OWN_LINE = "quire: "  # begins the line of shared/process/lifecycle.py with which a service refuses to start
-SAID_WITHIN_S = 1.0  # after its end: others that it has left may hold its stderr open
+MAX_LAST_LINES = 3
+MAX_LINE_CHARACTERS = 1_000
+OWN_LINE = "quire: "  # prefix of the line with which a service refuses to start (shared/process/lifecycle.py)
+SAID_WITHIN_S = 1.0  # after its end; its descendants may keep its stderr open
 
 STDERR = 2
 OF_A_LINE = {"time", "level", "service", "logger", "message", "role"}
 
 Report = Callable[[str], None]
 
-launch: Callable[..., subprocess.Popen[str]] = subprocess.Popen  # how processes begin
+launch: Callable[..., subprocess.Popen[str]] = subprocess.Popen  # starts a process; replaced in tests
 
 
 class ServiceProcess:
-    """Its stdin is a pipe that this process holds: when we die, however we die, the child sees the end and leaves."""
+    """A child process. Its stdin is a pipe held by this process: when this process dies, the child sees the end and
+    exits."""
 
     def __init__(self, spec: Spec, report: Report, log: IO[Any] | None) -> None:
         self.spec = spec
@@ -48,10 +49,10 @@ class ServiceProcess:
         self._report = report
         self._log = log
         self._process: subprocess.Popen[str] | None = None
-        self._hearing = threading.Lock()  # held by whoever says which process is the present one, or that it is ready
+        self._hearing = threading.Lock()  # protects the current process and its readiness
         self._pauses = Restarts()
         self._restart_at = 0.0
-        self._last_lines: deque[str] = deque(maxlen=MOST_LAST_LINES)  # of stderr
+        self._last_lines: deque[str] = deque(maxlen=MAX_LAST_LINES)  # last lines of stderr
         self._error_reader: threading.Thread | None = None
 
     @property
@@ -68,8 +69,8 @@ class ServiceProcess:
 
     @property
     def reason(self) -> str:
-        """Returns why the process ended, as far as it said so on stderr: the line with which a service refuses to
-        start, else its last lines (of a traceback, of a library's abort); empty if it said nothing."""
+        """Returns why the process ended, from its stderr: the line with which a service refuses to start, otherwise
+        its last lines (a traceback, a library's abort message); empty without output."""
         if self._error_reader is not None:
             self._error_reader.join(SAID_WITHIN_S)
         said = [line.removeprefix(OWN_LINE) for line in self._last_lines if line.startswith(OWN_LINE)]
@@ -81,17 +82,17 @@ class ServiceProcess:
         process = launch(
             self.spec.command(),
             stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL if isinstance(self.spec, RedisSpec) else subprocess.PIPE,  # that somebody reads
+            stdout=subprocess.DEVNULL if isinstance(self.spec, RedisSpec) else subprocess.PIPE,  # otherwise it is read
             stderr=subprocess.PIPE,
             text=True,
-            errors="replace",  # whatever a child prints must not end the thread that reads it
+            errors="replace",  # undecodable output must not end the reader thread
             env=environment,
-            start_new_session=True,  # Ctrl-C is for us to pass on, once
+            start_new_session=True,  # the launcher forwards Ctrl-C, once
         )
         with self._hearing:
-            self.ready.clear()  # before anybody sees the new one; a line of the one before counts no longer
+            self.ready.clear()  # before the new process becomes visible; a ready line of the old one must not count
             self._process = process
-        lines: deque[str] = deque(maxlen=MOST_LAST_LINES)
+        lines: deque[str] = deque(maxlen=MAX_LAST_LINES)
         self._last_lines = lines
         self._error_reader = threading.Thread(target=self._pass_on, args=(process, lines), daemon=True)
         self._error_reader.start()
@@ -99,7 +100,7 @@ class ServiceProcess:
         threading.Thread(target=hear, args=(process,), daemon=True).start()
 
     def watch(self, now: float) -> None:
-        """Restarts it if it died; called again and again."""
+        """Restarts the process if it died; called periodically."""
         if self.running:
             return
         if self._restart_at == 0.0:
@@ -111,14 +112,14 @@ class ServiceProcess:
             self._restart_at = 0.0
             self._close_pipe()
             self.start()
-            self.restarts += 1  # whoever sees it sees the new process, and not ready before it says so
+            self.restarts += 1  # visible only together with the new process, which is not ready yet
 
     def signal(self, number: int) -> None:
         if self._process is not None and self.running:
             self._process.send_signal(number)
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether it has ended within the time."""
+        """Returns whether the process has ended within the time."""
         if self._process is None:
             return True
         try:
@@ -128,25 +129,25 @@ class ServiceProcess:
         return True
 
     def close(self) -> None:
-        """Ends it for certain and frees the pipe."""
+        """Kills the process and closes its pipe."""
         if self._process is None:
             return
         if self.running:
             self._process.kill()
         self._process.wait()
         if self._error_reader is not None:
-            self._error_reader.join(SAID_WITHIN_S)  # the last lines of its log
+            self._error_reader.join(SAID_WITHIN_S)  # to get the last lines of its log
         self._close_pipe()
 
     def _close_pipe(self) -> None:
-        """The one that we hold. The other is its reader's, who may be in the middle of a read: others that the process
-        has left behind may hold its end."""
+        """Closes the stdin pipe. stdout and stderr are left to their reader threads, which may be blocked in a read
+        because descendants of the process still hold the other end."""
         assert self._process is not None
         assert self._process.stdin is not None
         self._process.stdin.close()
 
     def _listen(self, process: subprocess.Popen[str]) -> None:
-        """Reads what it announces."""
+        """Reads the ready announcement."""
         assert process.stdout is not None
         with process.stdout:
             for line in process.stdout:
@@ -157,23 +158,23 @@ class ServiceProcess:
                         self.ready.set()
 
     def _pass_on(self, process: subprocess.Popen[str], last: deque[str]) -> None:
-        """Reads stderr until its end, keeps the last lines, and writes all of it where the log goes."""
+        """Copies stderr to the log until its end, keeping the last lines."""
         assert process.stderr is not None
         with process.stderr:
             for line in process.stderr:
                 if line.strip():
-                    last.append(line.strip()[:MOST_LINE_CHARACTERS])
-                with contextlib.suppress(OSError, ValueError):  # no room, or closed by its owner
+                    last.append(line.strip()[:MAX_LINE_CHARACTERS])
+                with contextlib.suppress(OSError, ValueError):  # disk full, or closed by its owner
                     _write(STDERR if self._log is None else self._log.fileno(), self._as_logged(line))
 
     def _as_logged(self, line: str) -> str:
-        """Returns a line of a traceback or of a library as JSON where the log is JSON."""
+        """Converts a line of a traceback or a library to JSON if the log is JSON."""
         if not self._is_json or not line.strip() or is_object(line):
             return line
         return logs.as_json(self.spec.id, line.rstrip("\n"), level="warning", logger="stderr") + "\n"
 
     def _await_socket(self, process: subprocess.Popen[str]) -> None:
-        """Redis announces nothing: it is ready when it can be reached."""
+        """Waits until Redis accepts connections, because it announces nothing."""
         assert isinstance(self.spec, RedisSpec)
         while process.poll() is None:
             with socket.socket(socket.AF_UNIX) as probe:
@@ -185,7 +186,7 @@ class ServiceProcess:
 
 
 def is_object(line: str) -> bool:
-    """Whether a line is one of a JSON log."""
+    """Whether a line is a JSON log line."""
     if not line.startswith("{"):
         return False
     with contextlib.suppress(ValueError, RecursionError):
@@ -200,8 +201,8 @@ def _write(descriptor: int, line: str) -> None:
 
 
 def announced(line: str, role: str) -> dict[str, str]:
-    """What a service of `role` says once it serves, `quire-<role> ready id=... kind=HOST:PORT ...` or the same as JSON;
-    empty for any other line."""
+    """Parses a service's ready line, `quire-<role> ready id=... kind=HOST:PORT ...` or its JSON form; empty for any
+    other line."""
     if line.startswith("{"):
         with contextlib.suppress(ValueError):
             values = json.loads(line)
@@ -214,8 +215,8 @@ def announced(line: str, role: str) -> dict[str, str]:
 
 
 def python_path() -> str:
-    """PYTHONPATH of the child processes: unchanged where they find this copy of the package by themselves, because it
-    is installed; otherwise with its parent folder in front."""
+    """Returns PYTHONPATH for child processes: unchanged if they import this copy of the package anyway, because it
+    is installed; otherwise with its parent folder first."""
     folders = [] if installation.is_installed() else [str(ROOT)]
     folders += filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     return os.pathsep.join(dict.fromkeys(folders))

@@ -1,1 +1,1 @@
-"""What stands between this machine and a cluster that serves: looked at one thing after the other, nothing changed."""
+"""Checks of `quire doctor`: what would keep a cluster from serving on this machine. Changes nothing."""

@@ -1,4 +1,4 @@
-"""Files of TLS: whether they are there, fit together, and for how long."""
+"""Checks TLS files: presence, matching keys, and expiry."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def _validity(setting: str, path: Path) -> Iterator[Finding]:
 
 
 def validity(der: bytes) -> tuple[float, float]:
-    """(begin, end) of a certificate, seconds since 1970: the fifth field of what is signed, or the fourth without a
-    version (RFC 5280, 4.1)."""
+    """Returns (begin, end) of a certificate in seconds since 1970, from the fifth field of the signed part, or the
+    fourth without a version (RFC 5280, 4.1)."""
     to_be_signed = _parts(_parts(der)[0][1])[0][1]
     fields = _parts(to_be_signed)
     (_, span) = fields[4 if fields[0][0] == 0xA0 else 3]
@@ -66,7 +66,7 @@ def validity(der: bytes) -> tuple[float, float]:
 
 
 def _parts(data: bytes) -> list[tuple[int, bytes]]:
-    """(tag, content) of DER values behind each other."""
+    """Yields (tag, content) of concatenated DER values."""
     parts, at = [], 0
     while at < len(data):
         tag, length, at = data[at], data[at + 1], at + 2

@@ -1,4 +1,4 @@
-"""A cluster that is up already: whether it answers, and whether all of it is of one version."""
+"""Checks a running cluster: whether it answers, and whether all services have the same version."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PATIENCE_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class ClusterAddress:
-    """Where a cluster is looked for. `is_named`: by the user; else it is where `quire up` would start one."""
+    """Address of a cluster. `is_named`: given by the user; otherwise the default address of `quire up`."""
 
     address: str
     tls: Tls
@@ -32,7 +32,8 @@ class ClusterAddress:
 
 
 def find(at: ClusterAddress) -> list[pb.ServiceStatus]:
-    """Its services, the frontend first; empty if there is none, or none that lets this user ask."""
+    """Returns the cluster's services, the frontend first; empty if there is no cluster, or none that this user may
+    query."""
     try:
         admin_of(at.address, at.admin_address, at.admin_key_file)
         admin = {"admin_address": at.admin_address, "admin_key_file": at.admin_key_file}
@@ -55,7 +56,8 @@ def check(at: ClusterAddress, services: Sequence[pb.ServiceStatus]) -> Iterator[
 
 
 def _unseen(at: ClusterAddress) -> Finding:
-    """Tells a frontend that answers nobody from one that answers, and shows its services to its operator alone."""
+    """Distinguishes a frontend that does not answer from one that answers but shows its services only to its
+    operator."""
     try:
         with connect_blocking(at.address, at.tls) as channel:
             health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE_S)

@@ -1,4 +1,4 @@
-"""What a look at one thing gave."""
+"""Results of checks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MARKS: dict[Level, str] = {"ok": "ok", "warning": "WARN", "error": "FAIL"}
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`advice`: what to do, for all that is not ok."""
+    """Result of one check; `advice`: what to do if it is not ok."""
 
     subject: str
     level: Level
@@ -38,7 +38,7 @@ def error(subject: str, found: str, advice: str) -> Finding:
 
 
 def run_check(subject: str, look: Callable[[], Iterable[Finding]], advice: str) -> Iterator[Finding]:
-    """Those of `look`; what it raises is one more."""
+    """Yields the findings of `look`; an error that it raises becomes another finding."""
     try:
         yield from look()
     except QuireError as refusal:

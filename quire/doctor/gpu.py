@@ -1,4 +1,4 @@
-"""GPUs: what the driver says, and whether the installed torch can use them."""
+"""Checks GPUs: what the driver reports, and whether the installed torch can use them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from quire.doctor.finding import Finding, error, ok, warning
 
 QUERY = "name,driver_version,compute_cap,memory.total,memory.used,mig.mode.current"
-OLDEST_CAPABILITY = 8.0  # bfloat16 on tensor cores
-MOSTLY_FREE = 0.9  # of the memory, which is what a worker takes by default
+OLDEST_CAPABILITY = 8.0  # bfloat16 tensor cores
+MOSTLY_FREE = 0.9  # of memory; a worker's default share
 PATIENCE_S = 30.0
 
 
 def check(device: str, num_ranks: int) -> Iterator[Finding]:
-    """`device`: cpu or cuda, as workers are to be run; `num_ranks`: of one worker."""
+    """Checks the GPUs. `device`: cpu or cuda, as for the workers; `num_ranks`: per worker."""
     rows = _devices()
     if not rows:
         yield _no_gpu(device)
@@ -28,7 +28,7 @@ def check(device: str, num_ranks: int) -> Iterator[Finding]:
 
 
 def _devices() -> list[list[str]]:
-    """Fields of QUERY for each; empty where there is no driver or no device."""
+    """Returns the fields of QUERY for each device; empty without a driver or device."""
     try:
         command = ("nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,noheader,nounits")
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)

@@ -1,4 +1,4 @@
-"""Processor, memory, limits of the system, the clock."""
+"""Checks processor, memory, system limits and clock."""
 
 from __future__ import annotations
 
@@ -16,14 +16,22 @@ from quire.doctor.finding import Finding, error, ok, warning
 
 GIB = 1 << 30
 OLDEST_PYTHON = (3, 11)
-FLAGS = ("avx2", "f16c", "avx512f", "avx512_bf16", "avx512_vnni", "avx_vnni", "amx_bf16")  # that the kernels look for
-ENOUGH_DESCRIPTORS = 4096  # a connection a client, and those between services
+FLAGS = (
+    "avx2",
+    "f16c",
+    "avx512f",
+    "avx512_bf16",
+    "avx512_vnni",
+    "avx_vnni",
+    "amx_bf16",
+)  # CPU features used by the kernels
+ENOUGH_DESCRIPTORS = 4096  # one connection per client, plus those between services
 SHARED_MEMORY = Path("/dev/shm")
 CLOCK_UNSYNCHRONIZED = 0x40  # STA_UNSYNC of adjtimex(2)
 
 
 def check(device: str, *, for_workers: bool) -> Iterator[Finding]:
-    """`for_workers`: also at what only they need."""
+    """Checks the machine. `for_workers`: include checks that only workers need."""
     yield _python()
     yield _processor(device)
     if for_workers:
@@ -82,7 +90,8 @@ def _memory() -> Finding:
 
 
 def available_memory() -> int:
-    """Bytes, as the kernel estimates; what a control group leaves, if that is less."""
+    """Returns the available memory in bytes, by the kernel's estimate or the control group's limit, whichever is
+    less."""
     meminfo = dict(line.split(":", 1) for line in _lines(Path("/proc/meminfo")) if ":" in line)
     free = int(meminfo.get("MemAvailable", "0 kB").split()[0]) * 1024
     group = Path("/sys/fs/cgroup")
@@ -112,7 +121,7 @@ def _shared_memory() -> Iterator[Finding]:
 
 
 class _Timex(ctypes.Structure):
-    """The head of struct timex; the kernel writes more behind it."""
+    """Beginning of struct timex; the kernel writes more fields after it."""
 
     _fields_ = [
         ("modes", ctypes.c_uint),

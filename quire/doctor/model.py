@@ -1,4 +1,4 @@
-"""The model: whether its folder is whole, whether its architecture is served, whether it fits."""
+"""Checks the model: complete folder, supported architecture, enough memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "*.gguf")
 
 
 def check(model: str, revision: str, device: str) -> Iterator[Finding]:
-    """`model`: a folder, a GGUF file or ORG/NAME; empty: the bundled one."""
+    """Checks the model: a folder, a GGUF file or ORG/NAME; empty: the bundled one."""
     folder = model_hub.cached_folder(model, revision) if model else bundled.FOLDER
     if folder is None:
         advice = "`quire up` downloads it, which needs HF_ENDPOINT to answer and room in HF_HOME"
@@ -48,10 +48,10 @@ def _tokenizer(folder: Path) -> Finding:
 
 
 def _chat_template(folder: Path) -> Iterator[Finding]:
-    """Tells, of each template, how messages differ from what transformers would give it."""
+    """Reports, for each template, how messages are rendered differently from transformers."""
     try:
         shapes = importlib.import_module("quire.services.frontend.tokenizer.template_shapes")
-    except ModuleNotFoundError:  # an image of workers alone
+    except ModuleNotFoundError:  # an image for workers only
         return
     found = shapes.shapes_of_folder(folder)
     for name, shape in found.items():

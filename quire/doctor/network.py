@@ -1,4 +1,4 @@
-"""Ports that services would listen on, and Redis."""
+"""Checks ports that services will listen on, and Redis."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CLOCKS_DIFFER_S = 1.0
 
 
 def check_ports(host: str, wanted: Mapping[str, int], cluster: str) -> Iterator[Finding]:
-    """`wanted`: by setting; `cluster`: where one answers that may have them, or empty."""
+    """Checks ports. `wanted`: by setting; `cluster`: address of a running cluster that may use them, or empty."""
     for field, port in wanted.items():
         if not port:
             continue
@@ -34,7 +34,7 @@ def check_ports(host: str, wanted: Mapping[str, int], cluster: str) -> Iterator[
 
 
 def check_metrics_port(wanted: int | None, cluster: str) -> Iterator[Finding]:
-    """`wanted`: as `quire up` takes it, None for its default, in whose place it takes any free port."""
+    """Checks the metrics port. `wanted`: as for `quire up`; None: its default, which falls back to any free port."""
     if wanted is not None:
         yield from check_ports(LOOPBACK, {"metrics_port": wanted}, cluster)
         return

@@ -1,4 +1,4 @@
-"""Files that hold secrets: whether they can be read, by this user alone, and hold what they should."""
+"""Checks files with secrets: readable, private, and with usable contents."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Command-line flags: of the services' settings and of a cluster, their help, and the file that may hold them."""
+"""Command-line flags: from settings and cluster options, their help, and flag files."""

@@ -1,4 +1,4 @@
-"""Flags of a cluster: the launcher's, and of each service's settings those that the launcher does not decide."""
+"""Flags of a cluster: the launcher's own, and those service settings that the launcher does not set itself."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from quire.flags.setting_flags import add_setting, human_int
 from quire.shared.errors import InvalidArgument
 from quire.shared.settings import SERVICES, Settings
 
-# Decided by the launcher.
+# Settings that the launcher determines.
 MANAGED = {
     "id", "role", "host", "advertise", "model", "revision", "served_model_name", "served_model_aliases",
     "grpc_port", "http_port", "metrics_port", "share_ports", "scheduler", "schedulers", "redis", "admin_port",
     "metrics_host", "cluster_secret_file", "insecure",
 }  # fmt: skip
 COMMON = set(Settings.model_fields) - MANAGED
-OWNERS = ("worker", "scheduler", "frontend")  # of a setting that several services have, the first gets the flag
+OWNERS = ("worker", "scheduler", "frontend")  # a flag for a setting of several services belongs to the first
 
 
 def configure(parser: CommandParser) -> None:
-    """Everything that can be typed at `quire up`."""
+    """Adds all flags of `quire up`."""
     add(parser)
     parser.take_config_file()
     parser.group_flags(GROUPS)
@@ -33,7 +33,7 @@ def configure(parser: CommandParser) -> None:
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Flags of a cluster's options, also for other commands that start one."""
+    """Adds the flags of a cluster's options, also for other commands that start one."""
     parser.add_argument(
         "model",
         nargs="?",
@@ -42,7 +42,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="folder, GGUF file, or ORG/NAME on a hub",
     )
     parser.add_argument("--revision", default="", help="branch, tag or commit of a model on a hub")
-    parser.add_argument("--model", dest="named_model", default="", help=argparse.SUPPRESS)  # as vLLM's users write it
+    parser.add_argument("--model", dest="named_model", default="", help=argparse.SUPPRESS)  # vLLM's spelling
     parser.add_argument(
         "--served-model-name",
         nargs="+",
@@ -119,7 +119,7 @@ def _add_joining(parser: argparse.ArgumentParser) -> None:
 
 
 def settings_by_flag() -> list[tuple[str, str]]:
-    """(service, field) of every flag that goes to a service's settings."""
+    """Returns (service, field) for every flag that sets a service's setting."""
     seen: set[str] = set(MANAGED)
     pairs = []
     for service in OWNERS:
@@ -168,7 +168,7 @@ def options(arguments: argparse.Namespace) -> ClusterOptions:
 
 def names(values: Mapping[str, Any]) -> tuple[str, list[str]]:
     """Returns the model and the names that requests use, at least one, which may be empty. A flag that takes several
-    names, as vLLM's does, takes the MODEL that stands behind it as one more. Raises InvalidArgument for two models."""
+    names, as in vLLM, also takes a MODEL that follows it. Raises InvalidArgument for two models."""
     models = [name for name in (values["model"], values["named_model"]) if name]
     served = [*(values["served_model_name"] or [""])]
     if len(served) > 1 and not models:
@@ -179,7 +179,7 @@ def names(values: Mapping[str, Any]) -> tuple[str, list[str]]:
 
 
 def num_workers(values: Mapping[str, Any]) -> int:
-    """That do both, prefill and decode."""
+    """Returns the numbers of workers with both roles, prefill and decode."""
     if values["workers"] is not None:
         return int(values["workers"])
     return 0 if values["prefill_workers"] or values["decode_workers"] else 1

@@ -1,4 +1,4 @@
-"""`--config FILE`: flags of a command in a YAML file, as in `dtype: bfloat16` for `--dtype bfloat16`."""
+"""`--config FILE`: flags of a command in a YAML file, such as `dtype: bfloat16` for `--dtype bfloat16`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NOT_IN_FILES = ("--config", "--help", "--help-all")
 
 @dataclass(frozen=True, slots=True)
 class FileFlag:
-    """A key with its value and its line, counted from 1."""
+    """A key of the file with its value and line number, from 1."""
 
     key: str
     value: Any
@@ -35,8 +35,8 @@ class FileFlag:
 
 
 def parsed(parser: CommandParser, path: str, words: Sequence[str], alone: argparse.Namespace) -> argparse.Namespace:
-    """Returns the values of a file's flags that the command line `words`, which is `alone` without a file, leaves open.
-    Ends with the file's name and line for a key that is no flag or a value that is none of its."""
+    """Returns the values of the file's flags that the command line `words` (`alone`: as parsed without a file) does
+    not set. Exits with the file's name and line for an unknown flag or an invalid value."""
     given = {parser.flags[name] for word in words if (name := word.partition("=")[0]) in parser.flags}
     positional = {action.dest for action in parser._actions if not action.option_strings}
     namespace = argparse.Namespace()
@@ -49,7 +49,7 @@ def parsed(parser: CommandParser, path: str, words: Sequence[str], alone: argpar
 
 
 def entries(path: str) -> list[FileFlag]:
-    """Reads a file. Raises InvalidArgument with its name and, where it has one, the line."""
+    """Reads a file. Raises InvalidArgument with its name and, if known, the line."""
     try:
         loader = yaml.SafeLoader(Path(path).read_text())
         node = loader.get_single_node()
@@ -104,7 +104,7 @@ def _apply(parser: CommandParser, action: argparse.Action, entry: FileFlag, name
 
 
 def _words(parser: CommandParser, action: argparse.Action, entry: FileFlag) -> list[str]:
-    """Returns the flag as a command line would have it."""
+    """Returns the flag in command-line form."""
     value = entry.value
     if isinstance(value, bool):
         return _switch(parser, action, entry)

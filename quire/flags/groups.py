@@ -1,7 +1,7 @@
-"""Groups of the flags of `quire up` and of the services, in the order in which help lists them.
+"""Groups of the flags of `quire up` and of the services, in the order of the help pages.
 
-Common flags are in `--help`, with the text that they have here; `--help=GROUP` has all flags of a group with their
-whole text, `--help-all` all flags. A command shows those of a group that it has.
+Common flags are in `--help`, with the short texts given here; `--help=GROUP` shows all flags of a group with their
+full text, `--help-all` all flags. A command shows only the flags that it has.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class FlagGroup:
-    """`common`: the short text of each; `rare`: names alone. Names have no dashes in front."""
+    """One group; `common`: short text by name; `rare`: names only. Names have no leading dashes."""
 
     title: str
     common: Mapping[str, str]
@@ -140,7 +140,7 @@ GROUPS: Mapping[str, FlagGroup] = {
         "logs, metrics and traces",
         {
             "log-level": "least severe log line printed",
-            "log-format": "log lines for people or for collectors",
+            "log-format": "format of log lines",
             "otlp-traces-endpoint": "http://HOST:PORT of a collector of traces",
         },
         "otlp-traces-ratio metrics-host metrics-targets-file stat-loggers stats-interval-s",

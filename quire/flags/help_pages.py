@@ -1,4 +1,4 @@
-"""Help of a command that has many flags: the common ones in a line each, and pages with the whole text of others."""
+"""Help of a command with many flags: one line per common flag, and pages with the full text."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from quire.flags.groups import FlagGroup
 from quire.flags.setting_flags import human_int
 
 WIDTH = 80
-COLUMN = 32  # where the text of a flag begins
-LONGEST_CHOICES = 12  # that are shown in a line; longer ones are on the flag's page
+COLUMN = 32  # column of a flag's text
+MAX_CHOICES_WIDTH = 12  # characters of choices shown in a line; longer ones are on the flag's page
 
 Groups = Mapping[str, FlagGroup]
 
 
 def by_name(actions: Iterable[argparse.Action]) -> dict[str, argparse.Action]:
-    """Flags that help shows, by each of their names without dashes."""
+    """Returns the flags shown in help, by each of their names without dashes."""
     return {
         name.lstrip("-"): action
         for action in actions
@@ -26,7 +26,7 @@ def by_name(actions: Iterable[argparse.Action]) -> dict[str, argparse.Action]:
 
 
 def overview(actions: Sequence[argparse.Action], groups: Groups) -> list[str]:
-    """Returns the lines of the common flags of each group, and before these of flags that are in no group."""
+    """Returns the lines of common flags by group, preceded by flags without a group."""
     known = by_name(actions)
     grouped = {known[name] for group in groups.values() for name in group.names if name in known}
     own = [action for action in dict.fromkeys(known.values()) if action not in grouped]
@@ -39,7 +39,7 @@ def overview(actions: Sequence[argparse.Action], groups: Groups) -> list[str]:
 
 
 def sections(actions: Sequence[argparse.Action], groups: Groups) -> list[tuple[str, list[argparse.Action]]]:
-    """Returns every flag that is in a group, group by group."""
+    """Returns all flags by group."""
     known = by_name(actions)
     found = [
         (f"{group.title} (--help={name})", [known[flag] for flag in group.names if flag in known])
@@ -49,7 +49,7 @@ def sections(actions: Sequence[argparse.Action], groups: Groups) -> list[tuple[s
 
 
 def page(found: Iterable[tuple[str, Sequence[argparse.Action]]], prog: str) -> str:
-    """Returns the whole text of flags, under a title each."""
+    """Returns the full text of flags, with a title per group."""
     formatter = argparse.HelpFormatter(prog, max_help_position=COLUMN)
     for title, members in found:
         formatter.start_section(title)
@@ -73,7 +73,7 @@ def _name(action: argparse.Action) -> str:
 
 def _value(action: argparse.Action) -> str:
     choices = "{" + ",".join(map(str, action.choices)) + "}" if action.choices is not None else ""
-    if choices and len(choices) <= LONGEST_CHOICES:
+    if choices and len(choices) <= MAX_CHOICES_WIDTH:
         return choices
     if action.type in (human_int, float):
         return "N"

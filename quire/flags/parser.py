@@ -1,4 +1,4 @@
-"""Parser of a command's line: errors of one line that name what was meant, help by groups, and a file with flags."""
+"""Command-line parser: one-line errors with suggestions, grouped help, and flag files."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Any, NoReturn
 from quire.flags import config_file, help_pages
 from quire.flags.groups import FlagGroup
 
-LIKELY = 0.7  # similarity of two names from which on one may be the other, misspelled
+LIKELY = 0.7  # similarity above which a name may be a misspelling of another
 HELP = ("-h", "--help")
 
 
 class CommandParser(argparse.ArgumentParser):
-    """`explain`: returns what is said of a flag that this parser does not know; empty for nothing."""
+    """Parser of one command. `explain`: returns advice for a flag that this parser does not know; empty: none."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -26,15 +26,15 @@ class CommandParser(argparse.ArgumentParser):
         self._groups: Mapping[str, FlagGroup] = {}
         self._takes_config_file = False
         self._deprecated: dict[str, str] = {}  # flags by their earlier names
-        self._place = ""  # of what is parsed, if that is no command line
+        self._place = ""  # place of the parsed words, if not the command line
 
     def group_flags(self, groups: Mapping[str, FlagGroup]) -> None:
-        """Has help show the common flags of each group in a line each, and the others where they are asked for."""
+        """Makes --help show one line per common flag, by group, and the other flags on request."""
         self._groups = groups
         self.add_argument("--help-all", action="store_true", default=argparse.SUPPRESS, help="every flag, by groups")
 
     def take_config_file(self) -> None:
-        """Adds --config FILE: YAML whose keys are names of flags; those of the command line win."""
+        """Adds --config FILE: YAML whose keys are flag names; the command line takes precedence."""
         self.add_argument(
             "--config", default=argparse.SUPPRESS, metavar="FILE", help="YAML file whose keys are names of flags"
         )
@@ -83,7 +83,7 @@ class CommandParser(argparse.ArgumentParser):
 
     @contextmanager
     def at(self, place: str) -> Iterator[None]:
-        """Errors begin with `place`."""
+        """Prefixes errors with `place`."""
         self._place = f"{place}: "
         try:
             yield
@@ -91,19 +91,19 @@ class CommandParser(argparse.ArgumentParser):
             self._place = ""
 
     def error(self, message: str) -> NoReturn:
-        """Ends with one line, without the usage, which takes a hundred where there are as many flags."""
+        """Exits with one line, without the usage, which would take a hundred lines."""
         hint = f"`{self.prog} --help` lists what there is"
         self.exit(2, f"{self.prog}: error: {self._place}{message} ({hint})\n")
 
     def refuse(self, words: Sequence[str]) -> NoReturn:
-        """Ends with what is wrong with the first of `words`, which were left over."""
+        """Exits with an error for the first of the unparsed `words`."""
         flag = next((word for word in words if word.startswith("-")), "")
         if not flag:
             self.error(f"unexpected argument: {words[0]}")
         self.refuse_flag(flag, flag)
 
     def refuse_flag(self, flag: str, written: str) -> NoReturn:
-        """Ends with what to do instead of a flag that is not there. `written`: how the user spelled it."""
+        """Exits with advice for an unknown flag. `written`: as the user spelled it."""
         if explained := self.explain(flag):
             self.error(explained)
         near = self._near(flag.partition("=")[0])
@@ -132,7 +132,7 @@ class CommandParser(argparse.ArgumentParser):
         return any(f"--{name}" in self.flags for name in group.names)
 
     def _answer_help(self, words: Sequence[str]) -> None:
-        """Prints a page and ends, if that is what is asked for."""
+        """Prints a help page and exits, if requested."""
         for word in words:
             name, _, wanted = word.partition("=")
             if word == "--help-all":
@@ -166,7 +166,7 @@ class CommandParser(argparse.ArgumentParser):
         return near and f"--{near}"
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Names the choice that was probably meant."""
+        """Suggests the choice that was probably meant."""
         choices = [str(choice) for choice in action.choices or ()]
         near = _near(str(value), choices) if action.choices is not None and value not in action.choices else ""
         if near:

@@ -1,4 +1,4 @@
-"""Command-line flags made from settings: same names, same help, same checks."""
+"""Command-line flags generated from settings: same names, help and validation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Renaming(Protocol):
 
 
 def human_int(text: str) -> int:
-    """1000, 32k = 32000, 1K = 1024, 2.5k = 2500; a fraction of a binary unit is refused."""
+    """Parses integers such as 1000, 32k = 32000, 1K = 1024, 2.5k = 2500; a fraction of a binary unit is refused."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmMgG]?)", text)
     if match is None or ("." in match[1] and match[2] not in {"k", "m", "g"}):
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number (units: k, K, m, M, g, G)")
@@ -41,8 +41,8 @@ def add_setting(
     dest: str | None = None,
     also: Sequence[str] = (),
 ) -> None:
-    """A flag for one field. Left out, it leaves no value behind. `also`: further values of one that has choices, which
-    whoever reads them translates."""
+    """Adds a flag for one field; if it is not given, it has no value. `also`: additional choices, translated by the
+    caller."""
     options: dict[str, Any] = {
         "dest": dest or name,
         "default": argparse.SUPPRESS,
@@ -82,7 +82,7 @@ def add_settings(parser: argparse.ArgumentParser, model: type[Settings], leave_o
 
 
 class RefusedSecret(argparse.Action):
-    """Refuses a value that others could read, and names the places where it belongs."""
+    """Refuses a value that others could read, and names the places for it."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
@@ -96,7 +96,7 @@ class RefusedSecret(argparse.Action):
 
 
 class MergeNames(argparse.Action):
-    """A mapping's flag may be given several times; each adds its names, none says one again."""
+    """Lets a mapping's flag be repeated; each adds names, none may be given twice."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
@@ -108,7 +108,7 @@ class MergeNames(argparse.Action):
 
 
 def mapping(text: str) -> dict[str, str]:
-    """NAME=VALUE,... Raises ArgumentTypeError for a name that is given twice."""
+    """Parses NAME=VALUE,... Raises ArgumentTypeError for a repeated name."""
     values: dict[str, str] = {}
     for part in _words(text):
         name, _, value = part.partition("=")

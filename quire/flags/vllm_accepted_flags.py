@@ -1,4 +1,5 @@
-"""Flags of `vllm serve` that `quire up` takes in spite of not having them: always, for some values, by another name."""
+"""Flags of `vllm serve` that `quire up` accepts although it does not have them: always, for some values, or by
+another name."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from collections.abc import Mapping
 
 from quire.flags.vllm_flag_table import EXPERTS, GENERATION, KV_HASHES, NO_MEDIA, NO_OFFLOAD, NO_RAY, TEMPLATE
 
-# Switches that ask for what is so anyway.
+# Switches that request the existing behaviour.
 IGNORED_FLAGS = frozenset({
     "--allow-deprecated-quantization",
     "--aggregate-engine-logging",
@@ -47,7 +48,7 @@ IGNORED_FLAGS = frozenset({
     "--use-v2-block-manager",
 })  # fmt: skip
 
-# Flags with a value, of which these ask for what is so anyway; none named: any. Others have the row's reason.
+# Flags with values that request the existing behaviour (empty: any value). Others are refused with the row's reason.
 ACCEPTED_VALUES: Mapping[str, tuple[tuple[str, ...], str]] = {
     "--chat-template-content-format": (("auto",), TEMPLATE),
     "--config-format": (("auto", "hf"), "config.json is read; Mistral's params.json is not"),
@@ -75,7 +76,7 @@ ACCEPTED_VALUES: Mapping[str, tuple[tuple[str, ...], str]] = {
     "--tokenizer-mode": (("auto", "hf", "slow", "mistral"), "the model's folder has its tokenizer"),
 }
 
-# Other names of flags that `quire up` has.
+# vLLM's names of flags of `quire up`.
 SYNONYMS: Mapping[str, str] = {
     "-dp": "--workers",
     "-n": "--nnodes",
@@ -88,7 +89,7 @@ SYNONYMS: Mapping[str, str] = {
     "--num-gpu-blocks-override": "--num-blocks",
 }
 
-# Other names of flags above.
+# Short names of the flags above.
 SHORT: Mapping[str, str] = {
     "-O": "--optimization-level",
     "-ac": "--attention-config",

@@ -1,4 +1,4 @@
-"""Flags of `vllm serve` that `quire up` does not have, with what to do instead: one row for each.
+"""Flags of `vllm serve` that `quire up` does not have, with advice: one row each.
 
 The names are those of vLLM 0.33 and of versions since 0.6, whose flags are still in scripts.
 """

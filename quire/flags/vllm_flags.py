@@ -1,4 +1,4 @@
-"""Flags that vLLM's users type and that `quire up` does not have: each is taken, or says what to do instead."""
+"""Handles vLLM's flags that `quire up` does not have: each is accepted, or refused with advice."""
 
 from __future__ import annotations
 
@@ -10,11 +10,18 @@ from quire.flags.parser import CommandParser
 from quire.flags.vllm_accepted_flags import ACCEPTED_VALUES, IGNORED_FLAGS, SHORT, SYNONYMS
 from quire.flags.vllm_flag_table import REFUSED
 
-SWITCHES = ("--disable-", "--enable-", "--enforce-", "--return-", "--trust-", "--use-")  # have a --no- form
+SWITCHES = (
+    "--disable-",
+    "--enable-",
+    "--enforce-",
+    "--return-",
+    "--trust-",
+    "--use-",
+)  # prefixes of switches with a --no- form
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Out of the help, which lists what there is. A flag that the parser has already stays as it is."""
+    """Adds the flags without listing them in help. Flags that the parser already has are unchanged."""
     taken = {flag for action in parser._actions for flag in action.option_strings}
     for flag in REFUSED.keys() - taken:
         _add(parser, flag, "*", _Refused)
@@ -39,8 +46,8 @@ def _add(parser: argparse.ArgumentParser, flag: str, values: str | int | None, a
 
 
 def answer(flag: str) -> str:
-    """Returns what to do instead of a flag that no parser knows in this form; empty for one that is not vLLM's: with
-    underscores, with a dash more (--cc), and with a part of its value in its name (--compilation-config.mode, -O3)."""
+    """Returns advice for a flag that no parser knows in this form; empty if it is not vLLM's: with underscores, with
+    an additional dash (--cc), or with part of its value in its name (--compilation-config.mode, -O3)."""
     name = flag.partition("=")[0].partition(".")[0].replace("_", "-")
     name = "-O" if name.startswith("-O") and name[2:].isdigit() else name
     known = SHORT.get(name, SHORT.get(name.replace("--", "-", 1), name))
@@ -71,7 +78,7 @@ class _Anyway(argparse.Action):
         values: str | Sequence[Any] | None,
         option_string: str | None = None,
     ) -> None:
-        """Does nothing: what the flag asks for is so, or is not there to be switched off."""
+        """Ignores the flag: what it requests is already the case, or it disables something that does not exist."""
 
 
 class _IfValue(argparse.Action):

@@ -1,1 +1,1 @@
-"""What `LLM`, `AsyncLLM` and `LLMEngine` share: clusters of their own, adapters, progress."""
+"""Shared parts of `LLM`, `AsyncLLM` and `LLMEngine`: embedded clusters, adapters, progress."""

@@ -1,4 +1,4 @@
-"""The cluster of a script or a notebook: one of its own, or one that is there already."""
+"""The cluster of a script or a notebook: started for it, or an existing one."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ ADMIN = ("admin_address", "admin_key_file")
 
 
 class EmbeddedCluster:
-    """Starts frontend, scheduler and worker on free ports, or joins the cluster at `address`.
+    """Starts frontend, scheduler and worker on free ports, or connects to the cluster at `address`.
 
-    settings: those of the services by their own names, for example `device="cuda"`, `num_blocks=64`, or
-    `worker={"threads": 2}` where a name belongs to several services. Raises InvalidArgument for unknown ones.
-    `admin_address`, `admin_key_file`: for operators' verbs where the cluster at `address` is not this user's on this
-    machine (Client).
+    settings: those of the services by name, for example `device="cuda"`, `num_blocks=64`, or `worker={"threads": 2}`
+    for a name that several services have. Raises InvalidArgument for unknown ones. `admin_address`,
+    `admin_key_file`: for operators' methods if the cluster at `address` does not run on this machine as this user
+    (Client).
     """
 
     def __init__(
@@ -58,14 +58,14 @@ class EmbeddedCluster:
         self.address = self._cluster.grpc_address
 
     def get_metrics(self) -> list[Metric]:
-        """Of all services of a cluster of one's own. Raises FailedPrecondition for one that was joined."""
+        """Returns the metrics of all services. Raises FailedPrecondition for a cluster that was not started here."""
         if self._cluster is None or self._cluster.metrics is None:
             raise FailedPrecondition(f"the cluster at {self.address} is not this program's: read its /metrics")
         return parse(self._cluster.metrics.text())
 
     def get_tokenizer(self) -> Any:
-        """The model's, as transformers has it. Raises FailedPrecondition for a cluster that was joined, whose model
-        may lie elsewhere: its frontend tokenizes (client.tokenize)."""
+        """Returns the model's tokenizer as transformers provides it. Raises FailedPrecondition for a cluster that
+        was not started here, whose model may be elsewhere: use client.tokenize instead."""
         if self._cluster is None:
             where = f"the model of the cluster at {self.address} is not here"
             raise FailedPrecondition(f"{where}: client.tokenize() asks its frontend")
@@ -82,7 +82,8 @@ class EmbeddedCluster:
 
 
 def by_service(settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Settings by their own names, or in a dict under a service's. Raises InvalidArgument for unknown ones."""
+    """Groups settings by service; a value may be a dict under a service's name. Raises InvalidArgument for unknown
+    ones."""
     sections: dict[str, dict[str, Any]] = {service: dict(settings.pop(service, {})) for service in SERVICES}
     for name, value in settings.items():
         owners = [service for service, model in SERVICES.items() if name in model.model_fields]

@@ -1,4 +1,4 @@
-"""One continuation, for whoever awaits it and for whoever iterates over it."""
+"""Handle of one continuation, which can be awaited or iterated."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from quire.requests import Prompt, RequestOptions, plain
 
 
 class GenerationHandle(Coroutine[Any, Any, RequestOutput]):
-    """`await` gives the whole of it; `async for` gives what there is so far, each time with more, the last time whole.
+    """`await` returns the complete result; `async for` yields the growing result, complete at the end.
 
-    It is a coroutine, so that gather(), create_task() and wait_for() take it. Nothing is asked before.
+    It is a coroutine, so that gather(), create_task() and wait_for() accept it. The request is sent only then.
     """
 
     def __init__(
@@ -26,7 +26,7 @@ class GenerationHandle(Coroutine[Any, Any, RequestOutput]):
         params: SamplingParams | None,
         options: Callable[[], Awaitable[RequestOptions]],
     ) -> None:
-        """`options`: awaited first; of an adapter, they are there when that is."""
+        """`options`: awaited before the request, because an adapter may have to be loaded."""
         self._client = client
         self._prompt = prompt
         self._params = params
@@ -62,7 +62,7 @@ class GenerationHandle(Coroutine[Any, Any, RequestOutput]):
 
 
 def _still(result: RequestOutput) -> RequestOutput:
-    """That does not change while more comes."""
+    """Returns a copy that does not change as output arrives."""
     outputs = [
         replace(output, token_ids=[*output.token_ids], logprobs=copy(output.logprobs)) for output in result.outputs
     ]

@@ -1,4 +1,4 @@
-"""`LoRARequest`: a prompt's adapter, which is loaded when it is first named."""
+"""`LoRARequest`: selects a prompt's adapter, which is loaded when it is first used."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from quire.shared.errors import InvalidArgument
 
 @dataclass(frozen=True, slots=True)
 class LoRARequest:
-    """As vLLM's users write it: LoRARequest("sql", 1, "/adapters/sql").
+    """Adapter selection in vLLM's form: LoRARequest("sql", 1, "/adapters/sql").
 
-    The name says which adapter it is, to the whole cluster; the number is vLLM's and says nothing here. The folder is
-    one that workers read: absolute, or relative to one of their lora_folders; empty: the adapter is there already.
+    The name identifies the adapter in the whole cluster; the number exists for compatibility and has no effect. The
+    folder must be readable by workers: absolute, or relative to one of their lora_folders; empty: the adapter is
+    already loaded.
     """
 
     lora_name: str
@@ -33,29 +34,29 @@ LoRARequests = LoRARequest | Sequence[LoRARequest | None] | None
 """For all prompts, or for each its own; None: the model without any."""
 
 
-# A frontend lists an adapter a moment after the scheduler has loaded it for another program.
+# A frontend lists an adapter shortly after the scheduler has loaded it for another program.
 LISTED_WITHIN_S = 5.0
 LISTED_POLL_S = 0.05
 
 
 class AdapterSource(Protocol):
-    """A cluster, or an engine inside of the program."""
+    """Loads adapters: a cluster, or an engine in this process."""
 
     def load_adapter(self, name: str, path: str, *, replace: bool = False) -> int: ...
 
     def unload_adapter(self, name: str) -> int: ...
 
     def adapter_names(self) -> set[str]:
-        """That requests may choose."""
+        """Returns the adapters that requests may select."""
 
 
 class LoadedAdapters:
-    """What one program asks of adapters, with the folders that it has had them loaded from. Any thread may call."""
+    """Adapters that one program uses, with the folders from which they were loaded. Thread-safe."""
 
     def __init__(self, source: AdapterSource) -> None:
         self._source = source
         self._paths: dict[str, str] = {}
-        self._loading = threading.Lock()  # of two requests that name the same adapter first, one loads it
+        self._loading = threading.Lock()  # only one of several requests loads a new adapter
 
     def load(self, name: str, path: str, *, replace: bool) -> int:
         count = self._source.load_adapter(name, path, replace=replace)
@@ -67,7 +68,7 @@ class LoadedAdapters:
         return self._source.unload_adapter(name)
 
     def options(self, asked: LoRARequests, count: int) -> list[RequestOptions] | None:
-        """Of `count` prompts, once the adapters that they name are there. Raises QuireError."""
+        """Returns the options of `count` prompts, after loading the adapters that they name. Raises QuireError."""
         if asked is None:
             return None
         each = [asked] * count if isinstance(asked, LoRARequest) else one_per_prompt(asked, count, "lora_request")
@@ -76,14 +77,14 @@ class LoadedAdapters:
         return [RequestOptions(model=request.lora_name if request else "") for request in each]
 
     def groups(self, asked: LoRARequests, count: int) -> dict[RequestOptions, list[int]]:
-        """Prompts that go through the same, by their numbers."""
+        """Groups prompts by adapter; returns their indices."""
         found: dict[RequestOptions, list[int]] = {}
         for number, own in enumerate(self.options(asked, count) or [RequestOptions()] * count):
             found.setdefault(own, []).append(number)
         return found
 
     def chosen(self, asked: LoRARequest | None, options: RequestOptions | None = None) -> RequestOptions:
-        """Of one request. Raises QuireError, InvalidArgument where options name a model as well."""
+        """Returns the options of one request. Raises QuireError; InvalidArgument if options name a model as well."""
         options = options or RequestOptions()
         if asked is None:
             return options
@@ -120,7 +121,7 @@ class LoadedAdapters:
                 raise
 
     def _is_listed(self, name: str) -> bool:
-        """Waits until requests may choose the adapter `name`; returns False if that takes too long."""
+        """Waits until requests may select the adapter `name`; returns False after a timeout."""
         end = time.monotonic() + LISTED_WITHIN_S
         while name not in self._source.adapter_names():
             if time.monotonic() > end:

@@ -1,4 +1,4 @@
-"""A bar on the terminal for calls of many prompts."""
+"""Progress bar for calls with many prompts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from quire.shared.errors import FailedPrecondition
 
 @contextmanager
 def bar(count: int, *, shown: bool) -> Iterator[Callable[[RequestOutput], None] | None]:
-    """What to call with each result; None without a bar."""
+    """Yields a callback for each result; None without a bar."""
     if not shown:
         yield None
         return

@@ -1,1 +1,1 @@
-"""A cluster as a picture of characters: made of values, so that it can be drawn anywhere."""
+"""Text rendering of a cluster's status, from plain values."""

@@ -1,4 +1,4 @@
-"""The last looks at a cluster, of which a curve is drawn."""
+"""Recent throughput of a cluster, for a curve."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ BARS = "▁▂▃▄▅▆▇█"
 
 
 class History:
-    """Tokens generated a second between two looks, over all workers."""
+    """Generated tokens per second between consecutive samples, over all workers."""
 
     def __init__(self, length: int = 240) -> None:
         self.rates: deque[float] = deque(maxlen=length)
-        self._generated: dict[tuple[str, int], int] = {}  # by worker and epoch, as of the last look
+        self._generated: dict[tuple[str, int], int] = {}  # by worker and epoch, at the last sample
         self._looked_s: float | None = None
 
     def add(self, services: Sequence[pb.ServiceStatus], now: float) -> None:
@@ -28,7 +28,7 @@ class History:
         self._generated, self._looked_s = generated, now
 
     def curve(self, width: int) -> str:
-        """The last `width` rates as bars, the highest of them full."""
+        """Returns the last `width` rates as bars scaled to the maximum."""
         shown = list(self.rates)[-width:]
         highest = max(shown, default=0.0)
         if not highest:

@@ -1,4 +1,4 @@
-"""One look at a cluster, as lines."""
+"""Renders a cluster's status as lines."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ STATES = {
     pb.STATE_OUTDATED: (YELLOW, "outdated"),
     pb.STATE_DOWN: (RED, "down"),
 }
-LONG_S, VERY_LONG_S = 10.0, 60.0  # for a request
+LONG_S, VERY_LONG_S = 10.0, 60.0  # request ages that are highlighted
 NARROWEST, WIDEST = 60, 160
 
 
-class Ink:
-    """Colours, or none for what is not a terminal."""
+class Palette:
+    """Terminal colours, or none for other outputs."""
 
     def __init__(self, *, coloured: bool) -> None:
         self._coloured = coloured
@@ -40,13 +40,13 @@ class Ink:
         return f"{colour}{text}{PLAIN}" if self._coloured else text
 
 
-def lines(services: Sequence[pb.ServiceStatus], history: History, width: int, ink: Ink) -> list[str]:
-    """At most `width` characters each, colours aside."""
+def lines(services: Sequence[pb.ServiceStatus], history: History, width: int, ink: Palette) -> list[str]:
+    """Returns lines of at most `width` characters each, not counting colour codes."""
     width = min(max(width, NARROWEST), WIDEST)
     return [*_head(services, history, width, ink), "", *_workers(services, width, ink), "", *_calls(services, ink)]
 
 
-def _head(services: Sequence[pb.ServiceStatus], history: History, width: int, ink: Ink) -> Iterator[str]:
+def _head(services: Sequence[pb.ServiceStatus], history: History, width: int, ink: Palette) -> Iterator[str]:
     schedulers = [service for service in services if service.role == pb.ROLE_SCHEDULER]
     running, waiting = sum(s.running for s in schedulers), sum(s.waiting for s in schedulers)
     rate = history.rates[-1] if history.rates else sum(s.work.tokens_per_s for s in schedulers)
@@ -61,7 +61,7 @@ def _head(services: Sequence[pb.ServiceStatus], history: History, width: int, in
         yield ink(CYAN, curve)
 
 
-def _workers(services: Sequence[pb.ServiceStatus], width: int, ink: Ink) -> Iterator[str]:
+def _workers(services: Sequence[pb.ServiceStatus], width: int, ink: Palette) -> Iterator[str]:
     workers = [service for service in services if service.role == pb.ROLE_WORKER]
     if not workers:
         yield ink(RED, "no worker is attached")
@@ -81,15 +81,15 @@ def _workers(services: Sequence[pb.ServiceStatus], width: int, ink: Ink) -> Iter
         )
 
 
-def _bar(blocks: pb.BlockCounts, width: int, ink: Ink) -> str:
-    """Used, then cached, then free."""
+def _bar(blocks: pb.BlockCounts, width: int, ink: Palette) -> str:
+    """Renders used, then cached, then free blocks."""
     total = blocks.total or 1
     used = min(width, round(blocks.used / total * width) or int(blocks.used > 0))
     cached = min(width - used, round(blocks.cached / total * width) or int(blocks.cached > 0))
     return ink(GREEN, "█" * used) + ink(CYAN, "▒" * cached) + ink(DIM, "·" * (width - used - cached))
 
 
-def _calls(services: Sequence[pb.ServiceStatus], ink: Ink) -> Iterator[str]:
+def _calls(services: Sequence[pb.ServiceStatus], ink: Palette) -> Iterator[str]:
     calls = sorted((call for service in services for call in service.oldest_calls), key=lambda call: -call.age_s)
     if not calls:
         yield ink(DIM, "no request is being answered")
@@ -105,6 +105,6 @@ def _calls(services: Sequence[pb.ServiceStatus], ink: Ink) -> Iterator[str]:
 
 
 def _printable(text: str, length: int) -> str:
-    """Clients choose their ids: none may steer the terminal."""
+    """Removes control characters from client-chosen ids, which must not control the terminal."""
     plain = "".join(character if character.isprintable() else "?" for character in text)
     return plain if len(plain) <= length else f"{plain[: length - 1]}…"

@@ -1,1 +1,1 @@
-"""Weights that a program sends to the workers of a cluster: as a stream, or through memory of their host."""
+"""Transfer of weights from a program to the workers of a cluster: as a stream, or through shared memory."""

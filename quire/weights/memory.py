@@ -1,4 +1,4 @@
-"""A trainer's tensors in memory that workers of this host read: what the messages of a stream say of them."""
+"""Shares a trainer's tensors in memory with workers of this host; builds the messages that describe it."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ RUNS_IN_A_PIECE = 512
 def messages(
     begin: pb.UpdateWeightsRequest, named_tensors: Iterable[tuple[str, Any]]
 ) -> Iterator[Iterator[pb.StreamWeightsRequest]]:
-    """While it lasts workers may read: tensors on GPUs where they are, others in a copy. Raises InvalidArgument for
-    what is no tensor of torch's, ResourceExhausted where there is no room for the copy."""
+    """Yields the messages. Until it ends, workers may read: tensors on GPUs in place, others from a copy. Raises
+    InvalidArgument for an object that is not a torch tensor, ResourceExhausted if the copy does not fit."""
     tensors = list(named_tensors)
     heads = [weights_stream.head(name, tensor) for name, tensor in tensors]
     if not (host := weights_memory.host_id()):
         raise FailedPrecondition("this host does not say which it is: update_weights_from_tensor sends a stream")
-    held = [tensor.detach().contiguous() for _, tensor in tensors]  # as long as anybody reads
+    held = [tensor.detach().contiguous() for _, tensor in tensors]  # kept alive while workers may read
     with _segment() as (name, segment):
         runs = _written(held, name, segment)
         yield _stream(begin, heads, host, [run for run in runs if run.bytes])
@@ -63,8 +63,9 @@ def _of_copy(tensor: Any, name: str, segment: BinaryIO) -> SharedRun:
 
 @contextmanager
 def _segment() -> Iterator[tuple[str, BinaryIO]]:
-    """Its lock says that its trainer lives: what one left that was killed is removed by the next."""
-    _forget_left()
+    """Creates a locked segment: the lock shows that its trainer is alive; segments of killed trainers are removed by
+    the next one."""
+    _remove_abandoned()
     name = f"{weights_memory.PREFIX}{secrets.token_hex(16)}"
     path = weights_memory.SEGMENTS / name
     created = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -76,16 +77,16 @@ def _segment() -> Iterator[tuple[str, BinaryIO]]:
         path.unlink(missing_ok=True)
 
 
-def _forget_left() -> None:
+def _remove_abandoned() -> None:
     for path in weights_memory.SEGMENTS.glob(f"{weights_memory.PREFIX}*"):
-        with suppress(OSError), path.open("rb") as left:  # another's, or in use
+        with suppress(OSError), path.open("rb") as left:  # another user's, or in use
             fcntl.flock(left, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.fstat(left.fileno()).st_size:  # else it is about to be written, and not locked yet
+            if os.fstat(left.fileno()).st_size:  # empty: just created and not locked yet
                 path.unlink()
 
 
 def _of_gpu(tensor: Any) -> SharedRun:
-    """Whatever is still being computed is awaited."""
+    """Returns the ranges of a GPU tensor, after pending computations have finished."""
     import torch
 
     torch.cuda.synchronize(tensor.device)

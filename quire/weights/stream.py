@@ -1,4 +1,4 @@
-"""A checkpoint's tensors as the messages of a stream."""
+"""Builds the messages that stream a checkpoint's tensors."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ PIECE_BYTES = 512 * 1024
 def messages(
     begin: pb.UpdateWeightsRequest, named_tensors: Iterable[tuple[str, Any]]
 ) -> Iterator[pb.StreamWeightsRequest]:
-    """Raises InvalidArgument for what is no tensor of torch's."""
+    """Yields the messages. Raises InvalidArgument for an object that is not a torch tensor."""
     tensors = list(named_tensors)
     return _stream(begin, tensors, [head(name, tensor) for name, tensor in tensors])
 
 
 def header_messages(begin: pb.UpdateWeightsRequest, heads: list[TensorHead]) -> Iterator[pb.StreamWeightsRequest]:
-    """What comes before all content."""
+    """Yields the messages before the content."""
     yield pb.StreamWeightsRequest(begin=begin)
     for start in range(0, len(heads), MAX_HEADERS_PER_PIECE):
         part = TensorHeads(tensors=heads[start : start + MAX_HEADERS_PER_PIECE])
@@ -33,7 +33,7 @@ def header_messages(begin: pb.UpdateWeightsRequest, heads: list[TensorHead]) -> 
 def broadcast_messages(
     begin: pb.UpdateWeightsRequest, heads: list[TensorHead], content: BroadcastContent
 ) -> Iterator[pb.StreamWeightsRequest]:
-    """Of content that is broadcast."""
+    """Yields the messages that announce a broadcast."""
     yield from header_messages(begin, heads)
     yield pb.StreamWeightsRequest(piece=WeightsPiece(broadcast=content))
     yield pb.StreamWeightsRequest(piece=WeightsPiece(end=b""))
@@ -54,7 +54,7 @@ def _stream(
 
 
 def head(name: str, tensor: Any) -> TensorHead:
-    """Raises InvalidArgument."""
+    """Returns a tensor's header. Raises InvalidArgument."""
     dtype = DTYPES.get(str(getattr(tensor, "dtype", "")).removeprefix("torch."))
     if dtype is None or not hasattr(tensor, "detach"):
         raise InvalidArgument(f"named_tensors: {name} is no tensor of a known dtype", field="named_tensors")
@@ -62,7 +62,7 @@ def head(name: str, tensor: Any) -> TensorHead:
 
 
 def tensor_bytes(tensor: Any) -> memoryview:
-    """Row by row, wherever it lies."""
+    """Returns a tensor's contents in row-major order, from any device."""
     import torch
 
     flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8).cpu()

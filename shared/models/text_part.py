@@ -15,7 +15,7 @@ TEXT_CONFIG, TIE = "text_config", "tie_word_embeddings"
 
 
 class Ties(enum.Enum):
-    """Which tie_word_embeddings applies, as in the transformers class that has the output head."""
+    """Selects the tie_word_embeddings that applies, as in the transformers class that has the output head."""
 
     OUTER = "outer"  # the top-level value; if missing: that of `defaults`, else false
     EITHER = "either"

@@ -146,7 +146,7 @@ class Duplex(Generic[Incoming, Outgoing]):
 
 
 def _raise_unless_requested() -> NoReturn:
-    """In an `except CancelledError`: re-raises a requested cancellation; otherwise raises Unavailable, because gRPC
+    """Handles a CancelledError: re-raises a requested cancellation; otherwise raises Unavailable, because gRPC
     reports a locally cancelled call by a CancelledError."""
     if is_cancel_requested():
         raise  # noqa: PLE0704

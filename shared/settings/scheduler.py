@@ -10,10 +10,13 @@ from quire.shared.settings.base import Settings
 
 
 class SchedulerSettings(Settings):
-    """Who runs next, with how many tokens, in which KV blocks, on which worker."""
+    """Settings of the scheduler, which decides which sequences run next, with how many tokens, in which KV blocks,
+    on which worker."""
 
-    grpc_port: int = Field(50052, ge=0, le=65535, description="port that frontends and workers dial; 0: any free one")
-    share_ports: bool = Field(False, description="let the launcher, which holds the gRPC port, share it (SO_REUSEPORT)")
+    grpc_port: int = Field(50052, ge=0, le=65535, description="port for frontends and workers; 0: any free one")
+    share_ports: bool = Field(
+        False, description="share the gRPC port with the launcher, which reserves it (SO_REUSEPORT)"
+    )
     metrics_port: int = Field(9102, ge=0, le=65535, description="port of /metrics; 0: any free one")
     scheduling_policy: str = Field(
         "fcfs",
@@ -21,7 +24,7 @@ class SchedulerSettings(Settings):
         "name of an installed package's",
     )
     priority_aging_s: float = Field(
-        0.0, ge=0, description="waited so long, a sequence is one level of priority more urgent, seconds; 0: never"
+        0.0, ge=0, description="waiting time that raises a sequence's priority by one level, seconds; 0: never"
     )
     tenant_weights: dict[str, PositiveFloat] = Field(
         default_factory=dict, description="shares of tenants under the fair policy, NAME=WEIGHT,...; 1 if not named"
@@ -33,26 +36,28 @@ class SchedulerSettings(Settings):
     redis_namespace: str = Field("quire", min_length=1, description="keeps clusters that share one Redis apart")
     placement: Literal["prefix", "least_loaded", "round_robin"] = Field(
         "prefix",
-        description="which worker a sequence goes to: least left to compute with its cached prefix, or simpler",
+        description="how a sequence's worker is chosen: prefix: fewest tokens to compute given cached prefixes",
     )
     max_worker_losses: int = Field(
-        3, ge=1, description="a sequence that was on so many workers when they were lost is ended, not tried again"
+        3,
+        ge=1,
+        description="number of lost workers after which a sequence that ran on them is ended instead of retried",
     )
-    enable_prefix_caching: bool = Field(True, description="reuse the KV of equal prefixes")
+    enable_prefix_caching: bool = Field(True, description="reuse the KV of common prefixes")
     prefix_grain: int = Field(
-        16, ge=0, description="tokens of a block from which on it is copied for an equal prefix; 0: only whole blocks"
+        16, ge=0, description="minimum common tokens for which a partial block is copied; 0: only whole blocks"
     )
     kv_offloading_policy: Literal["lru", "arc"] = Field(
-        "lru", description="what host memory and disk lose first; arc: prompts that never return push out no others"
+        "lru", description="eviction policy of host memory and disk; arc: prompts used only once do not evict others"
     )
     kv_offloading_store_threshold: int = Field(
-        0, ge=0, description="blocks are kept below the device once so many prompts had them; 0 and 1: all blocks are"
+        0, ge=0, description="number of prompts that must use a block before it is offloaded; 0 and 1: offload all"
     )
     kv_handover: Literal["auto", "always", "never"] = Field(
-        "auto", description="prefixes that another worker holds are fetched from it; auto: if that beats computing them"
+        "auto", description="fetch prefixes from another worker that holds them; auto: if faster than computing them"
     )
     prefill_threshold: int = Field(
-        256, ge=1, description="prompt tokens to be computed from which on a worker with the role prefill gets them"
+        256, ge=1, description="minimum prompt tokens to compute for which a prefill worker is used"
     )
     max_num_batched_tokens: int = Field(0, ge=0, description="token budget of a step; 0: the worker's own limit")
     max_num_seqs: int = Field(0, ge=0, description="sequences running at a time on a worker; 0: the worker's own limit")
@@ -66,17 +71,15 @@ class SchedulerSettings(Settings):
         "get as many tokens of a step as that allows, milliseconds; 0: as many as a step has",
     )
     watermark: float = Field(
-        0.01, ge=0, lt=1, description="share of the blocks kept free at admission, so that running sequences can grow"
+        0.01, ge=0, lt=1, description="share of KV blocks kept free at admission, so that running sequences can grow"
     )
     max_steps_in_flight: int = Field(
-        0, ge=0, le=4, description="plans under way at a time on a worker; 0: by how long steps take"
+        0, ge=0, le=4, description="plans in flight per worker; 0: derived from step times"
     )
-    step_deadline_s: float = Field(30.0, gt=0, description="a worker that takes longer for a step is given up, seconds")
-    heartbeat_interval_ms: int = Field(
-        1000, ge=50, description="how often idle sessions say they are alive, milliseconds"
-    )
+    step_deadline_s: float = Field(30.0, gt=0, description="step time after which a worker is considered lost, seconds")
+    heartbeat_interval_ms: int = Field(1000, ge=50, description="interval of heartbeats on idle sessions, milliseconds")
     stat_loggers: tuple[str, ...] = Field(
-        ("log",), description="what is told of every worker's throughput: log (a line), names of installed packages'"
+        ("log",), description="loggers of worker statistics: log (a line), or names from installed packages"
     )
-    stats_interval_s: float = Field(10.0, gt=0, description="how often stat loggers are told, seconds")
-    max_waiting: int = Field(16384, ge=1, description="sequences waiting; more are refused")
+    stats_interval_s: float = Field(10.0, gt=0, description="stat logger interval, seconds")
+    max_waiting: int = Field(16384, ge=1, description="maximum number of waiting sequences; more are refused")

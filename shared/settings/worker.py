@@ -15,169 +15,170 @@ MOST_LORA_RANK = 256
 
 
 class WorkerSettings(Settings):
-    """Owns a device, executes."""
+    """Settings of the worker, which owns a device and executes steps."""
 
     model: str = Field(..., description="Hugging Face folder with *.safetensors, GGUF file, or ORG/NAME on a hub")
-    revision: str = Field("", description="branch, tag or commit of a model that is called by its name on a hub")
+    revision: str = Field("", description="branch, tag or commit of a model on a hub")
     served_model_name: str = Field("", description="name that requests use; default: the folder's name")
     scheduler: str = Field("127.0.0.1:50052", description="HOST:PORT of the scheduler to attach to, or several")
     role: Literal["both", "prefill", "decode"] = Field(
         "both",
-        description="prefill: it computes long prompts and hands their KV to others; decode: it goes on with them",
+        description="prefill: computes long prompts and hands their KV over; decode: continues these sequences",
     )
-    grpc_port: int = Field(
-        0, ge=0, le=65535, description="port of health, and of KV for other workers; 0: any free one"
-    )
+    grpc_port: int = Field(0, ge=0, le=65535, description="port for health checks and KV transfer; 0: any free one")
     metrics_port: int = Field(0, ge=0, le=65535, description="port of /metrics; 0: any free one")
-    share_ports: bool = Field(False, description="let the launcher, which holds the port of /metrics, share it")
+    share_ports: bool = Field(
+        False, description="share the metrics port with the launcher, which reserves it (SO_REUSEPORT)"
+    )
     device: Literal["cpu", "cuda"] = Field("cpu", description="where the model runs")
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
-        "auto", description="type of weights, activations and KV; auto: the checkpoint's, if the device is fast at it"
+        "auto", description="dtype of weights, activations and KV; auto: the checkpoint's, if efficient on the device"
     )
     kv_cache_dtype: Literal["auto", "fp8"] = Field(
-        "auto", description="type of cached keys and values; auto: the dtype; fp8: half the memory, CUDA only"
+        "auto", description="dtype of the KV cache; auto: the model's dtype; fp8: half the memory, CUDA only"
     )
     quantization: Literal["none", "fp8", "fp8_block"] = Field(
-        "none", description="8-bit linear layers, made at load: a scale for each, or for every 128 x 128; CUDA only"
+        "none",
+        description="quantize linear layers to 8 bits at load: one scale per tensor, or per 128 x 128 block; CUDA only",
     )
     lora: dict[str, str] = Field(
-        {}, description="adapters in PEFT's folders that requests choose as their model: NAME=FOLDER,NAME=FOLDER"
+        {}, description="LoRA adapters in PEFT format that requests select as their model: NAME=FOLDER,NAME=FOLDER"
     )
     lora_folders: tuple[str, ...] = Field(
-        (), description="folders from which adapters may be loaded while the worker runs; empty: none may"
+        (), description="folders from which adapters may be loaded at run time; empty: none"
     )
     enable_sleep_mode: bool = Field(
         False,
-        description="take GPU memory so that it can be given back for a while (sleep); on the CPU it always can",
+        description="allocate GPU memory so that it can be released temporarily (sleep); always possible on CPU",
     )
     weights_folders: tuple[str, ...] = Field(
-        (), description="folders from which weights may be updated while the worker runs; empty: none may"
+        (), description="folders from which weights may be updated at run time; empty: none"
     )
     max_loras: int = Field(
         16,
         ge=1,
         le=MOST_ADAPTERS,
-        description="adapters on the device at a time, with lora_folders; others take their turns",
+        description="adapters on the device at a time, with lora_folders; others are swapped in",
     )
     max_cpu_loras: int = Field(
-        0, ge=0, description="adapters kept in host memory, the last used ones; others are read again; 0: as max_loras"
+        0,
+        ge=0,
+        description="most recently used adapters kept in host memory; others are read again; 0: same as max_loras",
     )
-    max_lora_rank: int = Field(
-        MOST_LORA_RANK, ge=1, le=MOST_LORA_RANK, description="largest rank of an adapter that is taken"
-    )
+    max_lora_rank: int = Field(MOST_LORA_RANK, ge=1, le=MOST_LORA_RANK, description="largest adapter rank accepted")
     lora_modules_to_save: tuple[str, ...] = Field(
         (),
-        description="embeddings and output heads (embed_tokens, lm_head) that adapters of lora_folders may have whole: "
+        description="embeddings and output heads (embed_tokens, lm_head) that adapters of lora_folders may replace: "
         "memory for one in each of max_loras",
     )
     tensor_parallel_size: int = Field(
-        1, ge=1, le=MOST_RANKS, description="ranks that a model is cut into, a process and a GPU each"
+        1, ge=1, le=MOST_RANKS, description="tensor-parallel ranks, one process and GPU each"
     )
     pipeline_parallel_size: int = Field(
         1,
         ge=1,
         le=MOST_RANKS,
-        description="stages that a model's layers are shared out among, each of tensor_parallel_size ranks",
+        description="pipeline stages, each with tensor_parallel_size ranks",
     )
     context_parallel_size: int = Field(
         1,
         ge=1,
         le=MOST_RANKS,
-        description="groups of tensor_parallel_size ranks that share out the tokens of long prompts; each has all KV",
+        description="context-parallel groups, which split the tokens of long prompts; each holds all KV",
     )
-    nnodes: int = Field(1, ge=1, le=MOST_RANKS, description="hosts that have equally many of the ranks")
-    node_rank: int = Field(
-        0, ge=0, description="which of them this is: 0 has rank 0 and a scheduler, others do what that one says"
-    )
-    master_addr: str = Field("", description="node 0's IPv4 address or a name of it, the same on all nodes")
-    master_port: int = Field(29500, ge=1, le=65535, description="port of node 0 that the others dial")
+    nnodes: int = Field(1, ge=1, le=MOST_RANKS, description="number of hosts; each runs the same number of ranks")
+    node_rank: int = Field(0, ge=0, description="index of this host; node 0 runs rank 0 and dials the scheduler")
+    master_addr: str = Field("", description="IPv4 address or name of node 0, the same on all nodes")
+    master_port: int = Field(29500, ge=1, le=65535, description="port of node 0 for the other nodes")
     expert_parallel: bool = Field(
-        False, description="a mixture's experts are shared out among its ranks whole, instead of each one being cut"
+        False, description="distribute whole experts among the ranks instead of splitting each expert"
     )
     all2all_backend: Literal["allreduce", "alltoall"] = Field(
         "allreduce",
-        description="with --expert-parallel, allreduce: every rank has every token, and what experts make is added up; "
-        "alltoall: each has tokens of its own and sends them where their experts are, in steps that no CUDA graph has",
+        description="with --expert-parallel, allreduce: every rank has every token, and expert outputs are summed; "
+        "alltoall: each rank has its own tokens and sends them to their experts, without CUDA graphs",
     )
     enable_eplb: bool = Field(
-        False, description="with --expert-parallel, experts move from rank to rank so that each has as many tokens"
+        False, description="with --expert-parallel, move experts between ranks to balance their load"
     )
-    eplb_step_interval: int = Field(
-        3000, ge=1, description="steps of the worker after which their load is looked at again"
-    )
+    eplb_step_interval: int = Field(3000, ge=1, description="number of steps between load-balancing decisions")
     num_redundant_experts: int = Field(
-        0, ge=0, description="copies that busy experts of a layer have on other ranks, of all ranks together"
+        0, ge=0, description="total number of replicas of busy experts per layer, over all ranks"
     )
     custom_all_reduce: bool = Field(
         True,
-        description="ranks on the GPUs of one host add up with kernels of our own over peer memory, if their GPUs can, "
-        "up to the size from which NCCL is faster; otherwise with NCCL",
+        description="all-reduce between the GPUs of one host with custom kernels over peer memory, if supported, "
+        "up to the size at which NCCL is faster; otherwise with NCCL",
     )
     overlap_all_reduce: bool = Field(
         False,
-        description="two ranks on GPUs make products of many rows in pieces, and copy one to each other while the next "
-        "is made; it takes 128 MiB of each GPU, and is worth about 1 % of a prompt",
+        description="split products of many rows on two GPU ranks, and transfer one piece while the next "
+        "is computed; takes 128 MiB per GPU and saves about 1 % of a prompt's time",
     )
     engine: Literal["device", "simulated"] = Field(
-        "device", description="simulated: no model, made-up tokens after the time that a device would take"
+        "device", description="simulated: no model; artificial tokens after the time that a device would take"
     )
     simulated_workers: int = Field(1, ge=1, description="simulated workers in this process, named ID-0, ID-1, ...")
-    simulated_step_ms: float = Field(
-        10.0, gt=0, description="simulated: time of a step besides its tokens, milliseconds"
-    )
+    simulated_step_ms: float = Field(10.0, gt=0, description="simulated: fixed time per step, milliseconds")
     simulated_prompt_tokens_per_s: float = Field(
         20_000, gt=0, description="simulated: prompt tokens computed per second"
     )
-    simulated_sequence_us: float = Field(20.0, ge=0, description="simulated: time of a decoding sequence, microseconds")
+    simulated_sequence_us: float = Field(
+        20.0, ge=0, description="simulated: time per decoding sequence and step, microseconds"
+    )
     model_impl: Literal["auto", "quire", "transformers"] = Field(
-        "auto", description="whose code runs the model; auto: Quire's own, else that of the installed transformers"
+        "auto", description="model implementation; auto: Quire's own, else that of the installed transformers"
     )
     load_format: Literal["auto", "dummy"] = Field("auto", description="auto: the model's own; dummy: random weights")
-    max_model_len: int = Field(0, ge=0, description="longest sequence, tokens; 0: what the model and the memory allow")
+    max_model_len: int = Field(0, ge=0, description="longest sequence, tokens; 0: as the model and memory allow")
     max_num_seqs: int = Field(0, ge=0, description="sequences running at a time; 0: by device")
     max_num_batched_tokens: int = Field(0, ge=0, description="token budget of a step; 0: by device")
     block_size: int = Field(0, ge=0, description="token positions per KV block; 0: by device and attention backend")
-    gpu_memory_utilization: float = Field(0.9, gt=0, le=1, description="share of the GPU's memory used in all")
+    gpu_memory_utilization: float = Field(0.9, gt=0, le=1, description="share of the GPU's memory to use in total")
     cpu_kv_cache_gib: float = Field(
-        0.0, ge=0, description="KV memory on the CPU, GiB; 0: a tenth of what is free, at most 4"
+        0.0, ge=0, description="KV cache on the CPU, GiB; 0: a tenth of free memory, at most 4"
     )
-    kv_offloading_size: float = Field(
-        0.0, ge=0, description="host memory for KV blocks that the device has no room for, GiB; 0: none"
-    )
+    kv_offloading_size: float = Field(0.0, ge=0, description="host memory for offloaded KV blocks, GiB; 0: none")
     kv_offloading_region: str = Field(
-        "", description="folder in a tmpfs (/dev/shm) for that memory, which then outlives the worker; empty: its own"
+        "",
+        description="folder in a tmpfs (/dev/shm) for that memory, which then survives restarts; empty: private memory",
     )
     kv_offloading_disk: str = Field(
-        "", description="folder for KV blocks that host memory has no room for, kept over restarts; empty: none"
+        "", description="folder for KV blocks offloaded from host memory, kept across restarts; empty: none"
     )
-    kv_offloading_disk_size: float = Field(0.0, ge=0, description="how much of them, GiB; with kv_offloading_disk")
+    kv_offloading_disk_size: float = Field(
+        0.0, ge=0, description="disk space for KV blocks, GiB; with kv_offloading_disk"
+    )
     query_cache_mb: int = Field(
         64,
         ge=1,
         le=1 << 14,
-        description="vectors of queries that documents are compared with token by token, kept on the device, MiB",
+        description="device memory for cached late-interaction query vectors, MiB",
     )
     num_blocks: int = Field(0, ge=0, description="KV blocks, null block included; 0: from memory")
     attention_backend: str = Field("auto", description="attention implementation by name; auto: the best that can run")
     batch_invariant: bool = Field(
-        False, description="a request gets the same tokens and log-probabilities, to the bit, alone and in any batch"
+        False, description="results do not depend on the batch: same tokens and log-probabilities, bit for bit"
     )
-    cuda_graphs: bool = Field(True, description="decode steps as CUDA graphs: faster steps for a second of start-up")
+    cuda_graphs: bool = Field(
+        True, description="run decode steps as CUDA graphs: faster steps, one second longer start-up"
+    )
     cuda_graph_chunks: bool = Field(
-        True, description="steps with chunks of prompts, too, where launching their kernels takes longer than computing"
+        True, description="also for steps with prompt chunks, where launching kernels takes longer than computing"
     )
     max_logprobs: int = Field(
-        20, ge=-1, description="most log-probabilities per token that a request may ask for; -1: the whole vocabulary"
+        20, ge=-1, description="maximum log-probabilities per token in a request; -1: the whole vocabulary"
     )
     logprobs_mode: Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"] = Field(
-        "raw_logprobs", description="raw: as the model gives them; processed: as the token was drawn from them"
+        "raw_logprobs",
+        description="raw: as computed by the model; processed: after the logits processing used for sampling",
     )
     structured_output_backend: Literal[
         "auto", "llguidance", "xgrammar", "outlines-core", "lm-format-enforcer", "guidance", "outlines"
     ] = Field(
         "auto",
-        description="library of grammars; auto: llguidance, and for what it cannot the first installed that can; "
-        "guidance and outlines: as vLLM calls llguidance and outlines-core",
+        description="grammar backend; auto: llguidance, then the first installed one that supports the constraint; "
+        "guidance and outlines: vLLM's names for llguidance and outlines-core",
     )
     speculative_config: str = Field(
         "",
@@ -196,23 +197,24 @@ class WorkerSettings(Settings):
 
     @property
     def num_ranks(self) -> int:
-        """Processes that the model is cut into."""
+        """Number of processes that the model is split across."""
         return self.tensor_parallel_size * self.pipeline_parallel_size * self.context_parallel_size
 
     @property
     def use_custom_all_reduce(self) -> bool:
-        """Few rows and many are then added up in two ways, in two orders; GPUs of several hosts have no memory in
-        common."""
+        """Whether to use the custom all-reduce. It sums few and many rows in different orders, so it excludes batch
+        invariance; GPUs of several hosts share no memory."""
         return self.custom_all_reduce and self.nnodes == 1 and not self.batch_invariant
 
     @property
     def use_overlapped_all_reduce(self) -> bool:
-        """A row's product may have other bits in a piece than among all rows."""
+        """Whether to overlap the all-reduce; a row's product may then differ in its last bits between piece and
+        whole."""
         return self.overlap_all_reduce and self.use_custom_all_reduce
 
     @property
     def schedulers(self) -> tuple[str, ...]:
-        """Addresses, the first to be tried first."""
+        """Addresses of the schedulers, in the order in which they are tried."""
         return tuple(part.strip() for part in self.scheduler.split(",") if part.strip())
 
     @property

@@ -1,7 +1,8 @@
 """Regular expressions with intersection, complement and word boundaries, as deterministic automata (Brzozowski 1964,
-Derivatives of regular expressions), and these as plain regular expressions again (state elimination).
+Derivatives of regular expressions), and their conversion back to plain regular expressions (state elimination).
 
-An expression is a tuple: its kind, then its parts. Sets of characters are tuples of ranges, both ends included."""
+An expression is a tuple: its kind, then its parts. Character sets are tuples of ranges with both ends included.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +19,17 @@ EMPTY: Expression = ("empty",)
 ALL: Ranges = ((0, LAST),)
 ANY_TEXT: Expression = ("star", ("characters", ALL))
 MAX_STATES = 128
-MAX_PARTS = 1_000  # of an expression: a derivative takes about a microsecond each
-MAX_CLASSES = 48  # of characters
-MAX_CHARACTERS = 20_000  # of an expression made of an automaton
+MAX_PARTS = 1_000  # per expression; a derivative takes about a microsecond per part
+MAX_CLASSES = 48  # character classes
+MAX_CHARACTERS = 20_000  # per expression created from an automaton
 
 
 class TooLarge(Exception):
-    """More states or characters than the bounds allow."""
+    """The automaton or the resulting expression exceeds a limit."""
 
 
 def characters(ranges: Iterable[tuple[int, int]], *, negated: bool = False) -> Expression:
-    """One character of these ranges, or of none of them."""
+    """Returns an expression for one character in these ranges, or in none of them if `negated`."""
     merged: list[tuple[int, int]] = []
     for first, last in sorted(ranges):
         if merged and first <= merged[-1][1] + 1:
@@ -43,7 +44,7 @@ def characters(ranges: Iterable[tuple[int, int]], *, negated: bool = False) -> E
 
 
 def chain(first: Expression, then: Expression) -> Expression:
-    """One after the other."""
+    """Returns the concatenation of two expressions."""
     if NOTHING in (first, then):
         return NOTHING
     if first == EMPTY:
@@ -54,7 +55,7 @@ def chain(first: Expression, then: Expression) -> Expression:
 
 
 def either(options: Iterable[Expression]) -> Expression:
-    """Any of these."""
+    """Returns the union of expressions."""
     found = _flat("either", options) - {NOTHING}
     if ANY_TEXT in found:
         return ANY_TEXT
@@ -62,13 +63,13 @@ def either(options: Iterable[Expression]) -> Expression:
 
 
 def both(parts: Iterable[Expression]) -> Expression:
-    """All of these at once."""
+    """Returns the intersection of expressions."""
     found = _flat("both", parts) - {ANY_TEXT}
     return NOTHING if NOTHING in found else _group("both", found, ANY_TEXT)
 
 
 def complement(inner: Expression) -> Expression:
-    """Every text that `inner` does not match."""
+    """Returns an expression for every text that `inner` does not match."""
     if inner == NOTHING:
         return ANY_TEXT
     if inner == ANY_TEXT:
@@ -77,7 +78,7 @@ def complement(inner: Expression) -> Expression:
 
 
 def repeated(inner: Expression, least: int, most: int | None) -> Expression:
-    """Between `least` and `most` times; None: without end."""
+    """Returns an expression for `least` to `most` repetitions; None: unbounded."""
     found = EMPTY if most is not None else EMPTY if inner in (EMPTY, NOTHING) else ("star", inner)
     for _ in range((most or least) - least):
         found = either((EMPTY, chain(inner, found)))
@@ -101,7 +102,8 @@ def is_word(character: int) -> bool:
 
 
 def nullable(expression: Expression, before: bool, after: bool) -> bool:  # noqa: PLR0911 - a case each
-    """Whether it matches no character between two that are of a word, or are not."""
+    """Whether the expression matches the empty text between two characters that are (`before`, `after`) or are not
+    word characters."""
     match expression:
         case ("empty",) | ("star", _):
             return True
@@ -119,7 +121,8 @@ def nullable(expression: Expression, before: bool, after: bool) -> bool:  # noqa
 
 
 def derivative(expression: Expression, character: int, before: bool) -> Expression:  # noqa: PLR0911 - a case each
-    """What has to follow `character`, which follows one that is of a word (`before`), or is not."""
+    """Returns the expression for what may follow `character`, whose predecessor is (`before`) or is not a word
+    character."""
     match expression:
         case ("characters", ranges):
             return EMPTY if any(first <= character <= last for first, last in ranges) else NOTHING
@@ -140,8 +143,8 @@ def derivative(expression: Expression, character: int, before: bool) -> Expressi
 
 
 def plain(expression: Expression) -> str:
-    """Returns a regular expression for the same texts without look-around, anchored; empty where there are none.
-    Raises TooLarge."""
+    """Returns an anchored regular expression without look-around for the same texts; empty if there are none. Raises
+    TooLarge."""
     _check_size(expression)
     classes = _classes(expression)
     if len(classes) > MAX_CLASSES:
@@ -187,7 +190,7 @@ def _parts(expression: Expression) -> Iterator[Expression]:
 
 
 def _classes(expression: Expression) -> list[Ranges]:
-    """Characters that nothing in the expression tells apart."""
+    """Partitions the characters into sets that the expression does not distinguish."""
     sets = {part[1] for part in _parts(expression) if part[0] == "characters"} | {WORD}
     edges = sorted({0, LAST + 1, *(edge for ranges in sets for first, last in ranges for edge in (first, last + 1))})
     found: dict[tuple[bool, ...], list[tuple[int, int]]] = {}
@@ -206,7 +209,7 @@ def _written(ranges: Iterable[tuple[int, int]]) -> str:
 
 
 def _eliminated(edges: dict[tuple[int, int], str], ends: set[int], num_states: int) -> str:
-    """Takes states away one by one, those with the fewest ways through them first."""
+    """Eliminates states one by one, those with the fewest paths through them first."""
     begin, end = -1, -2
     edges[begin, 0] = ""
     edges.update(((state, end), "") for state in ends)

@@ -1,6 +1,7 @@
-"""Grammar libraries by name, and what each may be asked for: what one leaves out of account, or gets wrong, is refused.
+"""Grammar backends by name, and the features each supports: a feature that a backend ignores or gets wrong is refused.
 
-Found out with `python -m quire.services.worker.structured.bench`."""
+Determined with `python -m quire.services.worker.structured.bench`.
+"""
 
 from __future__ import annotations
 
@@ -35,11 +36,11 @@ OBJECTS = frozenset(("properties", "required", "additionalProperties"))
 ARRAYS = frozenset(("items", "minItems", "maxItems"))
 COMMON = frozenset(("type", "enum", "const", "anyOf", "oneOf", "$ref", "$defs", "definitions"))
 NUMBERS = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"))
-# Inside of a JSON string these could match what may not stand there as it is: a quotation mark, a backslash.
+# Inside a JSON string these could match characters that must be escaped: a quotation mark, a backslash.
 NOT_PLAIN = re.compile(r'(?<!\\)\.|\[\^|\\[sSDWxup]|["/]|\\\\')
 LOOK_AROUND = re.compile(r"(?<!\\)\(\?<?[=!]")
 LOOK_BEHIND = re.compile(r"(?<!\\)\(\?<[=!]")
-NO_REGULAR = re.compile(r"(?<!\\)(?:\\\\)*\\(?:[bB1-9ZzG]|k<)")  # word boundaries, references back, other anchors
+NO_REGULAR = re.compile(r"(?<!\\)(?:\\\\)*\\(?:[bB1-9ZzG]|k<)")  # word boundaries, back references, other anchors
 NOT_REGULAR = "takes no \\b, \\B, \\Z or back reference in regular expressions"
 NO_LOOK_AROUND = "takes no look-around in regular expressions"
 NO_LOOK_BEHIND = "takes no look-behind in regular expressions"
@@ -50,20 +51,20 @@ DEFINED = re.compile(r"#/(\$defs|definitions)/[^/]+")
 
 @dataclass(frozen=True, slots=True)
 class BackendSupport:
-    """Of a library."""
+    """Features that one backend supports."""
 
     forms: frozenset[str]
     keywords: frozenset[str]  # of JSON Schema
     formats: frozenset[str] = frozenset()
-    looks_ahead: bool = False  # in regular expressions
+    looks_ahead: bool = False  # look-ahead in regular expressions
     own_whitespace: bool = False
-    compact: bool = True  # a JSON text without any whitespace
-    escapes: bool = False  # names and values may hold what a JSON text has to escape
-    any_enum: bool = False  # values of different types
-    any_value: bool = False  # schemas that say nothing
-    any_ref: bool = False  # to other places than definitions
-    empty: bool = True  # strings and arrays of at most nothing
-    many_arrays: bool = True  # among the schemas of an anyOf
+    compact: bool = True  # JSON without whitespace
+    escapes: bool = False  # names and values with characters that JSON escapes
+    any_enum: bool = False  # enum values of different types
+    any_value: bool = False  # schemas without constraints
+    any_ref: bool = False  # $ref to other places than definitions
+    empty: bool = True  # maxLength and maxItems of 0
+    many_arrays: bool = True  # several arrays in one anyOf
 
 
 _TEXTS = ("json_schema", "json_object", "regex", "choice")
@@ -82,7 +83,7 @@ ABILITIES = {
     OUTLINES_CORE: BackendSupport(
         frozenset(_TEXTS),
         COMMON | STRINGS | OBJECTS | ARRAYS | {"format"},
-        _COMMON_FORMATS,  # of time, email and uri its expressions match backslashes and quotation marks as they are
+        _COMMON_FORMATS,  # its patterns for time, email and uri match unescaped backslashes and quotation marks
         own_whitespace=True,
         any_enum=True,
     ),
@@ -101,10 +102,12 @@ ABILITIES = {
 def choose(
     constraint: pb.StructuredOutput, names: Sequence[str], ask: Callable[[str], Result]
 ) -> tuple[str, Result, str]:
-    """Asks these libraries in order; returns the first that can do it, its answer, and why those before it cannot.
+    """Tries the backends in order; returns the first that supports the constraint, its answer, and why those before it
+    do not.
 
-    `constraint` is checked. `ask` raises InvalidArgument where the library cannot compile it: where it lacks a feature,
-    the next library is asked. None can: InvalidArgument with what each said."""
+    `constraint` has been validated. `ask` raises InvalidArgument if the backend cannot compile it; if it lacks a
+    feature, the next backend is tried. Raises InvalidArgument with the reason of each backend if none can.
+    """
     reasons: list[str] = []
     for name in names:
         reason = cannot(name, constraint)
@@ -124,9 +127,9 @@ def _refusal(text: str) -> InvalidArgument:
 
 
 def cannot(name: str, constraint: pb.StructuredOutput) -> str:
-    """What this library cannot do of it; empty if it can."""
+    """Returns the first feature of the constraint that a backend does not support; empty if it supports all."""
     if name == LLGUIDANCE:
-        return ""  # it says so itself
+        return ""  # reports unsupported features itself
     return next(_faults(ABILITIES[name], constraint), "")
 
 
@@ -154,7 +157,7 @@ def _faults(able: BackendSupport, constraint: pb.StructuredOutput) -> Iterator[s
 
 
 def _tag_faults(able: BackendSupport, node: Any) -> Iterator[str]:
-    """Of the forms inside."""
+    """Yields the unsupported features of the formats inside a structural tag."""
     rest = [node]
     while rest:
         match rest.pop():
@@ -176,7 +179,7 @@ def _tag_faults(able: BackendSupport, node: Any) -> Iterator[str]:
 
 
 class _Schema:
-    """Looks through a JSON Schema for what a library cannot do."""
+    """Searches a JSON Schema for features that a backend does not support."""
 
     def __init__(self, able: BackendSupport) -> None:
         self._able = able

@@ -1,4 +1,4 @@
-"""Which constraints are refused without compiling them."""
+"""Validation of constraints without compiling them."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from quire.shared.pb.common.v1 import sampling_pb2 as pb
 from quire.shared.structured_output.satisfiable import contradiction
 
 FIELD = "structured_output"
-POSITION = re.compile(r"^at \d+\(\d+\): ")  # in the grammar that was made of the constraint
-GRAMMAR_LINES = re.compile(r"\n\s*\d+ \| .*|\n<non-verbose/>.*| <non-verbose/>.*", re.DOTALL)  # it is quoted
-DEAD_END = "NoExtension"  # llguidance: nothing may follow, and the text may not end
+POSITION = re.compile(r"^at \d+\(\d+\): ")  # position in the generated grammar
+GRAMMAR_LINES = re.compile(r"\n\s*\d+ \| .*|\n<non-verbose/>.*| <non-verbose/>.*", re.DOTALL)  # quoted grammar
+DEAD_END = "NoExtension"  # llguidance: no token may follow, and the text may not end
 NOT_OFFERED = re.compile(r"Unimplemented keys|look-?around|look-ahead|not supported|backreferences", re.IGNORECASE)
 MAX_REASON_CHARACTERS = 500
 NOT_COMPILED = "it cannot be compiled: "
 KINDS = ("json_schema", "json_object", "regex", "choice", "grammar", "structural_tag")
-MAX_BYTES = 128 * 1024  # of a whole constraint; compiled, one of these can take 100 MB
+MAX_BYTES = 128 * 1024  # of a constraint; compiled it can take 100 MB
 MAX_NESTING = 64
 MAX_NESTING_OF_TAGS = MAX_NESTING + 16  # brackets around the schemas inside
-# A number's digits are matched by an automaton with a state for each remainder: 10,000 take 20 ms and 3 MB, a million
+# multipleOf is compiled to an automaton with one state per remainder: 10,000 take 20 ms and 3 MB, a million
 # 4 s and 290 MB.
 MAX_MULTIPLE = 10_000
 
@@ -34,23 +34,23 @@ def refuse(text: str) -> InvalidArgument:
 
 
 def compile_refusal(reason: str) -> InvalidArgument:
-    """Returns the refusal of a constraint that a grammar library cannot use, without the constraint's own text."""
+    """Returns the error for a constraint that a grammar library cannot compile, without the constraint's own text."""
     return refuse(NOT_COMPILED + without_grammar(reason))
 
 
 def without_grammar(reason: str) -> str:
-    """Leaves the grammar that a library quotes out of what it says, in one line."""
+    """Returns a library's message in one line, without the grammar that it quotes."""
     text = POSITION.sub("", " ".join(GRAMMAR_LINES.sub("", reason).split()))
     return "nothing fulfils it" if text.startswith(DEAD_END) else text[:MAX_REASON_CHARACTERS]
 
 
 def is_unsupported_feature(reason: str) -> bool:
-    """Whether a library says that it lacks a feature, which another library may have."""
+    """Whether a library reports that it lacks a feature, which another backend may support."""
     return NOT_OFFERED.search(reason) is not None
 
 
 def check(constraint: pb.StructuredOutput) -> None:
-    """Raises InvalidArgument."""
+    """Validates a constraint. Raises InvalidArgument."""
     kind = check_size(constraint)
     if constraint.disable_any_whitespace and constraint.whitespace_pattern:
         raise refuse("whitespace_pattern and disable_any_whitespace exclude each other")
@@ -58,7 +58,7 @@ def check(constraint: pb.StructuredOutput) -> None:
 
 
 def check_size(constraint: pb.StructuredOutput) -> str:
-    """What can be said without reading it; returns its kind. Raises InvalidArgument."""
+    """Checks kind and size without parsing; returns the kind. Raises InvalidArgument."""
     kind: str | None = constraint.WhichOneof("constraint")
     if kind is None:
         raise refuse(f"exactly one of {', '.join(KINDS)} must be set")
@@ -117,7 +117,7 @@ def _check_text(text: str, kind: str) -> None:
 
 
 def parse(text: str, kind: str, max_nesting: int) -> Any:
-    """JSON that is not nested too deeply; says so before the parser could run out of stack."""
+    """Parses JSON after limiting its nesting depth, so that the parser cannot exhaust the stack."""
     if not text.strip():
         raise refuse(f"{kind} cannot be empty")
     nesting = _nesting(text)
@@ -130,7 +130,7 @@ def parse(text: str, kind: str, max_nesting: int) -> Any:
 
 
 def check_schema(schema: Any) -> None:
-    """What a JSON Schema may not hold, though it is JSON."""
+    """Raises InvalidArgument for a schema that is valid JSON but cannot be used."""
     if not isinstance(schema, dict | bool):
         raise refuse(f"json_schema must be an object or a boolean, got {type(schema).__name__}")
     reason = contradiction(schema)
@@ -143,7 +143,7 @@ def check_schema(schema: Any) -> None:
 
 
 def _nesting(text: str) -> int:
-    """Of brackets and braces outside of strings."""
+    """Returns the nesting depth of brackets and braces outside of strings."""
     depth = deepest = 0
     in_string = escaped = False
     for character in text:
@@ -165,7 +165,7 @@ def _nesting(text: str) -> int:
 
 
 def values_of(schema: Any, key: str) -> Iterator[Any]:
-    """Of every object within, however it is meant."""
+    """Yields the values of `key` in all nested objects, whatever their meaning."""
     rest = [schema]
     while rest:
         node = rest.pop()
@@ -178,7 +178,7 @@ def values_of(schema: Any, key: str) -> Iterator[Any]:
 
 
 def _whole(value: Any) -> int:
-    """The digits of a step without its decimal point: 0.25 is 25. 1 for what is no step at all."""
+    """Returns the digits of a multipleOf without its decimal point: 0.25 gives 25. Returns 1 for an invalid one."""
     if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
         return 1
     try:

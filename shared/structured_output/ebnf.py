@@ -1,7 +1,7 @@
-"""EBNF grammars in Lark.
+"""Converts EBNF grammars to Lark.
 
-Rules that cannot reach themselves become terminals, matched as regular expressions: exactly, and fast. What remains are
-rules over terminals, and of those the longest match counts, as in every Lark grammar.
+Rules that cannot reach themselves become terminals, which are matched as regular expressions: exactly, and fast. The
+remaining rules consist of terminals, for which the longest match counts, as in every Lark grammar.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ DEFINITION = re.compile(r"^\s*[A-Za-z_][\w-]*\s*::=", re.MULTILINE)
 
 
 def is_ebnf(text: str) -> bool:
-    """Lark writes `name: alternatives`."""
+    """Whether a grammar is in EBNF; Lark writes `name: alternatives`."""
     return DEFINITION.search(text) is not None
 
 
 def lark(text: str) -> str:
-    """Raises InvalidArgument."""
+    """Returns the grammar in Lark. Raises InvalidArgument."""
     bodies = rules(text)
     if ROOT not in bodies:
         raise refuse(f"grammar: there is no rule named {ROOT}")
@@ -44,7 +44,7 @@ def lark(text: str) -> str:
 
 
 class _Writer:
-    """Names rules and terminals afresh: Lark tells them apart by case."""
+    """Writes the grammar with new names: Lark distinguishes rules and terminals by case."""
 
     def __init__(self, bodies: dict[str, Node]) -> None:
         self._bodies = bodies
@@ -52,7 +52,7 @@ class _Writer:
         self._written = {
             name: f"r{number}" if name in self._recursive else f"T{number}" for number, name in enumerate(bodies)
         }
-        self._terminals: list[str] = []  # for runs of regular items inside of rules
+        self._terminals: list[str] = []  # for runs of regular items inside rules
 
     def write(self) -> str:
         lines = [f"start: {self._written[ROOT]}"]
@@ -65,7 +65,7 @@ class _Writer:
         return self._recursive.isdisjoint(_names(node))
 
     def _rule(self, node: Node) -> str:
-        """As part of a rule."""
+        """Writes a node as part of a rule."""
         if self._is_regular(node):
             return self._terminal(node)
         match node:
@@ -80,7 +80,7 @@ class _Writer:
         raise AssertionError(f"{node} is regular")
 
     def _run(self, items: tuple[Node, ...]) -> Iterator[str]:
-        """Neighbours that are regular become one terminal."""
+        """Yields the items of a sequence; adjacent regular items are combined into one terminal."""
         regular: list[Node] = []
         for item in items:
             if self._is_regular(item):
@@ -102,7 +102,7 @@ class _Writer:
         return name
 
     def _regular(self, node: Node) -> str:
-        """As part of a terminal."""
+        """Writes a node as part of a terminal."""
         match node:
             case EbnfText(value):
                 return json.dumps(value, ensure_ascii=False)
@@ -125,7 +125,7 @@ def _bounds(least: int, most: int | None) -> str:
 
 
 def _names(node: Node) -> Iterator[str]:
-    """Rules that `node` names itself."""
+    """Yields the rules that `node` references directly."""
     rest = [node]
     while rest:
         match rest.pop():
@@ -140,7 +140,8 @@ def _names(node: Node) -> Iterator[str]:
 
 
 def _recursive(bodies: dict[str, Node]) -> set[str]:
-    """Rules from which a cycle can be reached: what is left when rules that only name finished ones are taken away."""
+    """Returns the rules from which a cycle can be reached, by repeatedly removing rules that reference only removed
+    ones."""
     waiting = {name: set(_names(body)) for name, body in bodies.items()}
     users: dict[str, list[str]] = {name: [] for name in bodies}
     for name, named in waiting.items():

@@ -1,7 +1,8 @@
-"""Reads grammars written as `name ::= alternatives` (the form that GBNF and XGrammar share).
+r"""Parses grammars written as `name ::= alternatives` (the form that GBNF and XGrammar share).
 
-Elements: "text", [characters], [^characters], `.`, names, (groups); behind any of them *, +, ?, {n}, {n,} or {n,m};
-comments from # to the end of a line. Escapes: \\n \\r \\t \\" \\' \\\\ \\] \\[ \\- \\^ \\xHH \\uHHHH \\UHHHHHHHH.
+Elements: "text", [characters], [^characters], `.`, names, (groups); after any of them *, +, ?, {n}, {n,} or {n,m};
+comments from # to the end of a line. Escapes: \
+ \\r \\t \\" \\' \\\\ \\] \\[ \\- \\^ \\xHH \\uHHHH \\UHHHHHHHH.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ MAX_REPEAT = 10_000
 
 @dataclass(frozen=True, slots=True)
 class EbnfText:
-    """These characters."""
+    """A literal text."""
 
     value: str
 
 
 @dataclass(frozen=True, slots=True)
 class Characters:
-    """One character of some ranges (both ends included), or one of none of them."""
+    """One character of some ranges (both ends included), or, if `negated`, of none of them."""
 
     ranges: tuple[tuple[int, int], ...]
     negated: bool
@@ -46,28 +47,28 @@ class Characters:
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """Another rule."""
+    """Reference to a rule."""
 
     value: str
 
 
 @dataclass(frozen=True, slots=True)
 class EbnfSequence:
-    """One after the other; empty: nothing."""
+    """Concatenation of items; empty: the empty text."""
 
     items: tuple[Node, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class EbnfChoice:
-    """Any of these."""
+    """Alternatives."""
 
     options: tuple[Node, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """Between `least` and `most` times; None: without end."""
+    """Repetition `least` to `most` times; None: unbounded."""
 
     item: Node
     least: int
@@ -76,7 +77,7 @@ class Repeat:
 
 Node = EbnfText | Characters | Name | EbnfSequence | EbnfChoice | Repeat
 
-ANY_CHARACTER = Characters(((10, 10),), negated=True)  # as `.` of a regular expression
+ANY_CHARACTER = Characters(((10, 10),), negated=True)  # like `.` of a regular expression
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ class _Token:
 
 
 def rules(text: str) -> dict[str, Node]:
-    """By name, in order. Raises InvalidArgument naming the line."""
+    """Returns rules by name, in order. Raises InvalidArgument naming the line."""
     parser = _Parser(_tokens(text))
     found: dict[str, Node] = {}
     while not parser.at_end:
@@ -117,7 +118,7 @@ def _tokens(text: str) -> list[_Token]:
 
 
 class _Parser:
-    """Recursive descent; a name that `::=` follows begins the next rule."""
+    """Recursive-descent parser; a name followed by `::=` begins the next rule."""
 
     def __init__(self, tokens: list[_Token]) -> None:
         self._tokens = [*tokens, _Token("end", "the end", tokens[-1].line if tokens else 1)]
@@ -234,7 +235,7 @@ def _class(token: _Token) -> Characters:
 
 
 def _characters(text: str, line: int) -> list[tuple[int, bool]]:
-    """Code points, and whether each was escaped."""
+    """Returns code points, and whether each was escaped."""
     found = []
     at = 0
     while at < len(text):

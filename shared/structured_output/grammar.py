@@ -1,4 +1,4 @@
-"""Every constraint as one grammar in Lark, in llguidance's dialect."""
+"""Converts every kind of constraint to one grammar in llguidance's dialect of Lark."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ OBJECT = {"type": "object"}
 
 
 def lark(constraint: pb.StructuredOutput, specials: SpecialTokens = NO_SPECIAL_TOKENS) -> str:
-    """`constraint` is checked; `specials`: of the vocabulary that it is for.
+    """Returns the grammar of a validated constraint; `specials`: special tokens of the vocabulary.
 
-    Raises InvalidArgument for a grammar or a tag that cannot be read.
+    Raises InvalidArgument for a grammar or a tag that cannot be parsed.
     """
     match constraint.WhichOneof("constraint"):
         case "json_schema":
@@ -38,8 +38,8 @@ def lark(constraint: pb.StructuredOutput, specials: SpecialTokens = NO_SPECIAL_T
 
 
 def _choice(options: Iterable[str], specials: SpecialTokens) -> str:
-    """All that ordinary tokens spell is one terminal: as alternatives of a rule, 2,000 are more than the library
-    follows at a time."""
+    """Returns the grammar of a choice. All options without special tokens are one terminal: 2,000 alternatives of a
+    rule would exceed what the library tracks at a time."""
     plain: list[str] = []
     named: list[str] = []
     for option in options:

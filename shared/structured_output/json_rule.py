@@ -1,4 +1,4 @@
-"""A JSON Schema inside of a rule: `%json {...}` in llguidance's dialect of Lark."""
+"""Embeds a JSON Schema in a rule: `%json {...}` in llguidance's dialect of Lark."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 from quire.shared.pb.common.v1 import sampling_pb2 as pb
 from quire.shared.structured_output.schema_rewrite import for_llguidance
 
-# One space, or a new line with its indentation: with whitespace of any length, a model that has nothing to say in JSON
-# fills its answer with that.
+# One space, or a line break with indentation: with unlimited whitespace, a model that fails to produce JSON
+# fills its answer with whitespace.
 WHITESPACE = r"(\x20|\r?\n[\x20\x09]{0,64})"
 
 
 def json_rule(schema: Any, options: pb.StructuredOutput) -> str:
-    """A schema inside a rule."""
+    """Returns a rule's body for a schema."""
     if schema is True:
         schema = {}
     if options.disable_additional_properties:
@@ -26,14 +26,15 @@ def json_rule(schema: Any, options: pb.StructuredOutput) -> str:
 
 
 def _spacing(options: pb.StructuredOutput) -> dict[str, Any]:
-    """And oneOf, which is taken for anyOf: that one of its schemas is fulfilled, not that no other is, too."""
+    """Returns the whitespace options, and oneOf treated as anyOf: one of its schemas holds, whether or not others
+    do, too."""
     if options.disable_any_whitespace:
         return {"whitespace_flexible": False, "coerce_one_of": True}
     return {"coerce_one_of": True, "whitespace_pattern": options.whitespace_pattern or WHITESPACE}
 
 
 def closed(schema: Any) -> Any:
-    """Objects that name properties take no others, unless they say so."""
+    """Forbids properties that a schema does not name, unless it sets additionalProperties itself."""
     if isinstance(schema, list):
         return [closed(item) for item in schema]
     if not isinstance(schema, dict):

@@ -1,4 +1,4 @@
-"""Texts inside of a grammar."""
+"""Literal texts in a grammar."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class SpecialTokens:
-    """Tokens of a vocabulary that a grammar has to name: no text spells them."""
+    """Special tokens of a vocabulary, which no ordinary tokens can spell and which a grammar must reference by id."""
 
-    ids: Mapping[str, int] = field(default_factory=dict)  # by what they look like
-    in_text: frozenset[int] = frozenset()  # those that any text may hold: marks of reasoning, for example
+    ids: Mapping[str, int] = field(default_factory=dict)  # by their text
+    in_text: frozenset[int] = frozenset()  # tokens allowed in free text, such as reasoning markers
 
 
 NO_SPECIAL_TOKENS = SpecialTokens()
 
 
 def quoted(text: str) -> str:
-    """Spelled by ordinary tokens."""
+    """Returns a literal that ordinary tokens spell."""
     return json.dumps(text, ensure_ascii=False)
 
 
@@ -29,13 +29,13 @@ def token(token_id: int) -> str:
 
 
 def literal(text: str, specials: SpecialTokens) -> str:
-    """As its author means it: where it names a special token, that token."""
+    """Returns a literal in which names of special tokens stand for these tokens."""
     parts = pieces(text, specials)
     return " ".join(quoted(part) if token_id is None else token(token_id) for part, token_id in parts)
 
 
 def pieces(text: str, specials: SpecialTokens) -> Iterator[tuple[str, int | None]]:
-    """Its parts, each with the id of the special token that it names, if it does."""
+    """Splits a text at the names of special tokens; yields each piece with the token's id, or None."""
     if not specials.ids:
         yield text, None
         return

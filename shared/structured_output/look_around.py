@@ -1,7 +1,8 @@
-"""Writes regular expressions with look-ahead or word boundaries as plain ones, which every grammar library can follow.
+r"""Rewrites regular expressions with look-ahead or word boundaries as plain ones, which every grammar library supports.
 
-Look-ahead at the beginning becomes further expressions that the text has to fulfil too: `^(?!\\.)(?=.*@)x` is three;
-anywhere else the whole expression becomes an automaton."""
+Look-ahead at the beginning becomes additional expressions that the text must match as well: `^(?!\\.)(?=.*@)x` is
+three; anywhere else the whole expression is converted to an automaton.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from quire.shared.structured_output import automaton
 from quire.shared.structured_output.automaton import ANY_TEXT, EMPTY, NOTHING, WORD, Expression
 from quire.shared.structured_output.checks import refuse
 
-# Python's own reader of the syntax that JavaScript's shares with it.
+# Python's own parser; JavaScript's syntax is largely the same.
 _syntax: Any = importlib.import_module("re._parser")
 LOOKS = re.compile(r"(?<!\\)(?:\\\\)*(?:\(\?<?[=!]|\\[bB])")
 NAMED_GROUP = re.compile(r"\(\?<(?=[A-Za-z_])")
@@ -25,12 +26,12 @@ REMEMBERED = 256
 
 
 class Unreadable(Exception):
-    """A form of regular expressions that is not rewritten."""
+    """The expression uses a construct that cannot be rewritten."""
 
 
 @lru_cache(REMEMBERED)
 def plain_patterns(pattern: str) -> tuple[str, ...]:
-    """Returns patterns of JSON Schema that a text fulfils together when it fulfils `pattern`; itself where it holds no
+    """Returns JSON Schema patterns that together are equivalent to `pattern`; the pattern itself if it has no
     look-around. Raises InvalidArgument."""
     if not LOOKS.search(pattern):
         return (pattern,)
@@ -57,7 +58,7 @@ def _plain(pattern: str) -> list[str]:
 
 
 def _searched(pattern: str) -> Expression:
-    """JSON Schema searches for it."""
+    """Returns the expression for a pattern as JSON Schema uses it, unanchored."""
     tree = [*_syntax.parse(pattern)]
     if tree and tree[0] == (_syntax.AT, _syntax.AT_BEGINNING):
         return _expression(tree[1:], ANY_TEXT)
@@ -65,7 +66,7 @@ def _searched(pattern: str) -> Expression:
 
 
 def _first_group(text: str) -> tuple[str, str]:
-    """Splits behind the group that `text` begins with; without its last parenthesis."""
+    """Splits the text after the group that it begins with, dropping the group's closing parenthesis."""
     for at, depth in _depths(text):
         if depth == 0:
             return text[:at], text[at + 1 :]
@@ -73,12 +74,12 @@ def _first_group(text: str) -> tuple[str, str]:
 
 
 def has_alternatives(text: str) -> bool:
-    """Whether it is several expressions, outside of all groups."""
+    """Whether the expression has alternatives outside of all groups."""
     return any(depth == 0 and text[at] == "|" for at, depth in _depths(text))
 
 
 def _depths(text: str) -> Iterator[tuple[int, int]]:
-    """Places outside of character classes, with the number of groups open behind each."""
+    """Yields positions outside of character classes, each with the group depth after it."""
     depth, at, in_class = 0, 0, False
     while at < len(text):
         character = text[at]
@@ -96,7 +97,7 @@ def _depths(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _expression(tree: list[Any], then: Expression) -> Expression:
-    """Of what is read, followed by `then`: a look-ahead is about both."""
+    """Returns the expression of a parsed tree followed by `then`: a look-ahead constrains both."""
     for operation, value in reversed(tree):
         then = _of_one(str(operation), value, then)
     return then

@@ -9,7 +9,7 @@ ASCII = {"d": "0-9", "w": "0-9A-Za-z_"}
 
 
 def terminal(pattern: str) -> str:
-    """Returns the body of a terminal that matches as a whole: `/pattern/`, or several that all have to match."""
+    """Returns the body of a terminal that matches as a whole: `/pattern/`, or the intersection of several."""
     if not LOOKS.search(pattern):
         return f"/{whole(pattern)}/"
     anchored = f"^(?:{whole(pattern)})$" if has_alternatives(pattern) else f"^{whole(pattern)}$"
@@ -17,7 +17,7 @@ def terminal(pattern: str) -> str:
 
 
 def whole(pattern: str) -> str:
-    r"""Without its anchors. As in JavaScript and JSON Schema, \d and \w mean ASCII."""
+    r"""Returns the pattern without its anchors. As in JavaScript and JSON Schema, \d and \w match ASCII only."""
     inner = pattern.removeprefix("^")
     if inner.endswith("$") and not inner.endswith(r"\$"):
         inner = inner[:-1]
@@ -25,7 +25,7 @@ def whole(pattern: str) -> str:
 
 
 def escape(text: str) -> str:
-    """That matches this text only."""
+    """Returns a pattern that matches only this text."""
     return "".join(f"\\{character}" if character in SPECIAL else character for character in text)
 
 

@@ -1,12 +1,12 @@
-"""Finds JSON Schemas that no finite value fulfils, by their structure: required recursion without an end, bounds that
-contradict each other, values of another type."""
+"""Finds JSON Schemas that no finite value satisfies, by their structure: unbounded required recursion, contradictory
+bounds, values of the wrong type."""
 
 from __future__ import annotations
 
 from typing import Any
 
 Json = dict[str, Any]
-MAX_ROUNDS = 64  # over recursive references; a schema that needs more is left to the grammar library
+MAX_ROUNDS = 64  # over recursive references; a schema that needs more is not checked
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 BOUNDS = {
     "string": (("minLength", "maxLength"),),
@@ -27,20 +27,21 @@ IS_TYPE = {
 
 
 def contradiction(schema: Any) -> str:
-    """Returns where and why no value fulfils the schema, by JSON pointer; empty where a value may."""
+    """Returns where and why no value satisfies the schema, by JSON pointer; empty if a value may."""
     finder = _Finder(schema)
     try:
         for _ in range(MAX_ROUNDS):
             reason = finder.round()
             if not reason or not finder.has_changed:
                 return reason
-    except RecursionError:  # a chain of thousands of references
+    except RecursionError:  # thousands of chained references
         return ""
     return ""
 
 
 class _Finder:
-    """Least fixed point: a reference counts as fulfillable once its target is by what was known before."""
+    """Computes a least fixed point: a reference counts as satisfiable once its target is, given what was known
+    before."""
 
     def __init__(self, root: Any) -> None:
         self._root = root
@@ -141,7 +142,7 @@ class _Finder:
 
 
 def _of_listed(node: Json, kinds: list[str] | tuple[str, ...], at: str) -> str:
-    """Looks at enum and const."""
+    """Checks enum and const."""
     listed = node.get("enum", [node.get("const")])
     if not isinstance(listed, list):
         return ""
@@ -170,7 +171,7 @@ def _escaped(name: str) -> str:
 
 
 def _resolve(root: Any, ref: str) -> tuple[Any, bool]:
-    """Follows a JSON pointer; False where nothing is there or it is no pointer."""
+    """Resolves a JSON pointer; the second value is False if it is invalid or points nowhere."""
     if ref != "#" and not ref.startswith("#/"):
         return None, False
     node = root

@@ -1,8 +1,8 @@
-"""Rewrites a JSON Schema into one of the same meaning that more grammar libraries can compile.
+"""Rewrites a JSON Schema into an equivalent one that more grammar libraries can compile.
 
-JSON Schema 2020-12, 7.2.1: `format` is an annotation unless an implementation asserts it. Formats that no library here
-asserts are left out, as other annotations are. So are keywords that are null, which no keyword but `const` may be:
-serializers of Go and C# write it for a field that is not set.
+JSON Schema 2020-12, 7.2.1: `format` is an annotation unless an implementation asserts it. Formats that no library
+here asserts are removed, like other annotations. So are keywords that are null, which only `const` may be:
+serializers of Go and C# write null for unset fields.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Json = dict[str, Any]
 FORMATS = frozenset(
     ("date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid")
 )  # that at least one library asserts
-# Every keyword that can make a value invalid. All others are annotations.
+# All keywords that can make a value invalid; the others are annotations.
 ASSERTIONS = frozenset((
     "type", "enum", "const", "multipleOf", "maximum", "exclusiveMaximum", "minimum", "exclusiveMinimum", "maxLength",
     "minLength", "pattern", "format", "items", "prefixItems", "additionalItems", "unevaluatedItems", "contains",
@@ -27,7 +27,7 @@ ASSERTIONS = frozenset((
     "dependencies", "dependentRequired", "dependentSchemas", "if", "then", "else", "allOf", "anyOf", "oneOf", "not",
     "$ref", "$dynamicRef", "$recursiveRef", "$defs", "definitions",
 ))  # fmt: skip
-NEVER_NULL = ASSERTIONS - {"const"}  # null: a client's serializer had nothing to write
+NEVER_NULL = ASSERTIONS - {"const"}  # null means unset
 MAX_BOUND = 2**63 - 1024  # the largest float below 2**63
 WIDE_BOUNDS = {"maximum": 1, "exclusiveMaximum": 1, "minimum": -1, "exclusiveMinimum": -1}
 HOLD_VALUES = frozenset(("enum", "const", "default", "example", "examples"))
@@ -51,7 +51,7 @@ def rewritten(node: Any, rewrite: Callable[[Json], Json], *, names: bool = False
 
 
 def without_annotations(schema: Any) -> Any:
-    """Leaves out formats that no library asserts, propertyNames that every name fulfils, and keywords that are null."""
+    """Removes formats that no library asserts, trivial propertyNames, and keywords that are null."""
     return rewritten(schema, _without_annotations)
 
 
@@ -66,8 +66,8 @@ def _without_annotations(schema: Json) -> Json:
 
 
 def for_other_backends(schema: Any) -> Any:
-    """Returns what libraries but llguidance read: without annotations, and with every required name among the
-    properties, because they look for required names only there."""
+    """Returns the schema for backends other than llguidance: without annotations, and with every required name among
+    the properties, where these backends expect it."""
     return rewritten(schema, lambda inner: _with_required_names(_without_annotations(inner)))
 
 
@@ -86,7 +86,7 @@ def _said(schema: Json) -> Json:
 
 
 def for_llguidance(schema: Any) -> Any:
-    """Writes propertyNames, exact patternProperties and look-around in patterns by what llguidance has."""
+    """Rewrites propertyNames, exact patternProperties and look-around in patterns with features that llguidance has."""
     return rewritten(schema, _for_llguidance)
 
 
@@ -95,8 +95,8 @@ def _for_llguidance(schema: Json) -> Json:
 
 
 def _with_small_bounds(schema: Json) -> Json:
-    """Narrows bounds that are wider than the library can compile; those of int64, which OpenAPI generators write, are
-    wider by up to 1,024."""
+    """Narrows bounds that exceed what the library can compile; those of int64, which OpenAPI generators write,
+    change by at most 1,024."""
     found = dict(schema)
     for key, sign in WIDE_BOUNDS.items():
         bound = found.get(key)
@@ -106,7 +106,7 @@ def _with_small_bounds(schema: Json) -> Json:
 
 
 def _with_plain_patterns(schema: Json) -> Json:
-    """Raises InvalidArgument for look-around that cannot be written in another way."""
+    """Replaces look-around in patterns. Raises InvalidArgument if that is impossible."""
     pattern = schema.get("pattern")
     if not isinstance(pattern, str):
         return schema
@@ -140,8 +140,8 @@ def _only_these(schema: Json, names: list[str]) -> Json:
 
 
 def _with_exact_names(schema: Json) -> Json:
-    """Makes `^name$` a property: beside a property of that name, the library would look for further names that match
-    and end the text where there is none."""
+    """Converts `^name$` to a property: next to a property of that name, the library would look for more names that
+    match, and end the text if there is none."""
     patterns = schema.get("patternProperties")
     if not isinstance(patterns, dict):
         return schema

@@ -1,7 +1,7 @@
-"""Structural tags: free text with forms in between, or forms put together.
+"""Structural tags: free text with embedded formats, or formats combined.
 
-Two ways of writing them are in use: {"structures": [{"begin", "schema", "end"}], "triggers": [...]}, and
-{"format": {"type": ...}} with formats inside formats.
+Two notations are in use: {"structures": [{"begin", "schema", "end"}], "triggers": [...]}, and {"format": {"type":
+...}} with nested formats.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Json = dict[str, Any]
 
 
 def lark(tags: Json, options: pb.StructuredOutput, specials: SpecialTokens) -> str:
-    """Raises InvalidArgument."""
+    """Returns the grammar of a structural tag. Raises InvalidArgument."""
     writer = _Writer(options, specials)
     body = writer.format(as_format(tags), "format")
     return "\n".join([f"start: {body}", ANY_DEFINITION, *writer.lines]) + "\n"
@@ -48,7 +48,7 @@ def wrong(where: str, text: str) -> Exception:
 
 
 class _Writer:
-    """Writes formats as expressions of a rule, and the rules that these need."""
+    """Writes formats as expressions of a rule, and the additional rules that they need."""
 
     def __init__(self, options: pb.StructuredOutput, specials: SpecialTokens) -> None:
         self._options = options
@@ -105,7 +105,7 @@ class _Writer:
         return self._text_without(_texts(node, "excludes", where))
 
     def _sequence(self, node: Json, where: str) -> str:
-        """Any text in front of a fixed one ends with the first of those."""
+        """Writes a sequence; any text before a fixed text ends at the first occurrence of that text."""
         elements = _list(node, "elements", where)
         written = []
         at = 0
@@ -136,7 +136,7 @@ class _Writer:
         return f"({literal(_text(node, 'begin', where), self._specials)} {self._inside(node, where)})"
 
     def _inside(self, tag: Json, where: str) -> str:
-        """Content and end."""
+        """Writes the content and end of a tag."""
         ends = tag.get("end", "")
         ends = ends if isinstance(ends, list) else [ends]
         if not ends or not all(isinstance(end, str) for end in ends):
@@ -147,7 +147,7 @@ class _Writer:
         return f"{self._content(tag, where)} ({written})"
 
     def _triggered_tags(self, node: Json, where: str) -> str:
-        """Any text; after a trigger, one of its tags."""
+        """Writes free text in which each trigger is followed by one of its tags."""
         _only(node, {"triggers", "tags", "at_least_one", "stop_after_first", "excludes"}, where)
         triggers, excludes = _texts(node, "triggers", where), _texts(node, "excludes", where)
         if not triggers or not all(triggers):
@@ -178,7 +178,7 @@ class _Writer:
         return some if node.get("at_least_one") else f"({some})?"
 
     def _head(self, trigger: str, excludes: list[str]) -> str:
-        """Text up to the first `trigger`, with it."""
+        """Writes text up to and including the first `trigger`."""
         first, *rest = pieces(trigger, self._specials)
         marks = self._marks([trigger, *excludes])
         text = self._terminal(without(excludes)) if excludes else ANY
@@ -190,7 +190,7 @@ class _Writer:
         return f"{marks} {self._rule(f'{text} {quoted(trigger)}', lazy=True)}"
 
     def _text_until(self, ends: list[str], any_text: Json, where: str) -> str:
-        """Up to the first of `ends`, with it."""
+        """Writes text up to and including the first of `ends`."""
         excludes = _texts(any_text, "excludes", where)
         heads = [self._head(end, excludes) for end in ends]
         return f"({' | '.join(heads)})"
@@ -200,7 +200,7 @@ class _Writer:
         return f"{self._marks(excludes)} {text}".strip()
 
     def _marks(self, excludes: list[str]) -> str:
-        """Text that ends with one of the tokens that any text may hold, as often as one likes."""
+        """Writes any number of texts that each end with a token allowed in free text."""
         names = {token_id: name for name, token_id in self._specials.ids.items()}
         allowed = [i for i in sorted(self._specials.in_text) if not any(text in names[i] for text in excludes)]
         if not allowed:
@@ -220,7 +220,7 @@ class _Writer:
 
 
 def without(excludes: list[str]) -> str:
-    """Text that holds none of these."""
+    """Returns a terminal for text that contains none of these."""
     return f"{ANY} & ~({ANY} ({' | '.join(quoted(text) for text in excludes)}) {ANY})"
 
 
@@ -256,7 +256,7 @@ def _texts(node: Json, key: str, where: str) -> list[str]:
 
 
 def _only(node: Json, known: set[str], where: str) -> None:
-    """A limit that is not kept to would be a silent default."""
+    """Refuses unknown options, because ignoring a restriction would silently change the result."""
     for key, value in node.items():
         if key not in {"type", *known} and value not in (None, False, [], ""):
             raise wrong(f"{where}.{key}", "is not offered")

@@ -1,4 +1,4 @@
-"""Tests see what users see: how often they look into private parts, replace attributes and sleep only falls."""
+"""Limits how often tests access private parts, replace attributes and sleep; the limits only decrease."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-# What there is today: whoever needs one more finds another way, and whoever removes some lowers the ceiling.
+# Current counts. They must not increase; a change that removes some lowers the ceiling.
 MOST_PRIVATE_REACHES = 96
 MOST_REPLACED_ATTRIBUTES = 235
 MOST_SLEEPS = 59
 
 
 def private_reaches(node: ast.AST) -> bool:
-    """An attribute with an underscore, of an object that is not the test's own."""
+    """Whether the node accesses an attribute with a leading underscore of an object other than the test's own."""
     return (
         isinstance(node, ast.Attribute)
         and node.attr.startswith("_")
@@ -28,14 +28,14 @@ def private_reaches(node: ast.AST) -> bool:
 
 
 def replaced_attributes(node: ast.AST) -> bool:
-    """A call of MonkeyPatch.setattr(), or of unittest's patch()."""
+    """Whether the node calls MonkeyPatch.setattr(), or unittest's patch()."""
     if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
         return False
     return node.func.attr == "setattr" or ast.unparse(node.func) in ("mock.patch", "mock.patch.object")
 
 
 def sleeps(node: ast.AST) -> bool:
-    """A call that lets time pass, in place of one of tests/waiting.py."""
+    """Whether the node calls a sleep instead of a helper of tests/waiting.py."""
     return isinstance(node, ast.Call) and ast.unparse(node.func) in ("asyncio.sleep", "time.sleep")
 
 
@@ -48,7 +48,7 @@ CEILINGS = {
 
 @functools.cache
 def found() -> dict[Callable[[ast.AST], bool], list[str]]:
-    """The places of each habit: every file is read once."""
+    """Returns the places of each habit; every file is read once."""
     places: dict[Callable[[ast.AST], bool], list[str]] = {is_one: [] for is_one in CEILINGS}
     for file in sorted((ROOT / "tests").rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text())):

@@ -1,4 +1,4 @@
-"""Frontends and schedulers run where there is no torch; a config.json is checked before it is imported."""
+"""Frontends and schedulers run without torch; a config.json is checked before torch is imported."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PLACES = ("quire", "services", "shared", "kernels", "tools")
 
-TWICE = {  # the same thing, by who has it
+TWICE = {  # the same concept in two places
     "BeamSearch": "as users write it, and as a request has it",
     "RepetitionDetection": "as users write it, and as a request has it",
     "Histogram": "as it is counted, and as it is read back",
@@ -31,12 +31,12 @@ TWICE = {  # the same thing, by who has it
 
 
 def homes() -> dict[str, list[str]]:
-    """Files by the name of a class that others may import from them."""
+    """Returns the files that define each public class name."""
     found = defaultdict(list)
     for place in PLACES:
         for path in sorted((ROOT / place).rglob("*.py")):
             if path.is_relative_to(ROOT / "shared/pb"):
-                continue  # made of the protocols
+                continue  # generated from the protos
             for node in ast.parse(path.read_text()).body:
                 if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                     found[node.name].append(path.relative_to(ROOT).as_posix())

@@ -26,7 +26,8 @@ def test_the_package_links_to_the_folder(name: str) -> None:
 
 
 def imported(path: Path) -> set[str]:
-    """Names of the top-level packages that a file imports; none where no line of it looks like such an import."""
+    """Returns the top-level packages that a file imports; parses only files with a line that looks like such an
+    import."""
     found: set[str] = set()
     text = path.read_text()
     for node in ast.walk(ast.parse(text)) if SUSPECT.search(text) else ():

@@ -1,4 +1,4 @@
-"""Paths, programs and targets of make that the READMEs name are there."""
+"""Paths, programs and make targets named in the READMEs exist."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OF_OTHERS = {"tests/compatibility/vllm.md"}  # names files of vLLM
 
 
 def is_there(path: str) -> bool:
-    """Tests are named without their ending, messages as protoc finds them."""
+    """Whether a path exists; tests are named without suffix, protos as protoc finds them."""
     path = LINKED_PACKAGE.sub(r"\1", path)
     return path in THERE or f"{path}.py" in THERE or f"protos/{path}" in THERE
 

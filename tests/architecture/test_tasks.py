@@ -1,4 +1,4 @@
-"""No task and no thread without an owner that looks at its end."""
+"""Every task and thread has an owner that handles its end."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ STARTERS = (*TASKS, "Thread")
 
 @functools.cache
 def calls() -> list[tuple[str, str]]:
-    """(file, name that is called) in all files of the services that name one of STARTERS."""
+    """Returns (file, called name) in all files of the services that call one of STARTERS."""
     found = []
     for place in PLACES:
         for path in (ROOT / place).rglob("*.py"):

@@ -1,1 +1,1 @@
-"""What runs Quire elsewhere: images, compose, Kubernetes, Prometheus, Grafana. Checked without engine or cluster."""
+"""Deployment files: images, compose, Kubernetes, Prometheus, Grafana. Checked without an engine or a cluster."""

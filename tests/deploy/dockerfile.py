@@ -1,4 +1,4 @@
-"""Reads a Dockerfile as far as the tests need it."""
+"""Parses Dockerfiles as far as the tests need."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 @dataclass
 class Stage:
-    """What lies between one FROM and the next."""
+    """Instructions between one FROM and the next."""
 
     base: str  # an image from elsewhere, also where other stages of the file lie between
     name: str
@@ -26,7 +26,7 @@ class Stage:
         return arguments
 
     def words(self, keyword: str) -> list[str]:
-        """Of an instruction in its JSON form."""
+        """Returns the words of an instruction in JSON form."""
         words: list[str] = json.loads(self.one(keyword))
         return words
 
@@ -45,7 +45,7 @@ class Stage:
 
     @property
     def copied(self) -> list[str]:
-        """What comes from the build's context."""
+        """Returns the paths copied from the build context."""
         sources = []
         for arguments in self.all("COPY"):
             words = arguments.split()
@@ -55,7 +55,7 @@ class Stage:
 
 
 def read(path: Path) -> list[Stage]:
-    """Its stages, with the defaults of global ARGs put in."""
+    """Returns the stages of a Dockerfile, with defaults of global ARGs substituted."""
     lines = [line for line in path.read_text().splitlines() if not re.match(r"\s*#", line)]
     text = re.sub(r"\\\n\s*", " ", "\n".join(lines))
     defaults: dict[str, str] = {}
@@ -79,12 +79,12 @@ def read(path: Path) -> list[Stage]:
 
 
 def target(path: Path, name: str) -> Stage:
-    """The stage that becomes the image."""
+    """Returns the stage that becomes the image."""
     return next(stage for stage in read(path) if stage.name == name)
 
 
 def needed(path: Path, name: str) -> list[Stage]:
-    """The stages that are built for a target, itself included."""
+    """Returns the stages needed to build a target, itself included."""
     by_name = {stage.name: stage for stage in read(path)}
     found, open_ = set(), {name}
     while open_:

@@ -1,6 +1,6 @@
-"""Builds a kustomization as `kubectl kustomize` does, for the fields that k8s/ uses; any other field is an error.
+"""Builds a kustomization like `kubectl kustomize`, for the fields used in k8s/; any other field is an error.
 
-It is here because tests must not need kubectl; where kubectl is installed, a test compares the two.
+Tests must not require kubectl; where it is installed, a test compares the two.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ GENERATED = "tests/generated"  # marks a ConfigMap whose name gets the hash of i
 
 
 class Unsupported(Exception):
-    """A field or form that this builder does not know."""
+    """A field or form that this builder does not support."""
 
 
 def build(folder: Path, *components: Path, hashed: bool = True) -> list[Resource]:
-    """The resources of a kustomization, and of components besides its own; names of generated ConfigMaps hashed, where
-    that is wanted, and references to them adjusted."""
+    """Returns the resources of a kustomization and additional components; optionally with hashed names of generated
+    ConfigMaps and adjusted references."""
     resources = _accumulate(folder, [])
     for component in components:
         _accumulate(component, resources)
@@ -52,7 +52,7 @@ def build(folder: Path, *components: Path, hashed: bool = True) -> list[Resource
 
 
 def _accumulate(folder: Path, resources: list[Resource]) -> list[Resource]:
-    """Adds what `folder` holds to `resources`, which a component may also change."""
+    """Adds the contents of `folder` to `resources`, which a component may also change."""
     (document,) = _read((folder / "kustomization.yaml").resolve())
     _only(document, FIELDS, folder)
     for entry in document.get("configurations", []):
@@ -79,13 +79,13 @@ def _accumulate(folder: Path, resources: list[Resource]) -> list[Resource]:
 
 
 def _read(path: Path) -> list[Resource]:
-    """What anchors stand for is copied: each place is patched for itself."""
+    """Reads a YAML file; anchors are copied, because each place is patched separately."""
     return [json.loads(text) for text in _documents(path)]
 
 
 @cache
 def _documents(path: Path) -> tuple[str, ...]:
-    """Those of a file, as JSON: it is read once, however many builds it is part of."""
+    """Returns the documents of a file as JSON; each file is parsed once."""
     return tuple(json.dumps(document) for document in yaml.load_all(path.read_text(), LOADER) if document)
 
 
@@ -134,7 +134,7 @@ def _patch(patch: dict[str, Any], folder: Path, resources: list[Resource]) -> No
 
 
 def _targets(target: dict[str, str] | None, change: Any, resources: list[Resource]) -> list[Resource]:
-    """What a patch changes: what its target matches, whose name is a pattern, or what the patch itself names."""
+    """Returns the resources that a patch applies to, by its target's name pattern or its own name."""
     if target is None:
         return [_named(resources, change["kind"], change["metadata"]["name"])]
     _only(target, {"group", "version", "kind", "name"}, "target")
@@ -149,7 +149,7 @@ def _targets(target: dict[str, str] | None, change: Any, resources: list[Resourc
 
 
 def _operate(resource: Resource, operation: dict[str, Any]) -> None:
-    """One operation of RFC 6902."""
+    """Applies one operation of RFC 6902."""
     *parents, last = [part.replace("~1", "/").replace("~0", "~") for part in operation["path"].split("/")[1:]]
     place: Any = resource
     for part in parents:
@@ -254,7 +254,7 @@ def _hash_names(resources: list[Resource], *, hashed: bool) -> None:
 
 
 def _suffix(content: dict[str, str]) -> str:
-    """Ten characters of the SHA-256 of the ConfigMap (kustomize leaves its name empty here) in Go's JSON."""
+    """Returns ten characters of the SHA-256 of the ConfigMap in Go's JSON (kustomize leaves its name empty here)."""
     document = {"data": content, "kind": "ConfigMap", "name": ""}
     text = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     for character in "<>&":

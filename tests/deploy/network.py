@@ -1,7 +1,7 @@
-"""Who reaches whom under NetworkPolicies, for the fields that k8s/ uses; any other field is an error.
+"""Evaluates NetworkPolicies for the fields used in k8s/; any other field is an error.
 
-The rules are those of the Kubernetes documentation: a pod that no policy selects for a direction is open in it; else a
-connection needs one rule that lets it through, at its source (egress) and at its target (ingress).
+The rules are those of the Kubernetes documentation: a pod that no policy selects for a direction is open in it;
+otherwise a connection must be allowed by a rule at its source (egress) and at its target (ingress).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ NAMESPACE_NAME = "kubernetes.io/metadata.name"  # a label that Kubernetes gives 
 
 
 class Unsupported(Exception):
-    """A field or form that is not read here."""
+    """A field or form that is not supported here."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Pod:
 
 @dataclass(frozen=True)
 class Network:
-    """The policies of one cluster."""
+    """All policies of one cluster."""
 
     policies: tuple[Resource, ...]
 
@@ -41,7 +41,7 @@ class Network:
         )
 
     def _lets(self, own: Pod, other: Pod, port: int, protocol: str, direction: str) -> bool:
-        """`own` is the pod whose policies are asked; the port is always the target's."""
+        """Whether the policies of `own` allow the connection; the port is always the target's."""
         rules_at, peers_at = ("egress", "to") if direction == "Egress" else ("ingress", "from")
         target = other if direction == "Egress" else own
         selecting = [p for p in self.policies if self._selects(p, own) and direction in p["spec"]["policyTypes"]]
@@ -56,12 +56,12 @@ class Network:
         return policy["metadata"]["namespace"] == pod.namespace and matches(policy["spec"]["podSelector"], pod.labels)
 
     def selecting(self, pod: Pod) -> list[str]:
-        """The names of the policies that apply to a pod."""
+        """Returns the names of the policies that apply to a pod."""
         return [policy["metadata"]["name"] for policy in self.policies if self._selects(policy, pod)]
 
 
 def matches(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
-    """An empty selector takes everything."""
+    """Whether a selector matches; an empty selector matches everything."""
     _only(selector, {"matchLabels", "matchExpressions"})
     if not selector.get("matchLabels", {}).items() <= labels.items():
         return False
@@ -74,7 +74,8 @@ def matches(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
 
 
 def _is_peer(peers: Iterable[Mapping[str, Any]] | None, other: Pod, namespace: str) -> bool:
-    """Without peers a rule is for everybody; without a namespace selector a peer is in the policy's own namespace."""
+    """Whether a rule's peers match; without peers it applies to all; without a namespace selector a peer is in the
+    policy's namespace."""
     if peers is None:
         return True
     for peer in peers:

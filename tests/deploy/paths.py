@@ -1,4 +1,4 @@
-"""Where the files are."""
+"""Paths of the deployment files."""
 
 from pathlib import Path
 

@@ -1,7 +1,7 @@
-"""What other projects' kinds may hold, as far as k8s/ uses them: written by hand after their definitions, and strict.
+"""Schemas of other projects' kinds, for the fields used in k8s/: written by hand from their definitions, and strict.
 
-A field that is misspelled, of a wrong type, or missing though required, fails. A field that is right and not listed
-here fails, too: then it is to be looked up there and added here.
+A misspelled field, a wrong type or a missing required field fails. A valid field that is not listed fails, too, and
+must be looked up and added here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TEXTS: Schema = {"type": "object", "additionalProperties": {"type": "string"}}
 
 
 def closed(*required: str, **properties: Schema) -> Schema:
-    """An object with these fields and no others."""
+    """Returns a schema for an object with exactly these fields."""
     return {"type": "object", "additionalProperties": False, "required": list(required), "properties": properties}
 
 
@@ -163,7 +163,7 @@ def knows(resource: Resource) -> bool:
 
 
 def check(resource: Resource) -> None:
-    """Raises jsonschema.ValidationError."""
+    """Validates a resource. Raises jsonschema.ValidationError."""
     metadata = closed("name", name=TEXT, namespace=TEXT, labels=TEXTS, annotations=TEXTS)
     spec = SPECS[resource["apiVersion"], resource["kind"]]
     jsonschema.validate(resource, closed("spec", "metadata", apiVersion={}, kind={}, metadata=metadata, spec=spec))

@@ -1,4 +1,4 @@
-"""One container of a service, as an image, compose or Kubernetes describes it, and what the real loader makes of it."""
+"""A service's container as described by an image, compose or Kubernetes, with settings parsed by the real loader."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ METRICS_FIELD = {"frontend": "http_port", "scheduler": "metrics_port", "worker":
 
 @dataclass(frozen=True)
 class Service:
-    """How one is started. `config`: the text of the file that lies at CONFIG_PATH."""
+    """How a service is started. `config`: text of the file at CONFIG_PATH."""
 
     arguments: Sequence[str]  # of the command `quire`
     environment: Mapping[str, str]
@@ -30,7 +30,7 @@ class Service:
         return self.arguments[0]
 
     def settings(self, scratch: Path) -> Settings:
-        """Parsed by the code that the service itself runs; unknown commands, flags, variables and keys raise."""
+        """Returns the settings, parsed by the service's own code; unknown commands, flags, variables and keys raise."""
         assert self.role in COMMANDS
         assert self.environment["QUIRE_CONFIG"] == CONFIG_PATH
         (scratch / "quire.yaml").write_text(self.config)
@@ -51,7 +51,7 @@ def metrics_port(settings: Settings) -> int:
 
 
 def check(settings: Settings, stop_after_s: float) -> None:
-    """What every container must be: reachable from others, and given the time to drain."""
+    """Checks what every container needs: reachable from others, and enough time to drain."""
     assert settings.host == "0.0.0.0"
     assert all(ports(settings)), "others must know the ports"
     drains = 2 if settings.service == "worker" else 1  # for the scheduler to move the work, then for the last step

@@ -1,4 +1,4 @@
-"""docker-compose.yml: valid, with settings that the services accept, and ready for several workers."""
+"""docker-compose.yml is valid, its settings are accepted by the services, and it supports several workers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ONCE = ("secrets",)
 
 
 def interpolated(text: str) -> str:
-    """With no variable set."""
+    """Substitutes variables, none of which is set."""
     return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)
 
 
@@ -39,7 +39,7 @@ def settings(compose: dict[str, Any], tmp_path: Path) -> dict[str, Settings]:
 
 
 def described(compose: dict[str, Any], name: str) -> service.Service:
-    """The container: its image's environment, then compose's."""
+    """Returns the container: its image's environment, then compose's."""
     entry = compose["services"][name]
     stage = dockerfile.target(DOCKERFILE, entry["build"]["target"])
     environment = {**stage.environment, **{key: str(value) for key, value in entry["environment"].items()}}

@@ -1,4 +1,4 @@
-"""The images: what they are made of, how they start, how they say that they are well."""
+"""Images: their contents, start commands and health checks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks on several hosts in Kubernetes: what a LeaderWorkerSet starts is a replica whose parts fit."""
+"""Ranks on several hosts in Kubernetes: a LeaderWorkerSet starts a consistent replica."""
 
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,8 @@ TEMPLATE = GROUP["spec"]["leaderWorkerTemplate"]
 templates = pytest.mark.parametrize("template", kustomize.POD_TEMPLATES)
 
 
-def told(index: int) -> dict[str, str]:
-    """What the controller of LeaderWorkerSet (0.6) puts into the environment of each container."""
+def controller_environment(index: int) -> dict[str, str]:
+    """Returns the environment that the controller of LeaderWorkerSet (0.6) sets in each container."""
     return {
         "LWS_LEADER_ADDRESS": "ranks-0.ranks.quire",
         "LWS_GROUP_SIZE": str(TEMPLATE["size"]),
@@ -31,7 +31,7 @@ def settings_of(index: int, scratch: Path) -> WorkerSettings:
     pod = TEMPLATE["workerTemplate" if index else "leaderTemplate"]["spec"]
     (described,) = pod["containers"]
     arguments = described["args"]
-    for name, value in told(index).items():
+    for name, value in controller_environment(index).items():
         arguments = [argument.replace(f"$({name})", value) for argument in arguments]
     image = dockerfile.target(DOCKERFILE, "worker-cuda")
     environment = {**image.environment, **dict(variables(described))}
@@ -78,7 +78,7 @@ def test_every_rank_of_a_host_has_a_gpu(template: str, tmp_path: Path) -> None:
 
 
 def test_only_the_leader_is_looked_at() -> None:
-    """Probes, Prometheus and budgets find workers by their label; a host without rank 0 serves nothing."""
+    """Probes, Prometheus and budgets select workers by label; a host without rank 0 serves nothing."""
     leader, other = (TEMPLATE[template]["metadata"]["labels"] for template in kustomize.POD_TEMPLATES)
     assert leader["app.kubernetes.io/component"] == "worker"
     assert other["app.kubernetes.io/component"] == "ranks"

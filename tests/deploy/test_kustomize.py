@@ -1,4 +1,4 @@
-"""The builder that the other tests rely on."""
+"""The kustomization builder that other tests use."""
 
 import json
 import shutil
@@ -52,7 +52,7 @@ def test_an_unknown_field_is_refused(tmp_path: Path) -> None:
 
 
 def normalised(value: Any) -> Any:
-    """The order of resources, and of lists that merge by key, means nothing."""
+    """Returns resources without the order of resources and of lists merged by key, which has no meaning."""
     if isinstance(value, dict):
         return {key: normalised(item) for key, item in value.items()}
     if isinstance(value, list) and any(isinstance(item, dict) for item in value):

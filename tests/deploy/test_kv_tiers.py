@@ -1,4 +1,4 @@
-"""Volumes for KV besides the device: where the settings look for them, and large enough."""
+"""Volumes for KV tiers: at the configured paths, and large enough."""
 
 from __future__ import annotations
 
@@ -50,6 +50,6 @@ def test_the_folder_is_on_a_disk_with_room(settings: WorkerSettings) -> None:
 
 
 def test_both_tiers_outlive_the_container_under_its_name(settings: WorkerSettings) -> None:
-    """The id that folders are named by is that of the pod, and the volumes are the pod's."""
+    """Folders are named by the pod's id, and the volumes belong to the pod."""
     assert settings.id == ""
     assert pod(FOLDER, "worker").get("restartPolicy", "Always") == "Always"

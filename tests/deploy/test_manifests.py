@@ -1,4 +1,4 @@
-"""The Kubernetes manifests: valid, with settings that the services accept, and consistent among themselves."""
+"""Kubernetes manifests are valid, their settings are accepted by the services, and they are consistent."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def container(folder: str, deployment: str) -> dict[str, Any]:
 
 
 def described(folder: str, role: str) -> service.Service:
-    """The container: its image's environment, then the manifest's; the settings file out of its ConfigMap."""
+    """Returns the container: its image's environment, then the manifest's, and the settings file from its ConfigMap."""
     described = container(folder, role)
     image = dockerfile.target(DOCKERFILE, stage(described["image"]))
     environment = {**image.environment, **dict(variables(described))}
@@ -73,7 +73,7 @@ def described(folder: str, role: str) -> service.Service:
 
 
 def stage(image: str) -> str:
-    """quire-worker:0.1.0-cuda -> worker-cuda"""
+    """Converts an image name such as quire-worker:0.1.0-cuda to its stage, worker-cuda."""
     role, _, flavour = image.removeprefix("quire-").replace(f":{VERSION}", "").partition("-")
     return f"{role}-{flavour}" if flavour else role
 
@@ -110,7 +110,7 @@ def test_a_misspelled_field_of_another_projects_kind_is_an_error(kind: str) -> N
 
 
 def test_the_pool_of_a_gateway_is_the_frontends() -> None:
-    """By their labels, on the port of their HTTP edge; the route leads to it."""
+    """The pool selects frontends by label, on their HTTP port; the route leads to it."""
     folder = "overlays/gateway"
     (pool,), (route,) = of_kind(folder, "InferencePool"), of_kind(folder, "HTTPRoute")
     (frontend,) = selected(folder, pool["spec"]["selector"]["matchLabels"])
@@ -169,7 +169,8 @@ def test_probes_ask_the_grpc_health_service(folder: str, role: str, tmp_path: Pa
 
 @every
 def test_only_a_process_that_does_not_answer_is_restarted(folder: str) -> None:
-    """Not serving is no reason: a worker without a scheduler keeps KV blocks, a frontend without one holds requests."""
+    """A process that is not serving is not restarted: a worker without a scheduler keeps KV blocks, a frontend
+    without one holds requests."""
     for role in SERVICES[folder]:
         assert container(folder, role)["livenessProbe"]["grpc"]["service"] == LIVENESS
 
@@ -206,7 +207,7 @@ def test_cuda_images_get_a_gpu_and_others_none(folder: str, name: str, tmp_path:
 
 @every
 def test_every_pod_is_locked_down(folder: str) -> None:
-    """Pod Security Standard `restricted`, and a read-only root."""
+    """Pods follow the Pod Security Standard `restricted`, with a read-only root."""
     for spec in kustomize.pod_specs(BUILDS[folder]):
         assert spec["securityContext"]["runAsNonRoot"]
         assert spec["securityContext"]["runAsUser"] > 0

@@ -1,4 +1,4 @@
-"""Prometheus and Grafana: their files fit each other, compose and Kubernetes."""
+"""Prometheus and Grafana: their files are consistent with each other, compose and Kubernetes."""
 
 from __future__ import annotations
 

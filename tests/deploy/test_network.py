@@ -1,7 +1,7 @@
-"""The network policies let through the arrows that the settings draw, and nothing else.
+"""Network policies allow exactly the connections that the settings require.
 
-Arrows are taken from where a service really dials: its settings, Prometheus's and Grafana's configuration, the
-autoscaler's triggers. Then every pod tries every port of every other, and so do strangers.
+Connections are derived from real configuration: settings, Prometheus's and Grafana's files, the autoscaler's
+triggers. Then every pod, and outsiders, try every port of every other pod.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ every = pytest.mark.parametrize("folder", KUSTOMIZATIONS)
 
 
 class Arrow(NamedTuple):
-    """Who may open a connection to which port of whom."""
+    """An allowed connection: source, target and port."""
 
     source: str
     target: str
@@ -53,7 +53,7 @@ KEDA = Pod("keda", "keda", {"app": "keda-operator"})
 
 
 def pods(folder: str) -> list[Pod]:
-    """Those of the deployments."""
+    """Returns the pods of the deployments."""
     found = []
     for deployment in of_kind(folder, "Deployment"):
         template = deployment["spec"]["template"]
@@ -63,7 +63,7 @@ def pods(folder: str) -> list[Pod]:
 
 
 def hosts(folder: str) -> list[Pod]:
-    """Of ranks: with the label that LeaderWorkerSet gives its pods."""
+    """Returns the pods of ranks, with the label that LeaderWorkerSet sets."""
     found = []
     for group in of_kind(folder, "LeaderWorkerSet"):
         for template in kustomize.pod_templates(group):
@@ -79,7 +79,7 @@ def network(folder: str) -> Network:
 
 
 def arrows(folder: str) -> set[Arrow]:
-    """Between pods of this cluster, of its Prometheus and of KEDA."""
+    """Returns the connections between pods of this cluster, its Prometheus and KEDA."""
     with tempfile.TemporaryDirectory() as scratch:
         settings = {role: settings_of(folder, role, Path(scratch)) for role in SERVICES[folder]}
     dialled = {Arrow(role, *target) for role, found in settings.items() for target in dials(folder, found)}
@@ -88,7 +88,7 @@ def arrows(folder: str) -> set[Arrow]:
 
 
 def dials(folder: str, settings: Settings) -> Iterator[tuple[str, int]]:
-    """(Deployment, port of its pods) for each address in the settings of a service."""
+    """Returns (Deployment, port of its pods) for each address in a service's settings."""
     if isinstance(settings, FrontendSettings):
         yield from (behind(folder, address) for address in settings.schedulers)
     if isinstance(settings, WorkerSettings):
@@ -98,13 +98,13 @@ def dials(folder: str, settings: Settings) -> Iterator[tuple[str, int]]:
 
 
 def exchanged(settings: dict[str, Settings]) -> Iterator[Arrow]:
-    """KV, between workers of two Deployments, where their health is answered."""
+    """Returns KV transfers between workers of two Deployments, on the port of their health checks."""
     workers = {name: found for name, found in settings.items() if isinstance(found, WorkerSettings)}
     yield from (Arrow(one, other, workers[other].grpc_port) for one, other in permutations(workers, 2))
 
 
 def watched(folder: str) -> Iterator[Arrow]:
-    """Of Grafana and KEDA, where there is a Prometheus of ours."""
+    """Returns the connections of Grafana and KEDA, where the folder has a Prometheus."""
     if not any(deployment["metadata"]["name"] == "prometheus" for deployment in of_kind(folder, "Deployment")):
         return
     sources = yaml.safe_load((GRAFANA / "provisioning" / "datasources" / "quire.yml").read_text())["datasources"]
@@ -118,7 +118,7 @@ def watched(folder: str) -> Iterator[Arrow]:
 
 
 def behind(folder: str, address: str) -> tuple[str, int]:
-    """The pods of a Service, and their port."""
+    """Returns the pods of a Service, and their port."""
     name, _, port = address.partition(":")
     found = named(folder, "Service", name)["spec"]
     (target,) = [p for p in pods(folder) if matches({"matchLabels": found["selector"]}, p.labels)]
@@ -133,7 +133,7 @@ def everybody(folder: str) -> list[Pod]:
 
 
 def open_to_all(folder: str) -> set[tuple[str, int]]:
-    """What clients use."""
+    """Returns the ports for clients."""
     (frontend,) = [pod for pod in pods(folder) if pod.name == "frontend"]
     return {("frontend", frontend.ports["http"]), ("frontend", frontend.ports["grpc"])}
 
@@ -201,7 +201,7 @@ def test_every_policy_is_about_somebody(folder: str) -> None:
 
 @pytest.mark.parametrize("name", ["frontend", "scheduler", "worker", "redis"])
 def test_a_policy_that_is_missing_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What selects a pod and is gone closes a door that is needed: `nothing-else` stays."""
+    """Removing a policy that selects a pod breaks a needed connection, because `nothing-else` stays."""
     left = [r for r in BUILDS["base"] if (r["kind"], r["metadata"]["name"]) != ("NetworkPolicy", name)]
     monkeypatch.setitem(BUILDS, "base", left)
     with pytest.raises(AssertionError):
@@ -260,7 +260,7 @@ def test_a_field_that_is_not_read_is_an_error() -> None:
 
 @workloads
 def test_the_admin_port_listens_in_the_pod_only(folder: str, role: str, tmp_path: Path) -> None:
-    """So no policy has to close it; where that changes, ports of settings do."""
+    """No policy has to close it."""
     assert settings_of(folder, role, tmp_path).admin_host == "127.0.0.1"
 
 

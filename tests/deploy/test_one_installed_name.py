@@ -24,7 +24,7 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A working folder with modules that have the names of packages which Quire or its dependencies import."""
+    """Creates a working folder with modules named like packages which Quire or its dependencies import."""
     for name in STRANGERS:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(FOREIGN)
@@ -92,7 +92,7 @@ def test_the_services_of_a_script_ignore_its_folder(installed: Path, folder: Pat
 
 
 def test_an_editable_install_maps_one_package(tmp_path: Path) -> None:
-    """Nothing but `quire` can be imported outside the checkout, however the package is installed here."""
+    """Only `quire` can be imported outside of the checkout, however the package is installed."""
     code = f"import importlib.util\nprint([name for name in {TAKEN!r} if importlib.util.find_spec(name)])\nimport quire"
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [sys.executable, "-P", "-c", code]

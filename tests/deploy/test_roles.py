@@ -1,4 +1,4 @@
-"""Workers of two roles in Kubernetes: two Deployments that differ in nothing else, each scaled by its own load."""
+"""Workers of two roles in Kubernetes: two Deployments that differ only in role, each scaled by its own load."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ roles = pytest.mark.parametrize("name", ROLES)
 
 
 def without_role(name: str) -> dict[str, Any]:
-    """What a Deployment describes, apart from what the roles differ in."""
+    """Returns a Deployment's description without the parts that depend on the role."""
     spec = copy.deepcopy(named(FOLDER, "Deployment", name)["spec"])
     pod = spec["template"]["spec"]
     (spread,) = pod["topologySpreadConstraints"]

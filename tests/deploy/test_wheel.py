@@ -1,4 +1,4 @@
-"""The package as pip makes it from a fresh clone: complete, and as fast outside the checkout as in it."""
+"""The wheel built from a fresh clone is complete, and as fast outside of the checkout as inside."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ LEFT_OUT = (".git", ".venv", ".hypothesis", "build", "dist", "tests", "*.egg-inf
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the installed wheel. The clone has no generated protocols; the kernels' objects it shares with the
-    checkout, since compiling them takes half a minute (tests/kernels/cpu/test_build.py compiles)."""
+    """Returns a folder with the installed wheel. The clone has no generated protos; it shares the compiled kernels
+    with the checkout, since compiling them takes half a minute (tests/kernels/cpu/test_build.py compiles)."""
     folder = tmp_path_factory.mktemp("package")
     clone, target = folder / "clone", folder / "installed"
     shutil.copytree(ROOT, clone, symlinks=True, ignore=shutil.ignore_patterns(*LEFT_OUT))
@@ -38,7 +38,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(installed: Path, tmp_path: Path, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Far from the checkout, with an empty home."""
+    """Runs a program far from the checkout, with an empty home folder."""
     env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHONPATH": str(installed), **environment}
     return subprocess.run(
         [sys.executable, *command], capture_output=True, text=True, check=False, env=env, cwd=tmp_path, timeout=100

@@ -1,4 +1,4 @@
-"""Every metric that the services can report, read out of the catalogues themselves."""
+"""Lists every metric that the services can report, from their own catalogues."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Family:
 
     @property
     def series(self) -> tuple[str, ...]:
-        """Names that queries use."""
+        """Returns the names that queries use."""
         return tuple(self.name.removesuffix(suffix) + suffix for suffix in SUFFIXES[self.type])
 
 

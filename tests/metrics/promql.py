@@ -1,4 +1,4 @@
-"""The names in a PromQL expression, read without a parser; where one is installed, a test compares the two."""
+"""Extracts names from PromQL expressions without a parser; where one is installed, a test compares the two."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OFFSET = re.compile(r"\boffset\s+\S+")
 
 
 def expanded(expression: str) -> str:
-    """With Grafana's variables given values."""
+    """Substitutes Grafana's variables."""
     return expression.replace("$__rate_interval", "1m").replace("$model_name", "quire-tiny")
 
 
@@ -26,7 +26,7 @@ def metrics(expression: str) -> set[str]:
 
 
 def labels(expression: str) -> set[str]:
-    """What it matches and groups by."""
+    """Returns the labels that an expression matches and groups by."""
     bare = STRING.sub("", expression)
     grouped = {name.strip() for names in GROUPING.findall(bare) for name in names.split(",")}
     matched = {name for text in MATCHERS.findall(bare) for name in re.findall(rf"({NAME})\s*[=!]", text)}

@@ -1,4 +1,4 @@
-"""Dashboards, rules and autoscaling ask only for what the services report."""
+"""Dashboards, rules and autoscaling use only metrics that the services report."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OF_PROMETHEUS = {"up": set[str](), "ALERTS": {"alertname", "alertstate"}}
 
 
 def expressions() -> Iterator[tuple[str, str]]:
-    """(where, expression)"""
+    """Returns (place, expression) pairs."""
     for dashboard in DASHBOARDS:
         for panel in dashboard["panels"]:
             for target in panel.get("targets", []):

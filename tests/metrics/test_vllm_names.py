@@ -1,4 +1,4 @@
-"""Metrics that vLLM 0.33 reports: each is one of ours under the same name, or is listed with the reason why not."""
+"""Every metric of vLLM 0.33 is either reported under the same name or listed with a reason."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Services of tests are forked from processes that have imported what they need: two thirds of a start are imports.
+"""Forks the services of tests from processes that have already imported their modules: imports are two thirds of a
+start.
 
-Only what quire.cluster starts with the environment of the test run is. A test that sets variables of its own, the
-commands of users (`quire up`, `quire worker`) and what services start themselves begin as they always do.
+Applies only to services started by quire.cluster with the environment of the test run. Tests that set other
+variables, user commands (`quire up`, `quire worker`) and children of services start normally.
 """

@@ -1,4 +1,4 @@
-"""What subprocess.Popen is for quire.cluster, forked from a zygote where it can be."""
+"""Replacement for subprocess.Popen in quire.cluster that forks from a zygote where possible."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ POLL_S = 0.05
 
 
 class Zygotes:
-    """Of this process: one a role, made when the first is wanted. They end with it, and have the environment of the
-    moment at which this object is made."""
+    """Zygotes of this process, one per role, created on first use. They end with it, and have its environment at the
+    time of their creation."""
 
     def __init__(self) -> None:
         everybodys = lasting(os.environ) | {"PYTHONPATH": python_path()}
@@ -39,8 +39,8 @@ class Zygotes:
         atexit.register(self._end)
 
     def start(self, args: Sequence[str], *, env: Mapping[str, str], **options: Any) -> Any:
-        """As subprocess.Popen(...), which it is for all but services that have this environment, besides folders of
-        PYTHONPATH with a module that Python imports by itself as it starts (sitecustomize)."""
+        """Starts a process: a fork for services with this environment, apart from PYTHONPATH folders with a
+        sitecustomize module; otherwise subprocess.Popen(...)."""
         role = args[4] if list(args[1:4]) == ["-P", "-m", "quire"] else ""
         folders = env.get("PYTHONPATH", "").split(os.pathsep)
         custom = [str(file) for file in (Path(folder, "sitecustomize.py") for folder in folders) if file.exists()]
@@ -57,7 +57,7 @@ class Zygotes:
         return Forked(args, pid, told, os.fdopen(to_it, "w"), output, error)
 
     def _fork(self, role: str, asked: dict[str, Any], files: list[int]) -> int:
-        """Its process id."""
+        """Forks a service and returns its process id."""
         content = json.dumps(asked).encode()
         with self._lock:
             self._begin()
@@ -70,7 +70,7 @@ class Zygotes:
         return int(STATUS.unpack(answer)[0])
 
     def _begin(self) -> None:
-        """All of them at once: each takes its time, and whoever wants one will want the others."""
+        """Starts all zygotes at once, because each takes time and usually all are needed."""
         for role in self._environments.keys() - self._asking.keys():
             self._asking[role], other = socket.socketpair()
             with other:
@@ -87,12 +87,12 @@ class Zygotes:
 
 
 def lasting(environment: Mapping[str, str]) -> dict[str, str]:
-    """Without what differs from one start to the next and no import reads."""
+    """Returns the environment without variables that change between starts and that no import reads."""
     return {name: value for name, value in environment.items() if not name.startswith(OF_ONE_START)}
 
 
 class Forked:
-    """As much of a subprocess.Popen as quire.cluster needs."""
+    """The part of subprocess.Popen that quire.cluster needs."""
 
     def __init__(
         self, args: Sequence[str], pid: int, status: int, stdin: IO[str], stdout: IO[str], stderr: IO[str]

@@ -31,7 +31,7 @@ NUM_FILES = 4  # standard input, output, errors, and where the exit status goes
 
 
 class Zygote:
-    """One thread, so that a fork is whole."""
+    """Single-threaded process, so that a fork is complete."""
 
     def __init__(self, asking: socket.socket) -> None:
         self._asking = asking
@@ -42,7 +42,8 @@ class Zygote:
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
     def serve(self) -> list[str]:
-        """Returns in each process that is to become something, with its command; ends when nobody can ask any more."""
+        """Forks on request; returns, in each child, the command to run; ends when no process can send requests any
+        more."""
         while True:
             readable = select.select([self._asking.fileno(), self._woken], [], [])[0]
             if self._woken in readable:
@@ -102,7 +103,7 @@ class Zygote:
 
 
 def begin_fork_server() -> None:
-    """What the ranks of this process are forked from: a fork of it, as long as it has one thread, instead of a new
+    """Makes the fork server of this process's ranks a fork of it, while it has one thread, instead of a new
     interpreter that imports everything."""
     from quire.services.worker.ranks import processes
 

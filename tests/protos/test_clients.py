@@ -1,4 +1,4 @@
-"""Clients in other languages, where these are installed, against a frontend."""
+"""Clients in other languages, where installed, against a frontend."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def reflected(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 
 def falling_silent(script: ScriptedScheduler, says: Model) -> Model:
-    """After two tokens it says no more, and comes to no end."""
+    """Stalls the stream after two tokens, without ending it."""
 
     def model(sequence: Running) -> int:
         if sequence.num_outputs == 1:
@@ -45,7 +45,7 @@ def falling_silent(script: ScriptedScheduler, says: Model) -> Model:
 
 
 async def _talks(client: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Texts come, calls are cancelled, errors are told, a key is shown."""
+    """Checks that texts arrive, calls are cancelled, errors are reported, and a key is sent."""
     folder = tool_model_folder(tmp_path / "talking")
     script = ScriptedScheduler(replying(folder, "It is sunny."), max_model_len=4096)
     async with scheduler(script), running(folder, script.address, api_key="secret") as frontend:

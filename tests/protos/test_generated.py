@@ -1,4 +1,4 @@
-"""What the protocols are generated with, and what the package asks for."""
+"""Generated code is compatible with the required protobuf versions."""
 
 from __future__ import annotations
 

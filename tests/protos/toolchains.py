@@ -1,4 +1,4 @@
-"""Clients in other languages, built where what they need is on the machine; skipped with a reason where it is not."""
+"""Builds clients in other languages where the tools are installed; skips them with a reason otherwise."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def run(*command: str, folder: Path | None = None, **environment: str) -> None:
 
 
 def compiled(*options: str) -> None:
-    """By the protoc that comes with development here, unless a plugin wants its own."""
+    """Compiles the protos with the protoc of the dev dependencies, unless a plugin needs its own."""
     run(sys.executable, "-m", "grpc_tools.protoc", f"-I{PROTOS}", *options, *MADE_OF)
 
 
@@ -104,7 +104,8 @@ def node_by_reflection(out: Path) -> Command:
 
 
 def _knows_optional_fields(plugin: str) -> bool:
-    """As it says itself of its features. Debian's 1.3 does not; its 1.5 does, and knows no --version."""
+    """Whether a plugin supports optional fields, by its reported features. Debian's 1.3 does not; its 1.5 does, and
+    knows no --version."""
     told = subprocess.run([plugin], input=b"", stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False).stdout
     features = CodeGeneratorResponse.FromString(told).supported_features
     return bool(features & CodeGeneratorResponse.FEATURE_PROTO3_OPTIONAL)
@@ -119,7 +120,7 @@ def _needs_go() -> None:
 
 
 def _go_built(name: str, out: Path) -> Command:
-    """Beside what protoc has made in OUT/src."""
+    """Builds a Go program with the code that protoc generated in OUT/src."""
     (out / "src" / name).mkdir(parents=True)
     shutil.copy(CLIENTS / f"{name}.go", out / "src" / name)
     program = str(out / name)
@@ -148,7 +149,7 @@ def go_by_reflection(out: Path) -> Command:
 
 
 def _cpp_built(name: str, out: Path) -> Command:
-    """With the code that protoc has made in OUT."""
+    """Builds a C++ program with the code that protoc generated in OUT."""
     needed("g++", "pkg-config", of="apt-get install g++ pkg-config")
     flags = subprocess.run(
         ["pkg-config", "--cflags", "--libs", "grpc++", "protobuf"], capture_output=True, text=True, check=False
@@ -173,7 +174,7 @@ def cpp_by_reflection(out: Path) -> Command:
 
 
 def _java_built(name: str, out: Path) -> Command:
-    """With the code that protoc has made in OUT."""
+    """Builds a Java program with the code that protoc generated in OUT."""
     needed("javac", "java", of="apt-get install default-jdk-headless")
     jars = [JARS / f"{jar}.jar" for jar in NEEDED_JARS]
     for jar in jars:

@@ -1,4 +1,4 @@
-"""Names of pages, and how they travel."""
+"""Encoding of page names and hashes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Series for tenants are bounded, whatever clients call themselves."""
+"""The number of tenant series is limited, whatever names clients choose."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from tests.waiting import eventually, forever, loop_turns
 
 
 class Wire:
-    """The far end: what was written, and what there is to read."""
+    """The remote end: written messages, and messages to read."""
 
     def __init__(self) -> None:
         self.written: list[object] = []
@@ -108,7 +108,7 @@ METHOD = "/peer/Talk"
 
 @asynccontextmanager
 async def served(talk: Callable[..., Awaitable[None]]) -> AsyncIterator[grpc.aio.Channel]:
-    """To a peer that takes every call so."""
+    """Serves a peer that handles every call with `talk`."""
     methods = {"Talk": grpc.stream_stream_rpc_method_handler(talk)}
     server = grpc.aio.server()
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("peer", methods),))
@@ -121,7 +121,7 @@ async def served(talk: Callable[..., Awaitable[None]]) -> AsyncIterator[grpc.aio
 
 @pytest_asyncio.fixture
 async def call() -> AsyncIterator[Call]:
-    """To a peer that is mute."""
+    """Opens a call to a silent peer."""
 
     async def say_nothing(_messages: object, context: grpc.aio.ServicerContext) -> None:
         await context.send_initial_metadata(())
@@ -135,7 +135,7 @@ async def call() -> AsyncIterator[Call]:
 
 
 class Cancelled(Wire):
-    """A call that this side has cancelled, as grpc.aio tells it to whoever is in the middle of a read or a write."""
+    """A locally cancelled call, as grpc.aio reports it to a pending read or write."""
 
     async def read(self) -> object:
         raise asyncio.CancelledError
@@ -147,14 +147,14 @@ class Cancelled(Wire):
 async def test_a_call_that_was_cancelled_here_fails_like_any_other() -> None:
     duplex: Duplex[object, object] = Duplex(Cancelled(), "beat", interval_s=10)
     duplex.send("late")
-    with pytest.raises(Unavailable, match="cancelled on this side"):
+    with pytest.raises(Unavailable, match="cancelled locally"):
         await duplex.pump()
-    with pytest.raises(Unavailable, match="cancelled on this side"):
+    with pytest.raises(Unavailable, match="cancelled locally"):
         await duplex.receive()
 
 
 async def test_a_reader_hears_why_its_peer_has_ended_the_session_also_while_it_writes() -> None:
-    """Of so many sessions gRPC alone gives the reason of about ten as an internal error."""
+    """gRPC alone reports the reason of about ten of these sessions as an internal error."""
 
     async def refuse(messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
         await anext(messages)
@@ -175,7 +175,7 @@ async def test_a_reader_hears_why_its_peer_has_ended_the_session_also_while_it_w
 
 
 async def test_a_real_call_that_is_cancelled_here_ends_its_tasks_with_errors(call: Call) -> None:
-    """With which of them depends on whether the write was under way."""
+    """Which error each task gets depends on whether a write was in progress."""
     duplex: Duplex[bytes, bytes] = Duplex(call, b"beat", interval_s=10)
     for _ in range(8):  # more than the peer's window, which it does not open further
         duplex.send(bytes(1 << 20))
@@ -184,7 +184,7 @@ async def test_a_real_call_that_is_cancelled_here_ends_its_tasks_with_errors(cal
     call.cancel()
     with pytest.raises((Unavailable, asyncio.InvalidStateError)):
         await pump
-    with pytest.raises(Unavailable, match="cancelled on this side"):
+    with pytest.raises(Unavailable, match="cancelled locally"):
         await duplex.receive()
 
 

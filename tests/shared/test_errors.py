@@ -1,4 +1,4 @@
-"""One tree of errors, one table."""
+"""Error classes and their mapping to transports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines of the log: one for each event, whatever is in it, and nobody waits for whoever reads them."""
+"""Log lines: one per event, whatever its values, without waiting for readers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from quire.shared import logs
 
 @contextmanager
 def configured(stream: TextIO, style: logs.LogFormat = "text") -> Iterator[None]:
-    """This process logs to `stream`, for a while."""
+    """Logs of this process go to `stream` temporarily."""
     root = logging.getLogger()
     before, level, stderr = root.handlers[:], root.level, sys.stderr
     hook = sys.excepthook
@@ -95,7 +95,7 @@ def test_nobody_waits_for_a_reader_that_stands_still(monkeypatch: pytest.MonkeyP
 
 
 class Disk(io.RawIOBase):
-    """Has room for so many bytes."""
+    """Stream with room for a limited number of bytes."""
 
     def __init__(self, room: int) -> None:
         self.room, self.written = room, b""
@@ -136,7 +136,7 @@ def test_what_is_said_to_a_pipe_without_a_reader_ends_nobody() -> None:
 
 
 class Fickle(io.StringIO):
-    """Fails in a way that no stream should, as often as it is to."""
+    """Stream that fails with unusual errors a given number of times."""
 
     failures = 1
 
@@ -161,7 +161,7 @@ def test_an_exception_of_the_writer_ends_no_logging(style: logs.LogFormat) -> No
 
 
 class Unprintable:
-    """A value whose text cannot be had."""
+    """A value whose conversion to text fails."""
 
     def __str__(self) -> str:
         raise RuntimeError("no text")

@@ -1,4 +1,4 @@
-"""A page of metrics whose callers are slow, and too many: whoever scrapes it is answered."""
+"""A metrics page with slow and numerous callers still answers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PATIENCE_S = 60  # far more than any of it takes
 
 @pytest.fixture
 def page(request: pytest.FixtureRequest) -> Iterator[base.MetricsPage]:
-    """Its parameter: the bounds of its callers."""
+    """Serves a page; the parameter sets its limits."""
     bounds = getattr(request, "param", base.BOUNDS)
     document = lambda path: base.MetricsDocument(path.encode())  # noqa: E731
     with closing(base.MetricsPage("127.0.0.1", 0, document, bounds=bounds)) as served:
@@ -27,14 +27,14 @@ def page(request: pytest.FixtureRequest) -> Iterator[base.MetricsPage]:
 
 
 def call(page: base.MetricsPage) -> socket.socket:
-    """One that never says all it wants."""
+    """Opens a call that never completes its request."""
     connected = socket.create_connection(("127.0.0.1", page.port), timeout=PATIENCE_S)
     connected.sendall(HALF)
     return connected
 
 
 def is_closed(connected: socket.socket) -> bool:
-    """Also by a reset, since what it said was not read."""
+    """Whether the connection was closed or reset."""
     try:
         return connected.recv(1) == b""
     except ConnectionError:
@@ -42,12 +42,12 @@ def is_closed(connected: socket.socket) -> bool:
 
 
 def calls_of(page: base.MetricsPage) -> Any:
-    """Returns those that have a place."""
+    """Returns the accepted calls."""
     return page._server._calls
 
 
 def until_free(page: base.MetricsPage) -> None:
-    """A place is given back behind the answer, and behind the end of a connection."""
+    """Waits until a slot is free again, shortly after a response or the end of a connection."""
     until(lambda: not calls_of(page), what="places do not come back")
 
 

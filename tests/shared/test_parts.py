@@ -1,4 +1,4 @@
-"""Messages that are larger than gRPC takes go over a session all the same, and in order with the small ones."""
+"""Messages larger than gRPC's limit pass a session, in order with small ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TURNS = SILENCE_FACTOR * TURNS_PER_INTERVAL - 4  # that are made while one part 
 
 
 class Pipe:
-    """What is written at one end is read at the other."""
+    """Stream whose written messages can be read back."""
 
     def __init__(self) -> None:
         self.messages: deque[Any] = deque()
@@ -54,14 +54,14 @@ async def test_a_message_of_any_size_arrives_as_it_was(size: int) -> None:
     [
         ([Part(data=b"\x00"), None], "another message before the last part"),
         ([Part(data=b"\x00")], "another message before the last part"),
-        ([Part(data=b"\xff" * 30, last=True)], "no quire.scheduler.v1.SessionRequest"),
-        ([Part(data=bytes(1000))] * 5, "a message of more than 4096 bytes"),
+        ([Part(data=b"\xff" * 30, last=True)], "not a quire.scheduler.v1.SessionRequest"),
+        ([Part(data=bytes(1000))] * 5, "exceeds the limit of 4096 bytes"),
     ],
 )
 async def test_parts_that_are_no_message_are_refused(
     monkeypatch: pytest.MonkeyPatch, sent: list[Part | None], text: str
 ) -> None:
-    monkeypatch.setattr(parts, "MOST_BYTES", 4096)
+    monkeypatch.setattr(parts, "MAX_BYTES", 4096)
     pipe = Pipe()
     for part in sent:
         await pipe.write(pb.SessionRequest(part=part) if part else pb.SessionRequest(heartbeat=pb.Heartbeat()))
@@ -72,7 +72,7 @@ async def test_parts_that_are_no_message_are_refused(
 async def test_who_sends_a_message_over_a_slow_link_is_not_silent_and_hears_that_its_peer_lives(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Every part takes most of the time in which a peer may be silent, and the whole several times as long."""
+    """Every part takes most of the allowed silence, and the whole message several times as long."""
     turn, made = Silence._turn, asyncio.Semaphore(0)
     sent, told = Pipe(), Pipe()
 

@@ -1,4 +1,4 @@
-"""What a prompt still has to tell when a sequence goes on elsewhere."""
+"""Remaining prompt log-probabilities of a sequence that continues on another worker."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NAMED = [[1], [2, 3], [4]]  # of positions 5, 6 and 7 in a prompt of 10 tokens
 
 @pytest.mark.parametrize(("position", "left"), [(5, NAMED), (6, NAMED[1:]), (7, NAMED[2:]), (8, []), (9, [])])
 def test_named_tokens_of_positions_that_are_left(position: int, left: list[list[int]]) -> None:
-    """Behind the last list a position's own token is told."""
+    """Positions after the last list report their own token only."""
     lists = [sampling_pb2.NamedTokens(ids=ids) for ids in NAMED]
     sampling = sampling_pb2.SamplingParams(prompt_logprob_start=5, prompt_logprob_token_ids=lists)
     resume_at(sampling, position, 10)

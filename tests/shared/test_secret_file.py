@@ -1,4 +1,4 @@
-"""Secrets in files: who may open them, what they must be, and how they change."""
+"""Secret files: permissions, contents and rotation."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_the_first_is_shown_and_all_are_accepted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "mode", "text"),
     [
-        (FIRST, 0o604, "everybody on this machine may open it"),
+        (FIRST, 0o604, "other users can open it"),
         ("", 0o600, "it is empty"),
         ("short", 0o600, "at least 32 characters"),
         (f"{FIRST}\nshort", 0o600, "at least 32 characters"),

@@ -1,4 +1,4 @@
-"""Settings: one file, one environment, flags; nothing unknown passes."""
+"""Settings from a file, the environment and flags; unknown names are refused."""
 
 from __future__ import annotations
 

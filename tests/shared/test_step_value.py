@@ -1,4 +1,4 @@
-"""Values that a step makes anew are as safe as frozen ones, and as cheap as others."""
+"""Step values are immutable for the type checker and cheap at run time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What constraints are refused by their text alone, and what grammar the others become."""
+"""Constraints refused by their text alone, and the grammars of the others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BYTES = LLTokenizer(TokenizerWrapper(ByteTokenizer({}, 0)))
 
 
 def accepts(text: str, **constraint: Any) -> bool:
-    """Whether the whole text fulfils the constraint."""
+    """Whether the constraint accepts the whole text."""
     message = pb.StructuredOutput(**constraint)
     structured_output.check(message)
     matcher = LLMatcher(BYTES, LLMatcher.grammar_from_lark(structured_output.lark(message)), log_level=0)

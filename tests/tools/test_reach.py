@@ -1,4 +1,4 @@
-"""How many files of the tree a request runs through."""
+"""Number of files that a request runs through."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Benches that only developers of Quire need; `quire bench` has those of users."""
+"""Benchmarks for developers of Quire; those for users are in `quire bench`."""

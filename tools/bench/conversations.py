@@ -1,4 +1,4 @@
-"""Conversations of several turns that share their beginnings: what placement has to deal with."""
+"""Conversations of several turns with common beginnings, as a workload for placement."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A system prompt that others have too, and what the user says in each turn."""
+    """A shared system prompt, and the user's messages."""
 
     system: tuple[int, ...]
     turns: tuple[tuple[int, ...], ...]
@@ -17,7 +17,7 @@ class Conversation:
 def conversations(
     count: int, *, groups: int, seed: int = 0, system: int = 512, turn: int = 64, turns: int = 5
 ) -> list[Conversation]:
-    """`count` conversations; each of `groups` system prompts begins an equal part of them. Lengths in tokens."""
+    """Returns `count` conversations, divided evenly among `groups` system prompts. Lengths in tokens."""
     draw = random.Random(seed)
 
     def tokens(length: int) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""`python -m tools.bench kernels`: runs the benches that live beside the kernels, each in a process of its own."""
+"""`python -m tools.bench kernels`: runs the kernel benchmarks, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from quire.shared.errors import Unavailable
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path(__file__).resolve().parent / "kernels"
-STDERR = 2  # its tables are progress here
+STDERR = 2  # the programs' tables are shown as progress
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -42,12 +42,12 @@ def measure(arguments: argparse.Namespace) -> Iterator[Row]:
 
 
 def programs() -> list[str]:
-    """The packages of tools.bench.kernels, each a program."""
+    """Returns the packages of tools.bench.kernels, each of which is a program."""
     return sorted(path.parent.name for path in FOLDER.glob("*/__main__.py"))
 
 
 def run(program: str, sections: list[str]) -> list[dict[str, Any]]:
-    """Its rows; none where it cannot run, which it says itself: one machine rarely has all devices."""
+    """Runs a program and returns its rows; none if it cannot run on this machine."""
     progress(f"tools.bench.kernels.{program}")
     with tempfile.TemporaryDirectory() as scratch:
         target = Path(scratch) / "rows.json"
@@ -62,7 +62,7 @@ def run(program: str, sections: list[str]) -> list[dict[str, Any]]:
 
 
 def flat(program: str, row: Mapping[str, Any]) -> Row:
-    """Ours first, then its rivals, each with its microseconds."""
+    """Returns a row with Quire's time first, then its rivals', in microseconds."""
     times = {f"us_{name}": value for name, value in row["microseconds"].items()}
     rate = {f"rate_{row['unit']}": row["rate"]} if row.get("unit") else {}
     ratio = {"ratio": row["ratio"]} if len(times) > 1 else {}

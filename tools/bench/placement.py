@@ -1,4 +1,5 @@
-"""`python -m tools.bench placement`: where sequences go, by conversations and simulated workers that keep real time."""
+"""`python -m tools.bench placement`: compares placement policies with conversations on simulated workers in real
+time."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ POLICIES = ("prefix", "least_loaded", "round_robin")
 
 @dataclass(slots=True)
 class Tally:
-    """What the clients saw."""
+    """Measurements of the clients."""
 
     ttft_s: list[float] = field(default_factory=list)
     prompt_tokens: int = 0
@@ -81,7 +82,7 @@ async def _converse(address: str, talk: list[Conversation], answer: int) -> Tall
 
 
 async def _follow(client: AsyncClient, conversation: Conversation, answer: int, tally: Tally) -> None:
-    """One turn after the other; what was said so far comes first in every prompt."""
+    """Sends the turns of a conversation; every prompt starts with the conversation so far."""
     params = SamplingParams(max_tokens=answer, ignore_eos=True, detokenize=False)
     history = list(conversation.system)
     for turn in conversation.turns:

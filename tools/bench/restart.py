@@ -1,7 +1,7 @@
-"""`python -m tools.bench restart`: a worker is killed (kill -9) and started again, and prompts come back.
+"""`python -m tools.bench restart`: kills a worker (kill -9) while prompts recur, and measures the recovery.
 
-The same cluster with nothing that outlives the worker, with host memory in a region, and with a disk, in turn: how long
-the first of those prompts takes, the start of the worker included, and how long the others take.
+The same cluster without persistent KV, with host memory in a region, and with a disk: time of the first recurring
+prompt, including the worker's start, and of the others.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from quire.params import SamplingParams
 from quire.shared.errors import InvalidArgument
 from quire.shared.pb.admin.v1 import admin_pb2
 
-FLAG = "worker.{}"  # of a worker's settings, in the arguments
+FLAG = "worker.{}"  # name of a worker's setting in the arguments
 ONE = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
 SETTLED_AFTER_S = 1.0
 PATIENCE_S = 600.0
@@ -80,7 +80,7 @@ def _restart(arguments: argparse.Namespace, shape: shapes.BenchShape, kept: str,
 
 
 def _ask(client: Client, work: Workload) -> tuple[list[float], int]:
-    """Seconds until each prompt, one after the other, has its token; and tokens that were cached."""
+    """Returns the seconds until each prompt, one after the other, has its token, and the cached tokens."""
     took, cached = [], 0
     for item in work.items:
         begun = time.perf_counter()
@@ -91,7 +91,7 @@ def _ask(client: Client, work: Workload) -> tuple[list[float], int]:
 
 
 def _settle(client: Client) -> None:
-    """Until nothing moves to host memory or disk any more."""
+    """Waits until no block moves to host memory or disk."""
     before = None
     while before != (now := _stored(client)):
         before = now

@@ -1,6 +1,6 @@
-"""`python -m tools.bench roles`: prompts computed apart from what decodes, against mixed workers, at equal load.
+"""`python -m tools.bench roles`: separate prefill and decode workers against mixed workers, at equal load.
 
-One cluster after the other, each with all GPUs to itself; the last row of a load is the first as a share of the second.
+One cluster after the other, each using all GPUs; the last row of a load is the ratio of the first to the second.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def measure(arguments: argparse.Namespace) -> Iterator[Row]:
 
 
 def _rows(arguments: argparse.Namespace, shape: shapes.BenchShape, effort: load.LoadOptions, layout: str) -> list[Row]:
-    """Of one cluster, every workload and load."""
+    """Returns the rows of one cluster for every workload and load."""
     number = arguments.prefill_workers + arguments.decode_workers
     own = argparse.Namespace(**vars(arguments))
     if layout == MIXED:
@@ -79,7 +79,7 @@ def _read(outcome: LoadResult) -> dict[str, float]:
 
 
 def _counts(served: Target) -> dict[str, float]:
-    """What went over, all services together."""
+    """Returns the number of handovers over all services."""
     found = [metric for address in served.metrics.values() for metric in parse(_page(address))]
     counters = [metric for metric in found if isinstance(metric, Counter)]
     return {short: sum(c.value for c in counters if c.name == name) for short, name in COUNTED.items()}

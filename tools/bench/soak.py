@@ -1,9 +1,9 @@
-"""`python -m tools.bench soak`: hours of everything at once, and what has grown meanwhile.
+"""`python -m tools.bench soak`: hours of mixed load, and the growth of resources meanwhile.
 
-Streams that are read to their end, several samples, constrained answers, cancelled calls, connections that break off,
-requests that are refused; now and then a worker is killed. A row for each process that lived long enough: memory,
-descriptors and threads at its settled beginning and at the end, their slopes between and how sure those are; and the KV
-blocks that no sequence owned, while all this went on and at its end.
+Complete streams, several samples, constrained answers, cancelled calls, broken connections and refused requests; a
+worker is killed now and then. Prints a row for each process that lived long enough: memory, descriptors and threads
+at the settled beginning and at the end, with slopes and their confidence; and the KV blocks that no sequence owned,
+during the run and at its end.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from quire.params import SamplingParams, StructuredOutput
 from quire.shared.errors import Internal, InvalidArgument, QuireError
 from tools.bench.measuring import growth
 
-LOOKS = 360  # at the processes, in all; at most one a second
-LOOKS_AGAIN = 3  # at blocks that seem to be nobody's
-LONGEST_PATIENCE_S = 0.2  # of a client that cancels
+LOOKS = 360  # samples of the processes, at most one per second
+LOOKS_AGAIN = 3  # samples to confirm unowned blocks
+MAX_PATIENCE_S = 0.2  # before a client cancels
 UNOWNED = "quire_scheduler_blocks_unowned"
 BUSY = ("vllm:num_requests_running", "quire_frontend_inflight_requests")
 COUNTED = (UNOWNED, *BUSY)
@@ -46,13 +46,13 @@ REGEX = r"[a-z]{3,12} [0-9]{1,4}"
 
 @dataclass(slots=True)
 class Record:
-    """Of a run."""
+    """Observations of a run."""
 
     looks: dict[tuple[str, int], list[growth.ProcessSample]] = field(default_factory=dict)  # by service and process id
     done: Counter[str] = field(default_factory=Counter)  # calls by kind
-    errors: Counter[str] = field(default_factory=Counter)  # that nobody provoked
+    errors: Counter[str] = field(default_factory=Counter)  # unprovoked errors
     kills: int = 0
-    unowned: list[tuple[float, int]] = field(default_factory=list)  # KV blocks, at the seconds of the looks
+    unowned: list[tuple[float, int]] = field(default_factory=list)  # (seconds, KV blocks)
 
 
 def configure(parser: CommandParser) -> None:
@@ -116,7 +116,7 @@ async def _watch(cluster: Cluster, record: Record, begin_s: float, seconds: floa
 
 
 async def _kill(cluster: Cluster, record: Record, every_s: float, end_s: float) -> None:
-    """The last worker, again and again; never the first, so that its memory is seen over the whole time."""
+    """Kills the last worker repeatedly; never the first, so that its memory is observed over the whole time."""
     while time.monotonic() + every_s < end_s:
         await asyncio.sleep(every_s)
         victim = [process for process in cluster.processes if process.spec.role == "worker"][-1]
@@ -126,7 +126,7 @@ async def _kill(cluster: Cluster, record: Record, every_s: float, end_s: float) 
 
 
 async def _unowned_now(cluster: Cluster) -> int:
-    """The least of some looks: a page is made beside the steps, so that a number may be of two moments."""
+    """Returns the minimum of several samples, because a page is read while steps run and may combine two states."""
     least = (await _gauges(cluster))[UNOWNED]
     for _ in range(LOOKS_AGAIN):
         if not least:
@@ -137,7 +137,7 @@ async def _unowned_now(cluster: Cluster) -> int:
 
 
 async def _unowned_when_idle(cluster: Cluster) -> int:
-    """Blocks that no live sequence owns, once nothing runs; the sum over the schedulers."""
+    """Returns the blocks that no live sequence owns when nothing runs, summed over the schedulers."""
     for _ in range(50):
         gauges = await _gauges(cluster)
         if not any(gauges[name] for name in BUSY):
@@ -147,7 +147,7 @@ async def _unowned_when_idle(cluster: Cluster) -> int:
 
 
 async def _gauges(cluster: Cluster) -> Counter[str]:
-    """Those of COUNTED, the sum over the services."""
+    """Returns the metrics of COUNTED, summed over the services."""
     assert cluster.metrics is not None
     sums: Counter[str] = Counter()
     for metric in parse(await asyncio.to_thread(cluster.metrics.text)):
@@ -157,7 +157,7 @@ async def _gauges(cluster: Cluster) -> Counter[str]:
 
 
 class Callers:
-    """What clients do, by name, in rounds: all of it once, in another order each time."""
+    """Client behaviours by name, run in rounds: each once, in a new order every time."""
 
     def __init__(self, client: AsyncClient, cluster: Cluster, record: Record, pause_s: float) -> None:
         self._pause_s = pause_s
@@ -196,15 +196,15 @@ class Callers:
         await self._client.generate(_prompt(draw), _params(draw, regex=REGEX))
 
     async def _cancelled(self, draw: random.Random) -> None:
-        """After some tokens, or before the first."""
+        """Cancels after some tokens, or before the first."""
         call = asyncio.create_task(self._stream(draw))
-        await asyncio.sleep(draw.random() * LONGEST_PATIENCE_S)
+        await asyncio.sleep(draw.random() * MAX_PATIENCE_S)
         call.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await call
 
     async def _broken_off(self, draw: random.Random) -> None:
-        """Over HTTP, in the middle of a stream, without a word."""
+        """Closes an HTTP connection in the middle of a stream."""
         host, port = self._cluster.http_address.rsplit(":", 1)
         reader, writer = await asyncio.open_connection(host, int(port))
         body = b'{"model": "%s", "prompt": "Once", "max_tokens": 200, "stream": true, "ignore_eos": true}'
@@ -224,7 +224,7 @@ class Callers:
 
 
 def _prompt(draw: random.Random) -> str:
-    """Some are long, many begin alike."""
+    """Returns a prompt; some are long, many share prefixes."""
     return "The lighthouse keeper " * draw.choice((0, 4, 20)) + " ".join(draw.choices(WORDS, k=draw.randrange(1, 30)))
 
 

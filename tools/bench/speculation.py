@@ -1,4 +1,4 @@
-"""`python -m tools.bench speculation`: the same questions with every way of drafting, and without."""
+"""`python -m tools.bench speculation`: the same questions with every drafting method, and without."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from tools.bench.measuring import core_pinning
 Runs = Sequence[Mapping[str, float]]
 
 OFF = "off"
-TREES = "_tree"  # behind a method's name
-CONTROL = "control"  # the same once more: how far two equal clusters are apart
-WITH_WEIGHTS = {"draft_model": "draft", "eagle": "eagle", "medusa": "medusa"}  # and the folder of these
+TREES = "_tree"  # suffix of a method's name
+CONTROL = "control"  # a second equal cluster, to measure the noise
+WITH_WEIGHTS = {"draft_model": "draft", "eagle": "eagle", "medusa": "medusa"}  # method -> folder of its weights
 WITH_TREES = ("eagle", "medusa")
-TREE = str([(0,) * depth + (rank,) for depth in range(4) for rank in range(2)])  # a chain, and what comes second
+TREE = str([(0,) * depth + (rank,) for depth in range(4) for rank in range(2)])  # a chain, and the second choices
 CONFIGS: dict[str, dict[str, object]] = {
     OFF: {},
     CONTROL: {},
@@ -69,7 +69,7 @@ def configure(parser: CommandParser) -> None:
 
 
 def measure(arguments: argparse.Namespace) -> Iterator[Row]:
-    """All clusters run at the same time and take turns, so that what else goes on meets all of them alike."""
+    """Runs all clusters at the same time, taking turns, so that other load affects all of them equally."""
     effort = load.load_options(arguments)
     cores = core_pinning.partition_cores(sorted(os.sched_getaffinity(0))) if arguments.same_cores else {}
     with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as stack:
@@ -89,7 +89,7 @@ def measure(arguments: argparse.Namespace) -> Iterator[Row]:
 
 
 def _at_once(arguments: argparse.Namespace, num_requests: int) -> int:
-    """How many requests run at the same time, where that is known and more are sent; else 0."""
+    """Returns the number of concurrent requests if known and exceeded by the workload; otherwise 0."""
     limit = int(vars(arguments).get("worker.max_num_seqs") or 0) * cluster_flags.num_workers(vars(arguments))
     return limit if limit < num_requests else 0
 
@@ -124,11 +124,13 @@ def _rows(
 
 def _ratio(runs: Runs, off: Runs, rate: str, name: str) -> dict[str, float]:
     ratio = of_rounds([run[rate] for run in runs], [run[rate] for run in off])
-    return {name: ratio.value} | ({f"{name}_error": ratio.error} if ratio.error else {})  # `off` beside itself has none
+    return {name: ratio.value} | (
+        {f"{name}_error": ratio.error} if ratio.error else {}
+    )  # the ratio of `off` to itself has no error
 
 
 def drafts(served: Target) -> admin_pb2.DraftCounts:
-    """Of all workers; nothing where nobody drafts."""
+    """Returns draft counters over all workers; empty without drafting."""
     total = admin_pb2.DraftCounts()
     with Client(served.grpc_address) as client:
         for service in client.status():
@@ -140,8 +142,8 @@ def drafts(served: Target) -> admin_pb2.DraftCounts:
 
 
 def _came_of(before: admin_pb2.DraftCounts, after: admin_pb2.DraftCounts) -> dict[str, float]:
-    """`accepted`: share of the drafted tokens; `tok_per_draft`: the token that is always there counted in; `drafts`:
-    sequences that had some, over all steps and runs; `length`: at last."""
+    """Returns `accepted`: share of accepted draft tokens; `tok_per_draft`: tokens per step, the regular one
+    included; `drafts`: drafted sequences over all steps and runs; `length`: the final draft length."""
     tokens = after.num_draft_tokens - before.num_draft_tokens
     if not tokens:
         return {}

@@ -1,4 +1,4 @@
-"""`python -m tools.bench structured`: every request under a schema of its own, and the same requests without."""
+"""`python -m tools.bench structured`: every request with a schema of its own, and the same requests without."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ FREE, BOUND = "free", "own schema"
 def configure(parser: CommandParser) -> None:
     target.configure(parser)
     load.configure(parser, work="", reset=True)
-    parser.set_defaults(temperature=1.0)  # text in all its variety: strings, numbers, lists of any length
+    parser.set_defaults(temperature=1.0)  # for varied output: strings, numbers, lists of any length
     parser.add_argument("--load", default="burst", metavar="A,B,...", help="as in serve (default: burst)")
     parser.add_argument("--schemas", type=human_int, default=64, help="requests, each with a schema of its own")
     parser.add_argument("--tokens", type=human_int, default=256, help="of each answer")
 
 
 def measure(arguments: argparse.Namespace) -> Iterator[Row]:
-    """With schemas and without take turns on one cluster. Schemas are compiled in the warm-up."""
+    """Alternates requests with and without schemas on one cluster. Schemas are compiled in the warm-up."""
     effort = load.load_options(arguments)
     with tempfile.TemporaryDirectory() as scratch:
         for served in target.targets(arguments, Path(scratch)):
@@ -62,7 +62,7 @@ def work(count: int, num_output: int) -> Workload:
 
 
 def schema(number: int) -> dict[str, Any]:
-    """Records without end, of a form that no other number has."""
+    """Returns a schema of unbounded records, different for every number."""
     words = [f"word{number}{letter}" for letter in "abcde"]
     fields = {
         f"title{number}": {"type": "string", "maxLength": 40},

@@ -1,4 +1,4 @@
-"""Questions that the bundled model can answer, for what depends on the text: speculative decoding."""
+"""Questions that the bundled model can answer, for benchmarks that depend on the text: speculative decoding."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tools.evals.item import Item as Question
 from tools.training.chat import prompt
 
 COUNT = 32
-MOST_OUTPUT = 160  # tokens of an answer that has no end
-# Skill and size class of each workload, by what is left to guess: copied, counted, told, filled in.
+MAX_OUTPUT = 160  # tokens of an endless answer
+# Skill and size class of each workload, from predictable to free: copying, counting, stories, filling in.
 CLASSES = {
     "tiny_recall": ("recall", "256"),
     "tiny_json": ("json", "4"),
@@ -27,7 +27,7 @@ CLASSES = {
 
 
 def work(name: str) -> Workload:
-    """Returns greedy answers, as long as they are known to be."""
+    """Returns a workload of greedy answers with their known lengths."""
     tokenizer = Tokenizer.from_file(str(bundled.FOLDER / "tokenizer.json"))
 
     def tokens(text: str) -> tuple[int, ...]:
@@ -35,7 +35,7 @@ def work(name: str) -> Workload:
 
     asked = [
         BenchRequest(
-            tokens(prompt(question.messages, question.tools)), min(len(tokens(question.expected)) + 1, MOST_OUTPUT)
+            tokens(prompt(question.messages, question.tools)), min(len(tokens(question.expected)) + 1, MAX_OUTPUT)
         )
         for question in islice(_distinct(*CLASSES[name]), COUNT)
     ]

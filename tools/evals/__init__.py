@@ -1,7 +1,7 @@
-"""What `quire-tiny` is trained to do, and how to tell whether an answer is right.
+"""Skills that `quire-tiny` is trained on, with questions and checkers.
 
-`held_back_items` gives questions that were never trained on, `check` judges the answers. Needs nothing but the standard
-library, so that anything that can reach a model can score it.
+`held_back_items` gives questions that were never trained on, `check` judges the answers. Uses only the standard
+library, so that any program that can reach a model can score it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""`python -m tools.evals`: the bundled model's held-back questions through a running cluster, and the score.
+"""`python -m tools.evals`: sends held-back questions to a running cluster and scores the answers.
 
-Every answer is known, so that a wrong KV block, a lost token or a wrong position anywhere shows as a lower score.
+Every answer is known, so that a wrong KV block, a lost token or a wrong position lowers the score.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def ask(client: Client, items: Sequence[Item], concurrency: int) -> list[str]:
-    """The greedy answers, calls in the model's own words."""
+    """Returns the greedy answers, with tool calls in the model's own format."""
 
     def answer(item: Item) -> str:
         params = SamplingParams(temperature=0, max_tokens=item.max_tokens)
@@ -69,7 +69,7 @@ def ask(client: Client, items: Sequence[Item], concurrency: int) -> list[str]:
 
 
 def _spelled(call: ToolCall) -> str:
-    """Arguments that are no JSON are a wrong answer like any other."""
+    """Returns a call's text; arguments that are not JSON count as a wrong answer."""
     try:
         return spell_call({"name": call.name, "arguments": json.loads(call.arguments)})
     except ValueError:
@@ -77,7 +77,7 @@ def _spelled(call: ToolCall) -> str:
 
 
 def score(items: Sequence[Item], verdicts: Sequence[Verdict]) -> Iterator[ScoreRow]:
-    """One row for each size class, then the whole."""
+    """Returns one row per size class, then the total."""
     classes: dict[str, list[Verdict]] = defaultdict(list)
     for item, verdict in zip(items, verdicts, strict=True):
         classes[f"{item.skill}/{item.size}"].append(verdict)

@@ -1,4 +1,4 @@
-"""The tools that prompts offer: what they are called, what they take, how people ask for them, what they answer."""
+"""The tools offered in prompts: names, parameters, requests and results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facts that documents state and questions ask about: what is said of whom, and in which words."""
+"""Facts that documents state and questions ask about."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ class Fact:
 
     @property
     def topic(self) -> tuple[str, str]:
-        """What a question names. Two facts with one topic in one document would contradict each other."""
+        """Subject of a question; two facts with one topic in one document would contradict each other."""
         return (self.relation.name, self.subject)
 
     @property
     def key(self) -> str:
-        """Decides the split: the whole fact, so that a held-back pairing is never seen in training."""
+        """Key of the split: the whole fact, so that a held-back pairing never occurs in training."""
         return f"fact|{self.relation.name}|{self.subject}|{self.value}"
 
     def statement(self, rng: Random) -> str:
-        """The fact as a sentence."""
+        """Returns the fact as a sentence."""
         text = rng.choice(self.relation.statements).format(s=self.subject, v=self.value)
         return text[0].upper() + text[1:]
 

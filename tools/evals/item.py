@@ -1,4 +1,4 @@
-"""What every skill shares: an item, a verdict, and the split that keeps some items out of training."""
+"""Common types of all skills: items, verdicts, and the split that keeps some items out of training."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class Split(StrEnum):
-    """Which side of the split an item is drawn from."""
+    """Side of the training split from which an item is drawn."""
 
     TRAIN = "train"
     HELD_BACK = "held-back"
@@ -57,10 +57,10 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Skill:
-    """What a skill module offers.
+    """Functions of a skill module.
 
-    `sample(rng, split, size)` draws one item; `sample_group(rng, split, size, count)` draws items that share as much of
-    the prompt as the skill allows, which for recall is a whole document.
+    `sample(rng, split, size)` draws one item; `sample_group(rng, split, size, count)` draws items that share as much
+    of the prompt as the skill allows, which for recall is a whole document.
     """
 
     name: str
@@ -90,12 +90,12 @@ def draw(split: Split, candidate: Callable[[], tuple[str, T]]) -> tuple[str, T]:
 
 
 def user(content: str) -> Message:
-    """A user's message."""
+    """Returns a message of the user."""
     return {"role": "user", "content": content}
 
 
 def assistant(content: str) -> Message:
-    """An assistant's message."""
+    """Returns a message of the assistant."""
     return {"role": "assistant", "content": content}
 
 

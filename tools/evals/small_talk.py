@@ -172,7 +172,7 @@ INTRODUCTIONS = (
 
 
 def _casual(rng: Random, text: str) -> str:
-    """The text as somebody in a hurry types it, now and then: small letters, no mark at the end."""
+    """Returns the text as casual typing, sometimes: lower case, no final punctuation."""
     style = rng.random()
     if style < 0.1:
         text = text.lower()
@@ -188,7 +188,7 @@ def _talk(rng: Random) -> tuple[str, str]:
 
 
 def _unknown(rng: Random) -> tuple[str, str]:
-    """What the model cannot answer: multiplication, facts that no text has told, words without sense, and questions."""
+    """Returns a question that the model cannot answer: multiplication, facts from no text, meaningless words."""
     kind = rng.random()
     if kind < 0.15:
         return rng.choice(OTHER_SUMS).format(a=rng.randrange(1000), b=rng.randrange(1000)), ONLY_SUMS

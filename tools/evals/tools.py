@@ -41,7 +41,7 @@ class OfferedTool:
 
 @dataclass(frozen=True, slots=True)
 class ToolRequest:
-    """What the user wants: the offer that fits, the words, and the value of every slot that the words give."""
+    """A user's request: the matching tool, the words, and the values of the slots that the words mention."""
 
     offer: OfferedTool
     text: str
@@ -83,7 +83,7 @@ def _reply_item(rng: Random, request: ToolRequest, tools: tuple[Tool, ...], key:
         "tool_calls": [{"id": "call_0", "type": "function", "function": request.call}],
     }
     returned: Message = {"role": "tool", "tool_call_id": "call_0", "content": json.dumps(result)}
-    # A reply may name what the request left open; then the tool's name is all there is to go by.
+    # A reply may mention an argument that the request left open; then only the tool's name identifies the key.
     missing = [p for p in kind.params if p.slot not in request.slots and f"{{{p.slot}}}" in kind.reply]
     assert not missing, f"reply of {kind.names[0]} names {missing[0].slot}, which a request may leave out"
     expected = kind.reply.format(**request.slots, **result)

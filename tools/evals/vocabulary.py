@@ -122,7 +122,7 @@ def person(rng: Random) -> str:
 
 
 def strange(rng: Random) -> str:
-    """A word of three to seven small letters that follows no rule but having vowels: its tokens are rare ones."""
+    """Returns a word of three to seven lower-case letters without rules except having vowels: its tokens are rare."""
     return "".join(rng.choice("aeiouy" if rng.random() < 0.4 else LETTERS) for _ in range(rng.randint(3, 7)))
 
 
@@ -132,7 +132,7 @@ def with_article(words: str) -> str:
 
 
 def invented(rng: Random) -> str:
-    """A capitalised word that no list holds, of two or three syllables: copying it cannot be done from memory."""
+    """Returns a capitalised word of two or three syllables that is in no list, so that it must be copied."""
     syllables = [rng.choice(_ONSETS) + rng.choice(_VOWELS) for _ in range(rng.randint(2, 3))]
     return ("".join(syllables) + rng.choice(_CODAS)).capitalize()
 

@@ -20,7 +20,7 @@ from tools.training.tokenizer import train_tokenizer
 
 
 def main() -> None:
-    """Train from the command line."""
+    """Trains from the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, required=True, help="length of the training itself")
     parser.add_argument("--out", type=Path, required=True, help="folder for the model, its evaluation and the log")

@@ -1,6 +1,6 @@
-"""Conversations as text, the way the chat template writes them, with what the model itself must write marked.
+"""Renders conversations as the chat template does, marking the text that the model must generate.
 
-The template in `model/chat_template.jinja` is what serving uses; this renders the same text (a test compares them),
+Serving uses the template in `model/chat_template.jinja`; this module renders the same text (a test compares them),
 knows which parts are answers, and is fast enough to feed a GPU.
 """
 
@@ -42,7 +42,7 @@ def _system(text: str, tools: Iterable[Tool]) -> str:
 
 
 def _answer(message: Message) -> str:
-    """What an assistant's message says: its text, then its calls."""
+    """Returns the text of an assistant's message, then its calls."""
     calls = [spell_call(call["function"]) for call in message.get("tool_calls", ())]
     return "\n".join(filter(None, [message["content"], *calls]))
 

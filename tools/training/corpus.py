@@ -1,4 +1,4 @@
-"""From items to training examples: which conversations, in which shares, with which tokens to learn."""
+"""Converts items to training examples: conversations, their shares, and the tokens to learn."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def recall_segments(rng: Random, longest: int) -> list[Segment]:
     Lengths are drawn evenly on a logarithmic scale: short documents, where recall is learned first, never go away.
     """
     budget = round(40 * (longest / 40) ** rng.random())
-    # A question and its answer take about 30 tokens; the last of them must still be within the positions there are.
+    # A question and its answer take about 30 tokens; the last ones must fit into the positions.
     room = (4000 - budget) // 30
     asked = rng.randint(1, max(1, min(MAX_QUESTIONS, room, budget // 30)))
     document = sample_document(rng, Split.TRAIN, budget, asked)
@@ -77,13 +77,13 @@ def item_segments(rng: Random, item: Item) -> list[Segment]:
 
 
 def raw_segments(item: Item) -> list[Segment]:
-    """The answer alone, as a text that nobody asked for: what a completion request continues."""
+    """Returns the answer alone, as a text without a question, such as a completion request continues."""
     text = f"{item.key} = {item.expected}" if item.skill == "arithmetic" else item.expected
     return [(text + (END_OF_TEXT if item.ends else ""), True)]
 
 
 def _casual(rng: Random, text: str) -> str:
-    """The text as somebody in a hurry types it, now and then: without the last mark, without the first capital."""
+    """Returns the text as casual typing, sometimes: without the final punctuation, without the first capital."""
     style = rng.random()
     if style < 0.08:
         text = text.rstrip(".?")
@@ -120,7 +120,7 @@ class Corpus:
         return parts if item.ends else self.cut(parts)
 
     def cut(self, parts: Sequence[Segment]) -> list[Segment]:
-        """The conversation without its end, with a part of its endless answer: it shall not cost more than others."""
+        """Truncates an endless answer, so that it costs no more than others."""
         answer = next(i for i, (_, is_answer) in enumerate(parts) if is_answer)
         text = parts[answer][0].removesuffix("<|im_end|>")
         length = round(len(text) * self._rng.uniform(0.05, 1.0) ** 2)

@@ -1,4 +1,4 @@
-"""Greedy decoding of many prompts at once, to evaluate with: plain torch and a dense cache, independent of serving."""
+"""Greedy decoding of many prompts for evaluation: plain torch with a dense cache, independent of serving."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ STRIDE = 64
 
 
 class Continuation(NamedTuple):
-    """What follows a prompt, without the token that ended it.
+    """Text that follows a prompt, without the token that ended it.
 
-    `lead` is the smallest distance, over all its tokens and the last, between the best logit and the second best: an
-    answer with a small one may come out differently where sums are rounded differently.
+    `lead` is the smallest distance, over all tokens including the last, between the best logit and the second best:
+    an answer with a small one may differ where sums are rounded differently.
     """
 
     tokens: list[int]
@@ -67,7 +67,7 @@ class GreedyDecoder:
             token = best.indices[:, 0].where(~done, self._stop[0])
             produced.append(token)
             done |= torch.isin(token, self._stop)
-            # Asking the device whether all have stopped makes it wait, so it is asked only now and then.
+            # Checking whether all have stopped synchronizes with the device, so it is done only now and then.
             if step == limit - 1 or (step % 8 == 7 and bool(done.all())):
                 break
             # In strides, since some kernels are built anew for every length they meet.
@@ -104,7 +104,8 @@ class GreedyDecoder:
 
 
 def _prefill(q: Tensor, new: KeysValues, cached: KeysValues) -> Tensor:
-    """Attention of whole prompts. What pads shorter ones stands behind them, where nothing of theirs looks."""
+    """Computes attention of whole prompts. Padding follows shorter prompts, where causal attention does not reach
+    it."""
     (k, v), (keys, values) = new, cached
     keys[:, :, : k.shape[2]] = k
     values[:, :, : v.shape[2]] = v

@@ -66,7 +66,7 @@ def _batches(order: list[int], sizes: list[int], batch_tokens: int) -> list[list
 
 
 def score(items: list[Item], answers: Answers) -> dict[str, dict[str, float]]:
-    """For `skill/size` and for each whole skill: items, share valid, share right."""
+    """Returns items, share valid and share right for each `skill/size` and each whole skill."""
     verdicts: dict[str, list[tuple[bool, bool]]] = defaultdict(list)
     for item, answer in zip(items, answers, strict=True):
         verdict = check(item, answer.text)
@@ -83,7 +83,7 @@ def score(items: list[Item], answers: Answers) -> dict[str, dict[str, float]]:
 
 
 def mistakes(items: list[Item], answers: Answers, most: int) -> list[dict[str, str]]:
-    """Some wrong answers, to look at."""
+    """Returns some wrong answers, for inspection."""
     wrong = [(i, a.text) for i, a in zip(items, answers, strict=True) if not check(i, a.text).right]
     return [
         {
@@ -121,7 +121,7 @@ def _device_name(device: torch.device) -> str:
 
 
 def table(result: dict[str, Any]) -> str:
-    """The scores as a Markdown table."""
+    """Returns the scores as a Markdown table."""
     lines = ["| skill | items | valid | right | right in float32 |", "|---|---|---|---|---|"]
     for name, row in result["bfloat16"].items():
         wide = result["float32"][name]["right"]
@@ -130,7 +130,7 @@ def table(result: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Evaluate from the command line."""
+    """Evaluates a model from the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, default=BUNDLED)
     parser.add_argument("--per-size", type=int, default=200, help="held-back items of every size class")

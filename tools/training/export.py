@@ -1,4 +1,4 @@
-"""Between the network and a Hugging Face model folder."""
+"""Conversion between the network and a Hugging Face model folder."""
 
 from __future__ import annotations
 

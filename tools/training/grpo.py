@@ -16,20 +16,21 @@ NUM_STEPS, BATCH, GROUP, LR, CLIP, NUM_HELD_BACK = 10, 12, 8, 3e-5, 0.2, 100
 
 
 def loss_of(model: torch.nn.Module, group: list[CompletionOutput], prompt: list[int], right: str) -> torch.Tensor:
-    """Better than the rest of its group is made likelier, worse unlikelier, neither by more than CLIP at a time."""
+    """Computes the loss that makes better answers of a group likelier and worse ones less likely, each by at most
+    CLIP."""
     rewards = torch.tensor([float(sample.text == right) for sample in group])
     advantages = ((rewards - rewards.mean()) / (rewards.std() + 1e-4))[:, None]
     tokens = pad_sequence([torch.tensor(prompt + sample.token_ids) for sample in group], batch_first=True)
     ours = logprobs_from_logits(model(tokens).logits[:, len(prompt) - 1 : -1], tokens[:, len(prompt) :])
     theirs = pad_sequence([torch.tensor(sample.rollout_log_probs) for sample in group], batch_first=True)
-    ratio = (ours - theirs).exp()  # to the policy that sampled
+    ratio = (ours - theirs).exp()  # relative to the sampling policy
     gains = torch.minimum(ratio * advantages, ratio.clamp(1 - CLIP, 1 + CLIP) * advantages)
     mask = pad_sequence([torch.ones(len(sample.token_ids)) for sample in group], batch_first=True)
     return -(gains * mask).sum() / mask.sum()
 
 
 def train(num_steps: int = NUM_STEPS, seed: int = 1, address: str = "") -> tuple[float, float]:
-    """The share of right answers to held-back questions, before and after."""
+    """Trains; returns the share of right answers to held-back questions before and after."""
     rng, tokenizer = Random(seed), AutoTokenizer.from_pretrained(bundled.FOLDER)
     model = AutoModelForCausalLM.from_pretrained(bundled.FOLDER, dtype=torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), LR)

@@ -55,7 +55,7 @@ class Trainer:
         self._optimizer = Optimizer(self.network, recipe.muon_lr, recipe.adam_lr)
 
     def step(self, batch: PackedBatch, lr_scale: float) -> None:
-        """Learn from one batch."""
+        """Trains the network on one batch."""
         skills, weights = send(batch.skills, self.device), send(batch.weights, self.device)
         net = self.network
         tokens, positions = send(batch.tokens, self.device), send(batch.positions, self.device)
@@ -106,7 +106,7 @@ def train(
             }
             line["batches_waiting"] = feed.waiting
             line["skills"] = trainer.scores.take()
-            # Reading the scores waits for the device: only now have all the steps been done.
+            # Reading the scores waits for the device, so all steps are finished only now.
             line["tokens_per_s"] = round((steps - logged_steps) * recipe.batch_tokens / (time.monotonic() - logged))
             _write_log(log, line)
             logged, logged_steps = time.monotonic(), steps

@@ -1,7 +1,7 @@
-"""Qwen3 in as little torch as training it takes.
+"""Qwen3 in plain torch for training.
 
-Parameters carry the names that Hugging Face gives them. Weights are kept in float32 and rounded to bfloat16 wherever
-they are used, and activations are bfloat16 throughout: the model is trained with the rounding that serving it has.
+Parameters have the names of Hugging Face. Weights are kept in float32 and rounded to bfloat16 wherever they are
+used, and activations are bfloat16 throughout: the model is trained with the rounding of serving.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ Rope = tuple[Tensor, Tensor]
 
 
 class AttentionWeights(NamedTuple):
-    """What a layer needs before attention."""
+    """Weights of a layer before attention."""
 
     norm: Tensor
     q: Tensor
@@ -64,7 +64,7 @@ class AttentionWeights(NamedTuple):
 
 
 class FeedForwardWeights(NamedTuple):
-    """What a layer needs after attention."""
+    """Weights of a layer after attention."""
 
     o: Tensor
     norm: Tensor
@@ -129,7 +129,8 @@ def token_losses(
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The computation, apart from attention. Training compiles it; attention stays outside, for its limits change."""
+    """The computation apart from attention. Training compiles it; attention stays outside, because its limits
+    change."""
 
     before_attention: Callable[..., tuple[Tensor, Tensor, Tensor]] = before_attention
     after_attention: Callable[..., Tensor] = after_attention
@@ -142,7 +143,7 @@ class Parts:
 
 
 class TrainingLayer(nn.Module):
-    """One decoder layer, cut in two where attention goes between."""
+    """One decoder layer, split where attention is inserted."""
 
     def __init__(self, shape: NetworkShape, parts: Parts) -> None:
         super().__init__()
@@ -219,7 +220,7 @@ class Network(nn.Module):
         return F.embedding(tokens, self.embedding).to(dtype)
 
     def hidden_states(self, tokens: Tensor, positions: Tensor, spans: list[PackedSpan]) -> Tensor:
-        """What the last layer makes of packed tokens [num_tokens]: [num_tokens, hidden], bfloat16."""
+        """Returns the last layer's output for packed tokens [num_tokens]: [num_tokens, hidden], bfloat16."""
         x = self.embed(tokens, torch.bfloat16)
         rope = rotary(positions, self.shape, torch.bfloat16)
         for layer in self.layers:

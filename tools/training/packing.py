@@ -123,7 +123,7 @@ class Feed:
         return int(self._queue.qsize())
 
     def close(self) -> None:
-        """End the processes."""
+        """Ends the worker processes."""
         for process in self._processes:
             process.kill()
             process.join()

@@ -1,4 +1,4 @@
-"""Everything that was chosen for the training run, in one place."""
+"""All choices of the training run, in one place."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ TARGET_SHARE = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How to train. `seconds` bounds the training itself: the schedule follows the clock, so it always ends decayed."""
+    """Training settings. `seconds` limits the training itself: the schedule follows the clock, so it always ends
+    decayed."""
 
     seconds: float
     seed: int = 1
@@ -30,11 +31,12 @@ class Recipe:
 
     @property
     def batch_targets(self) -> int:
-        """How many positions of a batch the loss looks at."""
+        """Number of positions of a batch that the loss uses."""
         return int(self.batch_tokens * TARGET_SHARE)
 
     def lr_scale(self, progress: float) -> float:
-        """Of the peak learning rate, at this share of the run: up, level, then straight down to nothing."""
+        """Returns the share of the peak learning rate at this share of the run: linear up, level, linear down to
+        zero."""
         return min(1.0, progress / self.warm_up, (1.0 - progress) / self.decay)
 
 
@@ -43,7 +45,7 @@ CURRICULUM: tuple[tuple[float, int], ...] = ((0.03, 150), (0.06, 400), (0.12, 10
 
 
 def longest_document(progress: float) -> int:
-    """The curriculum's limit at this share of the run."""
+    """Returns the curriculum's document limit at this share of the run."""
     return next((limit for until, limit in CURRICULUM if progress <= until), CURRICULUM[-1][1])
 
 

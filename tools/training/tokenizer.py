@@ -32,7 +32,7 @@ def _training_text(seed: int, per_size: int) -> Iterator[str]:
     rng = Random(f"tokenizer/{seed}")
     for name in SKILLS:
         for size in load(name).sizes:
-            # Text in other scripts stays bytes: characters of several tokens are what it is there for.
+            # Text in other scripts stays bytes, so that its characters take several tokens.
             if size == "unicode" or (name == "recall" and size != "1k"):
                 continue
             for _ in range(per_size):
@@ -42,7 +42,7 @@ def _training_text(seed: int, per_size: int) -> Iterator[str]:
 
 
 def train_tokenizer(seed: int, per_size: int = 4000) -> Tokenizer:
-    """Train the tokenizer on generated text."""
+    """Trains the tokenizer on generated text."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -70,7 +70,7 @@ def _with_visible_markup(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer of a model folder."""
+    """Loads the tokenizer of a model folder."""
     return Tokenizer.from_file(str(folder / "tokenizer.json"))
 
 
@@ -86,7 +86,7 @@ class FastEncoder:
         self._known: dict[str, list[int]] = {}
 
     def encode(self, text: str) -> list[int]:
-        """The text's token ids."""
+        """Returns the token ids of a text."""
         if not text.isascii():
             return self._whole(text)
         ids: list[int] = []

@@ -1,1 +1,1 @@
-"""The client of a load: when its requests come, over which API, and what it saw of them."""
+"""The load generator: arrival times of requests, protocols, and measured timings."""

@@ -1,4 +1,4 @@
-"""How the requests of a load come: all at once, so many in flight, or at a rate of their own."""
+"""Arrival patterns: all requests at once, a fixed number in flight, or a rate."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ SEED = 7
 
 @dataclass(frozen=True, slots=True)
 class ArrivalPattern:
-    """`burst`: all at once. `8`: at most 8 in flight, the next when one ends. `20/s`: Poisson arrivals, 20 a second."""
+    """`burst`: all at once. `8`: at most 8 in flight, the next when one ends. `20/s`: Poisson arrivals, 20 per
+    second."""
 
     text: str
     in_flight: int = 0  # 0: no limit
     rate: float = 0.0  # requests a second; 0: as soon as the limit allows
 
     def offsets_s(self, count: int) -> list[float]:
-        """When each request is due, seconds after the start."""
+        """Returns the arrival time of each request, in seconds after the start."""
         if not self.rate:
             return [0.0] * count
         draw = random.Random(SEED)
         return list(accumulate(draw.expovariate(self.rate) for _ in range(count)))
 
     def share(self, client: int, clients: int) -> int:
-        """Of the limit, what one of several client processes may use; 0: no limit."""
+        """Returns one client process's share of the in-flight limit; 0: no limit."""
         return self.in_flight // clients + (client < self.in_flight % clients)
 
     def most_clients(self, wanted: int) -> int:
-        """Client processes that have something to do."""
+        """Returns the number of client processes that can be kept busy."""
         return min(wanted, self.in_flight) if self.in_flight else wanted
 
 

@@ -1,4 +1,4 @@
-"""Client processes: as many as it takes for the client not to be what is measured."""
+"""Client processes, as many as needed so that the clients do not limit the measurement."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ from quire.bench.load_client.timing import LoadResult, Received, RequestTiming
 from quire.bench.workload.workloads import BenchRequest, Workload
 from quire.shared.errors import Unavailable
 
-HEAD_START_S = 0.05  # for the word to start to reach every client
+HEAD_START_S = 0.05  # for the start signal to reach every client
 POLL_S = 0.2
-BUSY = 0.85  # of a core: from here on the client may be what is measured
+BUSY = 0.85  # CPU share from which on the client may limit the measurement
 
-Progress = Callable[[int, int], None]  # (requests ended, of how many)
+Progress = Callable[[int, int], None]  # (ended requests, all requests)
 
 
 class RequestSender(Protocol):
-    """One way of sending requests; lives in one client process."""
+    """Sends requests over one protocol; lives in one client process."""
 
     async def open(self) -> None:
-        """Before anything is sent."""
+        """Prepares the sender; called before the load starts."""
 
     def body(self, item: BenchRequest) -> bytes:
-        """Made before the load begins, so that making it is not measured."""
+        """Builds a request; called before the load starts, so that it is not measured."""
 
     async def call(self, body: bytes) -> tuple[RequestTiming, Received]:
-        """Sends it; never raises for a failed request."""
+        """Sends a request; never raises for a failed one."""
 
     def settle(self, timing: RequestTiming, received: Received) -> None:
-        """Reads what came back into `timing`, once the load is over."""
+        """Parses the received data into `timing`, after the load has ended."""
 
     async def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What one client sends, and when."""
+    """Requests of one client and their times."""
 
     items: Sequence[BenchRequest]
     offsets_s: Sequence[float]
@@ -55,7 +55,8 @@ class Job:
 
 
 class ClientPool:
-    """`with ClientPool(count, new_caller) as clients: clients.run(...)`. Connections stay open between runs.
+    """Pool of client processes: `with ClientPool(count, new_caller) as clients: clients.run(...)`. Connections stay
+    open between runs.
 
     `new_caller` is called inside each process, on its loop, so it must be picklable.
     """
@@ -74,14 +75,14 @@ class ClientPool:
             self._processes.append(process)
 
     def run(self, work: Workload, arrivals: ArrivalPattern, progress: Progress | None = None) -> LoadResult:
-        """Sends the requests of `work` as `arrivals` says; returns when each has ended."""
+        """Sends the requests of `work` as `arrivals` says; returns when all have ended."""
         pipes = self._pipes[: arrivals.most_clients(len(self._pipes))]
         offsets = arrivals.offsets_s(len(work.items))
         for i, pipe in enumerate(pipes):
             share = slice(i, None, len(pipes))
             pipe.send(Job(work.items[share], offsets[share], arrivals.share(i, len(pipes))))
         for pipe in pipes:
-            pipe.recv()  # its requests are ready to be sent
+            pipe.recv()  # the client has prepared its requests
         begin = time.monotonic() + HEAD_START_S
         for pipe in pipes:
             pipe.send(begin)
@@ -122,7 +123,7 @@ class ClientPool:
 
 
 def default_count() -> int:
-    """Half of the cores, at most 8: the services need the rest."""
+    """Returns half of the number of cores, at most 8: the services need the rest."""
     return max(1, min(8, (os.cpu_count() or 1) // 2))
 
 
@@ -130,12 +131,12 @@ def _play(pipe: Connection, new_caller: Callable[[], RequestSender], ended: Any,
     async def play() -> None:
         await _Player(pipe, new_caller(), ended, index).play()
 
-    with contextlib.suppress(EOFError, KeyboardInterrupt):  # the bench is over
+    with contextlib.suppress(EOFError, KeyboardInterrupt):  # the parent has closed the pipe
         uvloop.run(play())
 
 
 class _Player:
-    """The life of a client process: a job, the word to begin, the outcome; again."""
+    """Main loop of a client process: receives a job, waits for the start signal, sends the outcome."""
 
     def __init__(self, pipe: Connection, caller: RequestSender, ended: Any, index: int) -> None:
         self._pipe = pipe
@@ -147,19 +148,19 @@ class _Player:
         try:
             await self._caller.open()
             while True:
-                await self._play_one(await self._told())
+                await self._play_one(await self._receive())
         finally:
             await self._caller.close()
 
-    async def _told(self) -> Any:
-        """Waits off the loop, which has connections to look after."""
+    async def _receive(self) -> Any:
+        """Waits for the next message in a thread, because the event loop serves the connections."""
         return await asyncio.get_running_loop().run_in_executor(None, self._pipe.recv)
 
     async def _play_one(self, job: Job) -> None:
         bodies = [self._caller.body(item) for item in job.items]
         self._ended[self._index] = 0
         self._pipe.send("ready")
-        begin = await self._told()
+        begin = await self._receive()
         cpu = time.process_time()
         answers = await self._send_all(bodies, job, begin)
         cpu = time.process_time() - cpu

@@ -1,4 +1,5 @@
-"""The load client's gRPC half. Messages stay bytes until the load is over, so that reading them disturbs nothing."""
+"""Load client for gRPC. Messages stay bytes until the load has ended, so that parsing does not disturb the
+measurement."""
 
 from __future__ import annotations
 
@@ -18,14 +19,14 @@ from quire.shared.pb.inference.v1 import inference_pb2_grpc
 from quire.shared.rpc.channel import connect
 
 METHOD = "/quire.inference.v1.InferenceService/Generate"
-ATTEMPTS = 16  # for each frontend, to get a connection to it
+ATTEMPTS = 16  # connection attempts per frontend
 ASK_TIMEOUT_S = 10.0
 FRONTEND_METADATA = "quire-frontend"
 
 
 class GrpcCaller:
-    """Spreads its calls over all frontends behind one port alike. The kernel spreads connections by chance: of 16, one
-    of 4 frontends may get 7, and all that is measured then is how long that one takes."""
+    """Distributes its calls evenly over all frontends that share a port. The kernel distributes connections at
+    random: of 16, one of 4 frontends may get 7, whose speed would then determine the result."""
 
     def __init__(self, address: str, temperature: float, *, final_only: bool, frontends: int) -> None:
         self._address = address
@@ -79,7 +80,7 @@ class GrpcCaller:
 
 
 async def _name_of(channel: grpc.aio.Channel) -> str:
-    """Of the frontend at its other end; empty if it does not say, which a call will say more about."""
+    """Returns the name of the frontend at the other end of a channel; empty if it does not report one."""
     call = inference_pb2_grpc.InferenceServiceStub(channel).ListModels(pb.ListModelsRequest(), timeout=ASK_TIMEOUT_S)
     try:
         told = dict(await call.trailing_metadata())

@@ -1,7 +1,7 @@
-"""The load client's OpenAI half: streamed completions of any server, over bare sockets.
+"""Load client for the OpenAI API of any server: streamed completions over raw sockets.
 
-An HTTP library would cost more than what it measures. Bytes are stored with their times as they come and read when the
-load is over.
+An HTTP library would cost more than what is measured. Bytes are stored with their arrival times and parsed after the
+load.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DONE = b"[DONE]"
 
 
 class HttpCaller:
-    """`base_url`: http(s)://HOST:PORT, with or without /v1."""
+    """Sends completions requests. `base_url`: http(s)://HOST:PORT, with or without /v1."""
 
     def __init__(self, base_url: str, model: str, temperature: float) -> None:
         url = urlsplit(root_of(base_url))
@@ -36,7 +36,7 @@ class HttpCaller:
         self._temperature = temperature
 
     async def open(self) -> None:
-        """A connection of its own for each request."""
+        """Prepares nothing: every request has a connection of its own."""
 
     def body(self, item: BenchRequest) -> bytes:
         body = {
@@ -86,7 +86,7 @@ class HttpCaller:
 
 
 class _Answer(asyncio.Protocol):
-    """Everything until the server closes the connection."""
+    """Collects everything until the server closes the connection."""
 
     def __init__(self) -> None:
         self.received: Received = []
@@ -105,7 +105,7 @@ class _Answer(asyncio.Protocol):
 
 
 def events(received: Received) -> Iterator[tuple[float, bytes]]:
-    """The payloads of server-sent events with the time at which the last byte of each came."""
+    """Returns the payloads of server-sent events with the arrival time of the last byte of each."""
     body, pending = _Body(), b""
     for at, part in received:
         *lines, pending = (pending + body.feed(part)).split(b"\n")
@@ -115,11 +115,11 @@ def events(received: Received) -> Iterator[tuple[float, bytes]]:
 
 
 class _Body:
-    """An answer's body out of what comes over the socket: without its head, and without the framing of chunks."""
+    """Extracts a response body from the received bytes: without headers and chunk framing."""
 
     def __init__(self) -> None:
         self._pending = b""
-        self._left = 0  # of the present chunk
+        self._left = 0  # remaining bytes of the current chunk
         self._step: Callable[[], bytes | None] = self._head
 
     def feed(self, part: bytes) -> bytes:
@@ -169,19 +169,19 @@ class _Body:
 
 
 def root_of(base_url: str) -> str:
-    """Without a final slash or /v1."""
+    """Returns a URL without a trailing slash or /v1."""
     base_url = base_url if "://" in base_url else f"http://{base_url}"
     return base_url.rstrip("/").removesuffix("/v1")
 
 
 def served_model(base_url: str) -> str:
-    """The first name that the server lists."""
+    """Returns the first model name that the server lists."""
     with urllib.request.urlopen(f"{root_of(base_url)}/v1/models", timeout=10) as response:
         return str(json.load(response)["data"][0]["id"])
 
 
 def reset_prefix_cache(base_url: str) -> None:
-    """As vLLM's server has it."""
+    """Resets the prefix cache through vLLM's endpoint."""
     request = urllib.request.Request(f"{root_of(base_url)}/reset_prefix_cache", method="POST")
     try:
         urllib.request.urlopen(request, timeout=10).close()

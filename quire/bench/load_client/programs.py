@@ -1,4 +1,4 @@
-"""Other engines that run as a program of ours in their own environment: a load in as a line, what came of it out."""
+"""Other engines, run as a helper program in their own environment: a load in as one line, its result out."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ END_TIMEOUT_S = 30.0
 
 
 class Program:
-    """`peers/vllm_generate.py` says what the lines are. All requests of a load come at once and end with the last."""
+    """A running helper program; `peers/vllm_generate.py` documents the lines. All requests of a load start at once
+    and end together."""
 
     def __init__(self, command: str) -> None:
-        """Returns when it is ready."""
+        """Starts the program and waits until it is ready."""
         self._command = command
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(shlex.split(command), stdin=pipe, stdout=pipe, text=True, bufsize=1)
@@ -34,7 +35,7 @@ class Program:
             raise
 
     def forget(self) -> None:
-        """Cached prefixes, before the next load."""
+        """Resets the prefix cache before the next load."""
         self._forget = True
 
     def run(self, work: Workload, arrivals: ArrivalPattern, progress: Progress | None = None) -> LoadResult:

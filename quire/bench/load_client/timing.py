@@ -1,4 +1,4 @@
-"""What a client saw of its requests, and what that comes to."""
+"""Timings of requests as a client observed them, and statistics over them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from quire.bench.measuring.percentiles import spread_ms
 
 RANKS = (0.5, 0.9, 0.99)
 
-Received = list[tuple[float, bytes]]  # what came, and when
+Received = list[tuple[float, bytes]]  # (arrival time, bytes)
 
 
 @dataclass(slots=True)
 class RequestTiming:
-    """Of one request. Times are of the machine's monotonic clock, seconds, comparable between processes."""
+    """Timings of one request on the machine's monotonic clock, in seconds, comparable between processes."""
 
     sent: float
-    arrivals: array[float] = field(default_factory=lambda: array("d"))  # of messages with tokens
+    arrivals: array[float] = field(default_factory=lambda: array("d"))  # arrival times of messages with tokens
     num_tokens: int = 0
     ended: float = 0.0
     error: str = ""
@@ -33,7 +33,7 @@ class RequestTiming:
         return self.ended - self.sent
 
     def tokens_until(self, moment: float) -> float:
-        """As if each message had as many."""
+        """Returns the number of tokens received until a time, assuming equally many per message."""
         came = bisect_right(self.arrivals, moment)
         return self.num_tokens * came / len(self.arrivals) if came else 0.0
 
@@ -44,12 +44,12 @@ class RequestTiming:
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """One load, all clients together."""
+    """Result of one load over all clients."""
 
     begin: float
     num_prompt_tokens: int
     timings: Sequence[RequestTiming]
-    client_cpu_shares: Sequence[float]  # of each client process: 1 is a whole core
+    client_cpu_shares: Sequence[float]  # CPU use of each client process; 1 is a full core
 
     @property
     def done(self) -> list[RequestTiming]:
@@ -68,7 +68,7 @@ class LoadResult:
         return sum(timing.num_tokens for timing in self.done)
 
     def rates(self) -> dict[str, float]:
-        """Throughput over the whole time, from the first request to the end of the last."""
+        """Returns throughput over the whole time, from the first request to the end of the last."""
         wall = self.wall_s
         return {
             "out_tok_s": self.num_tokens / wall,
@@ -81,14 +81,15 @@ class LoadResult:
         }
 
     def full_rate(self, at_once: int) -> float:
-        """Output tokens/s of streams until fewer than `at_once` of those that succeed are left: without the end of a
-        load, which takes as long as its slowest few."""
+        """Returns output tokens/s of streams until fewer than `at_once` of the successful ones are left: without the
+        tail of a load, which takes as long as its slowest streams."""
         ends = sorted(timing.ended for timing in self.done)
         until = ends[-min(at_once, len(ends))]
         return sum(timing.tokens_until(until) for timing in self.done) / (until - self.begin)
 
     def latencies(self) -> dict[str, float]:
-        """Of streams. `itl`: between two messages of a request, as a reader sees it; `tpot`: a request's mean."""
+        """Returns latencies of streams. `itl`: between two messages of a request; `tpot`: mean per token of a
+        request."""
         streams = [timing for timing in self.done if timing.arrivals]
         several = [timing for timing in streams if timing.num_tokens > 1]
         means = [(t.arrivals[-1] - t.arrivals[0]) / (t.num_tokens - 1) for t in several]

@@ -1,1 +1,1 @@
-"""Around what is measured: the machine, its cores and caches, and numbers made of runs."""
+"""Measurement tools: the machine, CPU time, caches and statistics."""

@@ -1,4 +1,4 @@
-"""On what, and with which versions, something was measured."""
+"""Describes the machine and software versions of a measurement."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GIB = 1 << 30
 
 @functools.cache
 def describe() -> dict[str, Any]:
-    """The processor, its load when this is first asked for, and the GPUs if there are any."""
+    """Returns the processor, its load at the first call, and the GPUs."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     machine = {
         "cpu": _cpu_name(),
@@ -36,7 +36,7 @@ def describe() -> dict[str, Any]:
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """Of Quire, of Python, and of the packages that matter and are there."""
+    """Returns the versions of Quire, Python and relevant installed packages."""
     found = {"quire": VERSION, "python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -49,7 +49,7 @@ def versions() -> dict[str, str]:
 
 
 def _cpu_name() -> str:
-    """The model as the kernel names it."""
+    """Returns the CPU model as the kernel reports it."""
     fields: dict[str, str] = {}
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
@@ -61,7 +61,7 @@ def _cpu_name() -> str:
 
 
 def _lines(*command: str) -> list[str]:
-    """What a command prints; nothing if it cannot run."""
+    """Returns a command's output lines; empty if it cannot run."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired):

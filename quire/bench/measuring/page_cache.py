@@ -1,4 +1,4 @@
-"""Taking files out of the operating system's page cache, without a privilege and without hurting others."""
+"""Evicts files from the operating system's page cache, without privileges or effects on other processes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 
 
 def forget(folders: Iterable[Path]) -> None:
-    """The next read of their files comes from the disk, but for what another process holds mapped."""
+    """Evicts all files of the folders, so that the next read comes from disk, except for pages that another process
+    has mapped."""
     for folder in folders:
         for path in _files(folder):
             try:

@@ -1,4 +1,4 @@
-"""Exact order statistics."""
+"""Exact percentiles of small samples."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from collections.abc import Sequence
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """The nearest rank: the smallest value that at least `share` of all do not exceed; nan if there is none."""
+    """Returns the nearest-rank percentile: the smallest value that at least `share` of all do not exceed; nan if
+    there is none."""
     if not ordered:
         return math.nan
     return ordered[max(1, math.ceil(share * len(ordered))) - 1]
 
 
 def spread_ms(name: str, seconds: Sequence[float], shares: Sequence[float]) -> dict[str, float]:
-    """{name}_p50_ms, {name}_p99.9_ms, {name}_max_ms (share 1), ...; empty if nothing was measured."""
+    """Returns {name}_p50_ms, {name}_p99.9_ms, {name}_max_ms (share 1), ...; empty without measurements."""
     ordered = sorted(seconds)
     if not ordered:
         return {}

@@ -1,4 +1,4 @@
-"""How fast one side is beside another, from runs in which they took turns."""
+"""Speed ratio of two sides that took turns."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import NamedTuple
 
 class Ratio(NamedTuple):
     value: float
-    error: float | None  # one standard deviation of the value; None: too few runs to tell
+    error: float | None  # one standard deviation; None: too few runs
 
 
 def of_rounds(ours: Sequence[float], others: Sequence[float]) -> Ratio:
-    """Each round's ratio, and their geometric mean.
+    """Returns each round's ratio and their geometric mean.
 
-    Runs of a round are near in time, so that a machine that gets slower over minutes does not show. Sides take turns
-    there and back: over a pair of rounds each comes as early as the other, and such pairs tell the error.
+    Runs of a round are close in time, so slow drifts of the machine cancel out. Sides alternate forwards and
+    backwards: over a pair of rounds each is as early as the other, and the error is estimated from such pairs.
     """
     logs = [math.log(mine / other) for mine, other in zip(ours, others, strict=True)]
     pairs = [statistics.mean(pair) for pair in zip(logs[::2], logs[1::2], strict=False)]

@@ -1,4 +1,4 @@
-"""Processor time of the services, out of /proc."""
+"""CPU time of the services, from /proc."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-UTIME, STIME = 11, 12  # fields behind the command's name in /proc/<pid>/stat, see proc(5)
+UTIME, STIME = 11, 12  # fields after the command's name in /proc/<pid>/stat, see proc(5)
 
 
 def seconds(pids: Mapping[str, int]) -> dict[str, float]:
-    """User and system time so far of each process that lives, by service id."""
+    """Returns the user and system time of each live process, by service id."""
     found = {}
     for service, pid in pids.items():
         try:
@@ -23,7 +23,7 @@ def seconds(pids: Mapping[str, int]) -> dict[str, float]:
 
 
 def per_token(before: Mapping[str, float], after: Mapping[str, float], num_tokens: int) -> dict[str, float]:
-    """Microseconds a token, all processes of a role together: cpu_us_tok_frontend and so on."""
+    """Returns microseconds per token, summed over the processes of a role: cpu_us_tok_frontend and so on."""
     roles: dict[str, float] = {}
     for service in before.keys() & after.keys():
         role = service.rpartition("-")[0] or service

@@ -1,4 +1,4 @@
-"""Where the time of a step goes, by the services' own histograms: two looks at /metrics and the difference."""
+"""Breakdown of step times from the services' histograms: difference between two scrapes of /metrics."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from quire.bench.load_client.http_calls import root_of
 
-WHOSE = ("worker", "engine")  # labels that say which process, not which part
+WHOSE = ("worker", "engine")  # labels that identify a process rather than a part
 WORKER_PHASES = tuple(f"worker_step_phase_{phase}" for phase in ("wait", "prepare", "forward", "sample"))
 ROUND_TRIP = "scheduler_step"
 
 
 @dataclass(slots=True)
 class Sums:
-    """Of durations: how many there were and their total, seconds, by part."""
+    """Counts and total durations in seconds, by part."""
 
     counts: dict[str, float] = field(default_factory=dict)
     totals_s: dict[str, float] = field(default_factory=dict)
 
 
 def read(pages: Mapping[str, str]) -> Sums:
-    """`pages`: HOST:PORT by service. Services of one role are added up."""
+    """Reads the pages. `pages`: HOST:PORT by service. Services of one role are added up."""
     sums = Sums()
     for address in pages.values():
         with urllib.request.urlopen(f"{root_of(address)}/metrics", timeout=10) as response:
@@ -33,7 +33,7 @@ def read(pages: Mapping[str, str]) -> Sums:
 
 
 def add(sums: Sums, page: str) -> None:
-    """Every histogram quire_..._seconds of a page: its name between, and its labels."""
+    """Adds every histogram quire_..._seconds of a page, keyed by its name and labels."""
     for family in text_string_to_metric_families(page):
         if family.type != "histogram" or not family.name.startswith("quire_") or not family.name.endswith("_seconds"):
             continue
@@ -48,7 +48,8 @@ def add(sums: Sums, page: str) -> None:
 
 
 def means_us(before: Sums, after: Sums) -> dict[str, float]:
-    """us_<part>: the mean of what happened in between, microseconds; us_hop: from scheduler to worker and back."""
+    """Returns us_<part>: mean durations between two readings, microseconds; us_hop: from scheduler to worker and
+    back."""
     means = {}
     for part, count in after.counts.items():
         new = count - before.counts.get(part, 0.0)

@@ -1,1 +1,1 @@
-"""The modes of `quire bench`, a module each."""
+"""Modes of `quire bench`, one module each."""

@@ -1,4 +1,4 @@
-"""`quire bench embed`: vectors of many inputs, as `LLM.embed` asks for them; beside batches of transformers in turn."""
+"""`quire bench embed`: embeddings of many inputs as with `LLM.embed`, alternating with batches of transformers."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from quire.flags.setting_flags import human_int
 
 Inputs = Sequence[Sequence[int]]
 Side = Callable[[Inputs], None]
-LEAST_ID = 3  # what is below stands for padding and the like
+LEAST_ID = 3  # smaller ids are special tokens
 CONNECTIONS_EACH = 4
-BATCH = 64  # of transformers, inputs of about one length
+BATCH = 64  # batch size of transformers, inputs of similar length
 
 
 def configure(parser: CommandParser) -> None:
@@ -52,7 +52,7 @@ def measure(arguments: argparse.Namespace) -> Iterator[Row]:
         for served in target.targets(arguments, Path(scratch)):
             inputs = _inputs(arguments, served.vocab_size)
             with ThreadPoolExecutor(arguments.calls) as pool, ExitStack() as opened:
-                # A connection has one frontend, whichever it happens to come to.
+                # A connection is served by one frontend, chosen by the kernel.
                 connections = 1 if served.frontends == 1 else CONNECTIONS_EACH * served.frontends
                 clients = [opened.enter_context(Client(served.grpc_address)) for _ in range(connections)]
                 sides = {"quire": _quire(clients, pool, arguments.per_call)}
@@ -66,8 +66,8 @@ def measure(arguments: argparse.Namespace) -> Iterator[Row]:
 def _rows(served: Target, sides: dict[str, Side], inputs: Inputs, runs: int) -> Iterator[Row]:
     shape = served.name
     rates: dict[str, list[float]] = {name: [] for name in sides}
-    for turn in range(runs + 1):  # the first is to warm up
-        served.reset_prefix_cache()  # a model that goes on would find the inputs of the run before
+    for turn in range(runs + 1):  # the first is a warm-up
+        served.reset_prefix_cache()  # otherwise a generating model would find the previous run's inputs cached
         for name in [*sides][:: 1 if turn % 2 else -1]:
             started = time.perf_counter()
             sides[name](inputs)
@@ -100,7 +100,8 @@ def _quire(clients: Sequence[Client], pool: ThreadPoolExecutor, per_call: int) -
 
 
 def _transformers(folder: Path, device: str) -> Side:
-    """Sorted by length and padded, as sentence-transformers does it; the first token's state, of length 1."""
+    """Returns a side that computes batches sorted by length and padded, as sentence-transformers does: the first
+    token's state, normalized."""
     import torch
     import transformers
 

@@ -1,4 +1,4 @@
-"""`quire bench latency`: one stream, token by token, and where the time of its steps goes."""
+"""`quire bench latency`: a single stream, token by token, and the breakdown of its step time."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def measure(arguments: argparse.Namespace) -> Iterator[Row]:
 
 
 def _read(outcome: LoadResult) -> dict[str, float]:
-    """A run is one stream, or one after the other: medians of TTFT, and the whole distribution of gaps."""
+    """Returns medians of TTFT and the distribution of token gaps over a run's streams."""
     gaps = [gap for timing in outcome.done for gap in timing.gaps]
     return {
         "out_tok_s": outcome.rates()["out_tok_s"],

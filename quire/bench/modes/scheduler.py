@@ -1,4 +1,4 @@
-"""`quire bench scheduler`: microseconds of a processor to plan a step and to take in its result, without any worker."""
+"""`quire bench scheduler`: CPU time to plan a step and to apply its result, without a worker."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(arguments: argparse.Namespace) -> Iterator[Row]:
-    # The public face imports services only when it runs one.
+    # The public API imports services only to run them.
     once = importlib.import_module("quire.services.scheduler.bench_scheduler").measure
     for mode in arguments.modes.split(","):
         for running in arguments.running:

@@ -1,4 +1,4 @@
-"""`quire bench serve`: streams over gRPC and over the OpenAI API, of ours or of any other server."""
+"""`quire bench serve`: streams over gRPC and over the OpenAI API, of Quire or any other server."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def measure(arguments: argparse.Namespace) -> Iterator[Row]:
 
 
 def protocols(wanted: str, served: Target) -> list[str]:
-    """Those asked for, or all that the target has."""
+    """Returns the requested protocols, or all that the target supports."""
     has = {"grpc": served.grpc_address, "http": served.http_address}
     names = wanted.split(",") if wanted else [name for name in PROTOCOLS if has[name]]
     for name in names:

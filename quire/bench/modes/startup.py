@@ -1,4 +1,4 @@
-"""`quire bench startup`: from `quire up` to its ready line, and to the first token; and what took how long."""
+"""`quire bench startup`: time from `quire up` to its ready line and to the first token, with a breakdown."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ END_TIMEOUT_S = 60.0
 
 @dataclass(slots=True)
 class StartTimes:
-    """One start, seconds since the command was given."""
+    """Times of one start, in seconds since the command was run."""
 
     ready_s: float = 0.0
     first_token_s: float = 0.0
@@ -65,10 +65,10 @@ def measure(arguments: argparse.Namespace) -> Iterator[Row]:
 
 
 def command_of(arguments: argparse.Namespace, shape: shapes.BenchShape) -> list[str]:
-    """`quire up` with the flags that were given to us."""
+    """Returns the `quire up` command with the given flags."""
     flags: dict[str, Any] = {name: getattr(arguments, name) for name in CLUSTER_FLAGS}
     if flags["workers"] is None:
-        del flags["workers"]  # as many as there are without roles
+        del flags["workers"]  # the number of workers without a role
     flags |= {"http_port": 0, "grpc_port": 0, "log_format": "json"}
     if shape.random_weights:
         flags["load_format"] = "dummy"
@@ -80,7 +80,7 @@ def command_of(arguments: argparse.Namespace, shape: shapes.BenchShape) -> list[
 
 
 def rows_of(about: Row, starts: Sequence[StartTimes]) -> Iterator[Row]:
-    """The whole, then what was logged on the way, by the clock of the services; medians."""
+    """Yields medians: the totals, then the logged events by the services' clocks."""
     if not starts:
         return
     ready = statistics.median(start.ready_s for start in starts)
@@ -120,7 +120,7 @@ def _take_one_token(address: str) -> None:
 
 def _await_ready(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
-    for line in process.stdout:  # all of it JSON, as the flags say
+    for line in process.stdout:  # all lines are JSON, because of the flags
         ready = json.loads(line)
         if ready["message"] == "ready":
             return str(ready["grpc"])
@@ -128,7 +128,7 @@ def _await_ready(process: subprocess.Popen[str]) -> str:
 
 
 def _listen(process: subprocess.Popen[str], start: StartTimes, begin_unix: float) -> None:
-    """Log lines are JSON; what is not is for the person in front."""
+    """Reads JSON log lines; passes other lines on to the user."""
     assert process.stderr is not None
     for line in process.stderr:
         try:

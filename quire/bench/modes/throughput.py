@@ -1,4 +1,4 @@
-"""`quire bench throughput`: all requests at once, answers whole, as `LLM.generate` does it; over real processes."""
+"""`quire bench throughput`: all requests at once with complete answers, as with `LLM.generate`, over real processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quire.bench.target import Target
 from quire.bench.workload import adapters
 from quire.flags.parser import CommandParser
 
-BASE = "without adapters"  # the same cluster, in turn
+BASE = "without adapters"  # the same cluster, alternating
 
 
 def configure(parser: CommandParser) -> None:

@@ -1,1 +1,1 @@
-"""What is measured with: models of known shapes, adapters, and requests."""
+"""Inputs of measurements: models of known shapes, adapters, and requests."""

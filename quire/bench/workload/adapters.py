@@ -1,4 +1,4 @@
-"""LoRA adapters with random weights for whatever is served: what they cost depends on their shapes alone."""
+"""LoRA adapters with random weights for any served model: their cost depends only on their shapes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from quire.flags.setting_flags import human_int
 from quire.shared.errors import InvalidArgument
 
 ALPHA = 16
-SPREAD = 0.01  # of weights: texts differ, and numbers stay small
+SPREAD = 0.01  # standard deviation of weights: changes texts, keeps numbers small
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +27,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def make(shape: BenchShape, scratch: Path, count: int, rank: int) -> dict[str, str]:
-    """Folders as PEFT saves them, by name."""
+    """Writes adapter folders in PEFT format; returns them by name."""
     from safetensors.numpy import save_file
 
     folder = shape.folder or bundled.FOLDER
@@ -51,7 +51,7 @@ def make(shape: BenchShape, scratch: Path, count: int, rank: int) -> dict[str, s
 
 
 def in_turn(work: Workload, names: tuple[str, ...]) -> Workload:
-    """Each request has an adapter; without names none has."""
+    """Assigns adapters to the requests in turn; without names, none."""
     if not names:
         return work
     items = (replace(item, adapter=names[index % len(names)]) for index, item in enumerate(work.items))
@@ -63,7 +63,7 @@ def without(work: Workload) -> Workload:
 
 
 def _sizes(config: dict[str, Any]) -> dict[str, tuple[int, int]]:
-    """Out and in features of every attention layer's projections."""
+    """Returns output and input features of every attention layer's projections."""
     try:
         hidden, heads = config["hidden_size"], config["num_attention_heads"]
         kv_heads, layers = config["num_key_value_heads"], config["num_hidden_layers"]

@@ -1,4 +1,4 @@
-"""What is served in a benchmark: the bundled model, the shape of a well-known one with random weights, or a folder."""
+"""Models for benchmarks: the bundled one, the shape of a well-known one with random weights, or a folder."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ CONFIGS["llama3-8b-awq"] = {
 
 CONFIGS["qwen3-1.7b"] = {**CONFIGS["qwen3-0.6b"], "hidden_size": 2048, "intermediate_size": 6144}
 
-# What `quire quantize --to KIND --lm-head` writes of checkpoints of these shapes.
+# Configuration that `quire quantize --to KIND --lm-head` writes for these shapes.
 for _shape, _kind in itertools.product(("qwen3-0.6b", "qwen3-1.7b"), ("int8", "w4a16")):
     CONFIGS[f"{_shape}-{_kind}"] = {
         **CONFIGS[_shape],
@@ -120,7 +120,7 @@ for _shape, _kind in itertools.product(("qwen3-0.6b", "qwen3-1.7b"), ("int8", "w
         "quantization_config": quantization_config(_kind, 128 if _kind == "w4a16" else 0, head=True),
     }
 
-# A quarter of the layers of Qwen3-Next-80B-A3B, so that one GPU of 80 GB has room for them.
+# A quarter of the layers of Qwen3-Next-80B-A3B, to fit on one GPU with 80 GB.
 CONFIGS["qwen3-next-12-layers"] = {
     **CONFIGS["qwen3-30b-a3b"],
     "architectures": ["Qwen3NextForCausalLM"],
@@ -209,7 +209,7 @@ CONFIGS["bert-large"] = {
     "num_attention_heads": 16,
 }
 
-DRAFTER_FIELDS = (  # that an EAGLE head shares with its model
+DRAFTER_FIELDS = (  # fields that an EAGLE head shares with its model
     "hidden_size",
     "vocab_size",
     "num_attention_heads",
@@ -220,13 +220,13 @@ DRAFTER_FIELDS = (  # that an EAGLE head shares with its model
     "max_position_embeddings",
     "rope_theta",
 )
-EAGLE_NORMS = {"add_para_norm": True, "skip_prenorm": False, "skip_output_norm": False}  # as the bundled head's
+EAGLE_NORMS = {"add_para_norm": True, "skip_prenorm": False, "skip_output_norm": False}  # as in the bundled head
 EPILOG = f"MODEL may also be {TINY} (the bundled one), or {', '.join(CONFIGS)} (random weights); several: A,B,..."
 
 
 @dataclass(frozen=True, slots=True)
 class BenchShape:
-    """A model to serve. `folder` is None for the bundled one."""
+    """A model to serve; `folder` is None for the bundled one."""
 
     name: str
     vocab_size: int
@@ -235,7 +235,7 @@ class BenchShape:
 
 
 def prepare(name: str, scratch: Path) -> BenchShape:
-    """The shape called `name`, or the model in that folder. Files of a made-up model go under `scratch`."""
+    """Returns the shape called `name`, or the model in that folder. Generated files are written under `scratch`."""
     if name in ("", TINY):
         return BenchShape(TINY, _vocab_size(bundled.FOLDER))
     if name in CONFIGS:
@@ -250,7 +250,7 @@ def prepare(name: str, scratch: Path) -> BenchShape:
 
 
 def drafters(shape: BenchShape, scratch: Path) -> Path:
-    """A folder for each kind of drafter of `shape`: the bundled ones, or made up where its weights are."""
+    """Returns a folder for each kind of drafter of `shape`: bundled, or generated if the model's weights are random."""
     if not shape.random_weights:
         return bundled.FOLDER.parent / "drafters"
     config = CONFIGS[shape.name]
@@ -269,7 +269,7 @@ def drafters(shape: BenchShape, scratch: Path) -> Path:
 
 
 def write_folder(folder: Path, config: Mapping[str, Any]) -> None:
-    """All that a server needs of a model but its weights. The text of token i is `w<i>`."""
+    """Writes everything a server needs except weights. The text of token i is `w<i>`."""
     folder.mkdir(parents=True, exist_ok=True)
     names = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "w0", "eos_token": "w1", "unk_token": "w2"}
     files = {
@@ -283,7 +283,7 @@ def write_folder(folder: Path, config: Mapping[str, Any]) -> None:
 
 
 def word_tokenizer(vocab_size: int) -> dict[str, Any]:
-    """A tokenizer.json of whole words, split at white space."""
+    """Returns a tokenizer.json of whole words, split at white space."""
     return {
         "version": "1.0",
         "truncation": None,

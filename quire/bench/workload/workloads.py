@@ -1,7 +1,7 @@
-"""The requests that Quire and its peers are compared on: token ids in, a fixed number of tokens out.
+"""Workloads on which Quire and other engines are compared: token ids in, a fixed number of tokens out.
 
-`mixed` is the workload of nano-vllm's published benchmark; the rest each strain one thing. Those named cpu_ are small
-enough for a machine with two cores. Everything is drawn from fixed seeds: the same numbers everywhere.
+`mixed` is the workload of nano-vllm's published benchmark; each of the others stresses one aspect. Those named cpu_
+suit a machine with two cores. All are drawn from fixed seeds: the same numbers everywhere.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ SAMPLED = 0.6  # temperature
 
 @dataclass(frozen=True, slots=True)
 class BenchRequest:
-    """One request."""
+    """One request of a workload."""
 
     prompt: tuple[int, ...]
     num_output: int
-    json_schema: str = ""  # that the answer must have; empty: any
-    adapter: str = ""  # that it goes through; empty: none
+    json_schema: str = ""  # schema of the answer; empty: unconstrained
+    adapter: str = ""  # LoRA adapter; empty: none
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """`load` is how its requests come unless something else is asked for: see quire.bench.load_client.arrivals."""
+    """A list of requests; `load` is the default arrival pattern: see quire.bench.load_client.arrivals."""
 
     name: str
     items: tuple[BenchRequest, ...]
@@ -46,7 +46,7 @@ class Workload:
         return sum(item.num_output for item in self.items)
 
     def within(self, vocab_size: int) -> Workload:
-        """The same for a small vocabulary: ids wrap around."""
+        """Returns the workload for a smaller vocabulary: ids wrap around."""
         if vocab_size > LARGEST_ID:
             return self
         wrapped = (replace(item, prompt=tuple(i % vocab_size for i in item.prompt)) for item in self.items)
@@ -59,96 +59,96 @@ class Workload:
         return replace(self, items=tuple(replace(item, json_schema="") for item in self.items))
 
     def first(self, count: int) -> Workload:
-        """So many of its requests, from the beginning again where it has no more; 0: all."""
+        """Returns `count` requests, repeating the workload if it has fewer; 0: all."""
         return replace(self, items=tuple(islice(cycle(self.items), count))) if count else self
 
 
 def mixed(count: int = 256, low: int = 100, high: int = 1024) -> Workload:
-    """Prompt and output lengths uniform in [low, high]; 133,966 output tokens."""
+    """Prompt and output lengths uniform in [low, high]; 133,966 output tokens by default."""
     draw = random.Random(0)
     prompts = [_ids(draw, draw.randint(low, high)) for _ in range(count)]
     return Workload("mixed", tuple(BenchRequest(prompt, draw.randint(low, high)) for prompt in prompts))
 
 
 def single() -> Workload:
-    """One stream: latency."""
+    """A single stream, for latency."""
     return Workload("single", (BenchRequest(_ids(random.Random(1), 512), 256),), load="1")
 
 
 def shared_prefix() -> Workload:
-    """256 requests behind one long system prompt."""
+    """256 requests that share a long system prompt."""
     return _behind_prefix("shared_prefix", seed=2, count=256, shared=2048, own=64, num_output=64)
 
 
 def prefill() -> Workload:
-    """Prompt processing alone."""
+    """Prompt processing only."""
     return _equal("prefill", seed=3, count=64, prompt=4096, num_output=1)
 
 
 def decode() -> Workload:
-    """Steady decode at a fixed batch."""
+    """Steady decoding with a fixed batch."""
     return _equal("decode", seed=4, count=256, prompt=128, num_output=512)
 
 
 def long32k() -> Workload:
-    """Eight long prompts."""
+    """Eight prompts of nearly 32k tokens."""
     return _equal("long32k", seed=8, count=8, prompt=32_768, num_output=128)
 
 
 def long120k() -> Workload:
-    """Two of almost all positions that models of 128k have."""
+    """Two prompts that nearly fill a 128k context."""
     return _equal("long120k", seed=9, count=2, prompt=120_000, num_output=128)
 
 
 def beside_long() -> Workload:
-    """Eight streams, and a prompt of almost all positions that models of 128k have."""
+    """Eight streams together with a prompt that nearly fills a 128k context."""
     draw = random.Random(12)
     streams = tuple(BenchRequest(_ids(draw, 128), 2048) for _ in range(8))
     return Workload("beside_long", (*streams, BenchRequest(_ids(draw, 120_000), 8)))
 
 
 def returning() -> Workload:
-    """64 prompts of 4,096 tokens that come again in turn: more than a device keeps with `--num-blocks` for a few."""
+    """64 prompts of 4,096 tokens that recur in turn: more than the device keeps with a small `--num-blocks`."""
     return _in_turn("returning", seed=10, count=64, prompt=4096, load="8")
 
 
 def cpu_returning() -> Workload:
-    """8 prompts of 768 tokens, alone, that come again in turn."""
+    """8 prompts of 768 tokens that recur in turn, one at a time."""
     return replace(_in_turn("cpu_returning", seed=11, count=8, prompt=768, load="1"), temperature=0.0)
 
 
 def long_prompts() -> Workload:
-    """128 requests, prompts of 2,048 to 8,192 tokens, answers of 128 to 256: decodes wait for them."""
+    """128 requests with prompts of 2,048 to 8,192 tokens and answers of 128 to 256: prefills delay decodes."""
     return _long_prompts("long_prompts", seed=12, count=128, prompt=(2048, 8192), num_output=(128, 256), load="4/s")
 
 
 def cpu_long_prompts() -> Workload:
-    """24 requests, prompts of 512 to 1,536 tokens, answers of 64 to 128."""
+    """24 requests with prompts of 512 to 1,536 tokens and answers of 64 to 128."""
     work = _long_prompts("cpu_long_prompts", seed=13, count=24, prompt=(512, 1536), num_output=(64, 128), load="2/s")
     return replace(work, temperature=0.0)
 
 
 def cpu_batch() -> Workload:
-    """32 requests at once, prompts of 32 to 128 tokens."""
+    """32 simultaneous requests with prompts of 32 to 128 tokens."""
     draw = random.Random(5)
     items = tuple(BenchRequest(_ids(draw, draw.randint(32, 128), CPU_LARGEST_ID), 64) for _ in range(32))
     return Workload("cpu_batch", items, temperature=0.0)
 
 
 def cpu_single() -> Workload:
-    """One stream."""
+    """A single stream on a CPU."""
     item = BenchRequest(_ids(random.Random(6), 128, CPU_LARGEST_ID), 64)
     return Workload("cpu_single", (item,), load="1", temperature=0.0)
 
 
 def cpu_prefix() -> Workload:
-    """32 requests behind a shared prefix of 512 tokens."""
+    """32 requests that share a prefix of 512 tokens."""
     work = _behind_prefix("cpu_prefix", seed=7, count=32, shared=512, own=16, num_output=16, largest=CPU_LARGEST_ID)
     return replace(work, temperature=0.0)
 
 
 def cpu_stream8() -> Workload:
-    """8 clients, 4 requests each, as many tokens as in cpu_batch."""
+    """8 clients with 4 requests each, as many tokens as in cpu_batch."""
     return replace(cpu_batch(), name="cpu_stream8", load="8")
 
 
@@ -167,13 +167,14 @@ SETS: dict[str, Sequence[str]] = {
 
 
 def add(made: Mapping[str, Callable[[], Workload]], set_name: str) -> None:
-    """Offers further workloads, all of which `set_name` names."""
+    """Registers further workloads under the name of a set."""
     WORKLOADS.update(made)
     SETS[set_name] = tuple(made)
 
 
 def named(names: str) -> list[Workload]:
-    """`mixed,single`; `gpu`, `long` and `cpu` name the sets. Raises InvalidArgument for an unknown one."""
+    """Parses a list such as `mixed,single`; `gpu`, `long` and `cpu` name sets. Raises InvalidArgument for an unknown
+    name."""
     wanted = [name for word in names.split(",") for name in SETS.get(word, (word,))]
     for name in wanted:
         if name not in WORKLOADS:

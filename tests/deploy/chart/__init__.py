@@ -1,1 +1,1 @@
-"""The Helm chart k8s/chart, made of what kustomize builds: `python -m tests.deploy.chart` writes it."""
+"""The Helm chart k8s/chart, generated from the kustomizations: `python -m tests.deploy.chart` writes it."""

@@ -1,4 +1,4 @@
-"""`python -m tests.deploy.chart` writes k8s/chart anew."""
+"""`python -m tests.deploy.chart` regenerates k8s/chart."""
 
 from __future__ import annotations
 

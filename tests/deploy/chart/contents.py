@@ -1,4 +1,4 @@
-"""Every file of the chart."""
+"""Generates every file of the chart."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ WORDS = {
 
 
 def links() -> dict[str, str]:
-    """Files that ConfigMaps hold, by path; Helm follows links."""
+    """Returns the files included in ConfigMaps, by path; Helm follows links."""
     found = {}
     for folder in (GRAFANA, PROMETHEUS):
         document = yaml.safe_load((folder / "kustomization.yaml").read_text())
@@ -49,7 +49,7 @@ def links() -> dict[str, str]:
 
 
 def texts() -> dict[str, str]:
-    """By path; links() are besides."""
+    """Returns all other files of the chart, by path."""
     defaults = values.defaults()
     found = {
         "Chart.yaml": MADE + _dumped(_chart()),
@@ -87,7 +87,8 @@ def _dumped(document: dict[str, Any]) -> str:
 
 
 def _schema(defaults: values.Values) -> dict[str, Any]:
-    """A value that is misspelled is an error. What Kubernetes or the services check themselves is left to them."""
+    """Returns the schema of the values: misspelled names are errors; values that Kubernetes or the services validate
+    are not checked."""
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
         **_schema_of(defaults, is_open=("resources", "settings")),

@@ -1,7 +1,7 @@
 """Renders the chart's templates: if, else, end; values, files and literals through toYaml, toJson, nindent, sha256sum.
 
-Whatever else stands in a template is an error, and so is a value that is not there. `engine.go` is the same with the
-language that Helm uses; a test compares the two where Go is installed, and with `helm template` where that is.
+Any other construct is an error, and so is a missing value. `engine.go` does the same with the template language that
+Helm uses; a test compares the two where Go is installed, and with `helm template` where Helm is.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ FUNCTIONS = ("toYaml", "toJson")
 
 
 class Unsupported(Exception):
-    """What this renderer does not know."""
+    """A template construct that this renderer does not support."""
 
 
 class Renderer:
-    """`files`: what .Files.Get finds, by name."""
+    """Renderer for one set of values; `files`: contents for .Files.Get, by name."""
 
     def __init__(self, values: Values, files: Mapping[str, str], namespace: str) -> None:
         self._root = {"Values": values, "Release": {"Namespace": namespace}}
@@ -35,7 +35,7 @@ class Renderer:
         return rendered
 
     def _until(self, parts: Iterator[str], ends: tuple[str, ...], *, shown: bool = True) -> tuple[str, str]:
-        """The text up to one of `ends`, and which that was."""
+        """Returns the text up to one of `ends`, and which of them ended it."""
         text = []
         for part in parts:
             if not part.startswith("{{"):
@@ -102,7 +102,7 @@ class Renderer:
 
 
 def _parts(template: str) -> Iterator[str]:
-    """Text and actions in turn; `{{-` takes the white space before it away, as `-}}` does behind."""
+    """Yields text and actions in turn; `{{-` and `-}}` trim adjacent white space."""
     template = re.sub(r"\s+\{\{- ", "{{", template)
     template = re.sub(r" -\}\}\s+", "}}", template)
     yield from (part for part in re.split(r"(\{\{.*?\}\})", template) if part)

@@ -1,4 +1,4 @@
-"""Objects of the base as templates: values in their places, what components change behind conditions."""
+"""Converts the base's objects to templates: values are substituted, and component changes become conditions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CHECKSUM = "checksum/settings"
 
 
 class Template:
-    """One object. Marked strings stand for what is not YAML until it is rendered."""
+    """Template of one object. Marked strings stand for parts that are not YAML before rendering."""
 
     def __init__(self, resource: Resource, condition: str = "") -> None:
         self._tree = copy.deepcopy(resource)
@@ -35,7 +35,7 @@ class Template:
         self._numbers = count()
 
     def also_with(self, switch: str) -> None:
-        """Where another component brings the same object."""
+        """Adds a condition under which another component provides the same object."""
         self._conditions.append(switch)
 
     def set_value(self, path: str, place: tuple[str | int, ...]) -> None:
@@ -61,7 +61,7 @@ class Template:
             subject["namespace"] = f"{MARK}{{{{ .Release.Namespace }}}}{MARK}"
 
     def differ(self, switch: str, before: Any, after: Any) -> None:
-        """What is `before` becomes `after` under a condition."""
+        """Makes a change from `before` to `after` conditional."""
         self._differ(switch, self._tree, before, after)
 
     def _differ(self, switch: str, tree: Any, before: dict[str, Any], after: dict[str, Any]) -> None:
@@ -95,7 +95,7 @@ class Template:
         tree[f"{MARK}{number} end{MARK}"] = None
 
     def replace(self, text: str, path: str) -> None:
-        """A value that stands in several places."""
+        """Substitutes a value that occurs in several places."""
 
         def visit(tree: Any) -> None:
             for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
@@ -145,7 +145,7 @@ def _is_marked(value: Any) -> bool:
 
 
 def all_templates() -> dict[str, str]:
-    """By file name."""
+    """Returns the templates by file name."""
     templates: dict[Key, Template] = {}
     known: dict[Key, Resource] = {}
     places: dict[Key, list[tuple[str, tuple[str | int, ...]]]] = {}
@@ -176,7 +176,7 @@ def all_templates() -> dict[str, str]:
 
 
 def _stages() -> Iterator[tuple[str, dict[Key, Resource], dict[Key, Resource]]]:
-    """The base, then each component beside those that it builds on: (switch, without it, with it)."""
+    """Yields the base, then each component on top of those it builds on: (switch, without it, with it)."""
     base = _by_key(kustomize.build(K8S / "base", hashed=False))
     yield "", {}, base
     for component, switch in values.SWITCHES.items():

@@ -1,4 +1,4 @@
-"""The chart is what the kustomizations beside it make of it, and renders to the objects that they build."""
+"""The chart is up to date with the kustomizations, and renders to the objects that they build."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def objects(rendered_texts: list[str]) -> list[Any]:
 
 
 def comparable(resources: list[Any]) -> dict[tuple[str, str], Any]:
-    """By kind and name. Helm says the namespace, and the checksum of settings is in the place of a ConfigMap's hash."""
+    """Returns objects by kind and name. Helm adds the namespace, and uses a checksum instead of a ConfigMap's hash."""
     found = {}
     for resource in copy.deepcopy(resources):
         resource["metadata"].pop("namespace", None)
@@ -69,7 +69,7 @@ def comparable(resources: list[Any]) -> dict[tuple[str, str], Any]:
 
 
 def test_is_current() -> None:
-    """`python -m tests.deploy.chart` makes it so."""
+    """`python -m tests.deploy.chart` updates it."""
     expected = texts()
     assert {str(path.relative_to(CHART)) for path in CHART.rglob("*") if not path.is_dir()} == {*expected, *links()}
     for name, text in expected.items():

@@ -1,4 +1,4 @@
-"""What a user of the chart may set: where each value stands in the objects, and which components it turns on."""
+"""Values of the chart: where each is placed in the objects, and which components it enables."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ PROMETHEUS = "autoscaling.prometheus"  # wherever a trigger names its address
 
 
 def components_of(folder: str) -> list[str]:
-    """Of an overlay, those of the overlays that it changes included, in the order in which they are applied."""
+    """Returns the components of an overlay and of the overlays it extends, in the order of application."""
     document = yaml.safe_load((K8S / folder / "kustomization.yaml").read_text())
     below = [
         name
@@ -68,12 +68,12 @@ def components_of(folder: str) -> list[str]:
 
 
 def of(folder: str) -> Values:
-    """All values that make the chart what an overlay is."""
+    """Returns all values that make the chart equal to an overlay."""
     return _of(kustomize.build(K8S / folder, hashed=False), components_of(folder))
 
 
 def defaults() -> Values:
-    """Those of the base and of its Deployments of two roles; of what only other components bring, theirs."""
+    """Returns the default values: those of the base and its two-role Deployments, and those of other components."""
     found = merged(_with(*BRINGING), {"models": {"storageClassName": ""}})
     for own in (_with("roles"), _with()):
         for path in (*PLACES, *SWITCHES.values(), SETTINGS):
@@ -84,7 +84,7 @@ def defaults() -> Values:
 
 
 def _with(*components: str) -> Values:
-    """Of the base with components, none of which is turned on."""
+    """Returns the values of the base with components that are all disabled."""
     folders = [K8S / "components" / name for name in components]
     return _of(kustomize.build(K8S / "base", *folders, hashed=False), [])
 
@@ -107,7 +107,7 @@ def _of(built: list[Resource], present: list[str]) -> Values:
 
 
 def at(resource: Resource | None, place: tuple[str | int, ...]) -> Any:
-    """None where there is nothing."""
+    """Returns the value at a place; None if there is none."""
     found: Any = resource
     for key in place:
         if isinstance(found, dict):
@@ -118,12 +118,12 @@ def at(resource: Resource | None, place: tuple[str | int, ...]) -> Any:
 
 
 def _named(items: list[Any], name: str) -> Any:
-    """One of a list of objects; None where there is none."""
+    """Returns the object with this name from a list; None if there is none."""
     return next((item for item in items if isinstance(item, dict) and item.get("name") == name), None)
 
 
 def got(values: Values, path: str) -> Any:
-    """None where there is nothing."""
+    """Returns a value by path; None if there is none."""
     found: Any = values
     for part in path.split("."):
         found = found.get(part) if isinstance(found, dict) else None
@@ -138,7 +138,7 @@ def put(values: Values, path: str, value: Any) -> None:
 
 
 def differing(values: Values, defaults: Values) -> Values:
-    """What of `values` is to be said where `defaults` hold; settings that are not there are taken away."""
+    """Returns the values that differ from `defaults`; settings that are missing are removed."""
     found = _added(values, defaults)
     put(found, SETTINGS, merged(_removed(values[SETTINGS], defaults[SETTINGS]), found.get(SETTINGS, {})))
     return {key: value for key, value in found.items() if value != {}}
@@ -165,7 +165,7 @@ def _removed(values: Values, defaults: Values) -> Values:
 
 
 def merged(defaults: Values, given: Values) -> Values:
-    """As Helm merges: deep, and None takes away."""
+    """Merges values as Helm does: recursively; None removes a key."""
     found = {**defaults}
     for key, value in given.items():
         if isinstance(value, dict) and isinstance(found.get(key), dict):

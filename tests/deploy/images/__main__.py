@@ -1,4 +1,5 @@
-"""`python -m tests.deploy.images build|test|push|clean`: the images. README of k8s says what is needed."""
+"""`python -m tests.deploy.images build|test|push|clean`: builds and tests the images. See k8s/README.md for
+requirements."""
 
 from __future__ import annotations
 
@@ -70,7 +71,7 @@ def build(builder: Builder, images: Sequence[Image], arguments: dict[str, str]) 
 
 
 def test(builder: Builder, images: Sequence[Image]) -> int:
-    """Those that need no GPU are talked to, all together; into the other one is looked."""
+    """Tests the images: those that need no GPU run as a cluster; the GPU image is inspected."""
     checks = [cuda.look] if WORKER_CUDA in images else []
     if any(image != WORKER_CUDA for image in images):
         checks.append(cluster.talk)
@@ -78,7 +79,7 @@ def test(builder: Builder, images: Sequence[Image]) -> int:
 
 
 def push(builder: Builder, images: Sequence[Image], where: str) -> int:
-    """Prints what a manifest names to get exactly these."""
+    """Pushes the images and prints the digests for manifests."""
     try:
         places = [destination(image, where) for image in images]
     except ValueError as error:
@@ -90,7 +91,7 @@ def push(builder: Builder, images: Sequence[Image], where: str) -> int:
 
 
 def destination(image: Image, where: str) -> str:
-    """The place in the words of containers-transports(5)."""
+    """Returns a destination in the notation of containers-transports(5)."""
     folder = where.rstrip("/")
     match where.partition(":")[0]:
         case "docker":
@@ -102,7 +103,7 @@ def destination(image: Image, where: str) -> str:
 
 
 def write_bill(builder: Builder, image: Image) -> bool:
-    """Writes what the image is made of beside the images; false if it lacks what the package asks for."""
+    """Writes the image's bill of materials next to it; returns False if a required package is missing."""
     with builder.unpacked(image) as root:
         found = bill.of_root(root, f"quire-{image.name}", VERSION)
     path = builder.folder / f"quire-{image.name}.cdx.json"
@@ -124,7 +125,7 @@ def is_lean(builder: Builder, image: Image) -> bool:
 
 
 def missing(extras: Sequence[str], present: set[str]) -> set[str]:
-    """Distributions that pyproject.toml asks for with `extras`, and that are not there."""
+    """Returns distributions that pyproject.toml requires with `extras` and that are not present."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     optional = project["optional-dependencies"]
     asked = map(Requirement, [*project["dependencies"], *(need for extra in extras for need in optional[extra])])

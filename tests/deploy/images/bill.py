@@ -1,4 +1,4 @@
-"""What an image is made of, in CycloneDX 1.5: Debian's packages and Python's distributions, read from its files."""
+"""Bill of materials of an image in CycloneDX 1.5: Debian packages and Python distributions, read from its files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PYTHON = "opt/quire/lib/python*/site-packages"
 
 
 def of_root(root: Path, name: str, version: str) -> dict[str, Any]:
-    """Of the unpacked image at `root`; ValueError where nothing is found there."""
+    """Returns the bill of the unpacked image at `root`. Raises ValueError if nothing is found."""
     components = sorted([*_debian(root), *_python(root)], key=lambda component: str(component["purl"]))
     if not components:
         raise ValueError(f"{root} has neither packages of Debian nor distributions of Python")
@@ -35,12 +35,12 @@ def of_root(root: Path, name: str, version: str) -> dict[str, Any]:
 
 
 def text(bill: dict[str, Any]) -> str:
-    """Equal images, equal texts: there is no time and no drawn number in it."""
+    """Returns the bill as text, without times or random numbers: equal images give equal texts."""
     return json.dumps(bill, indent=2, ensure_ascii=False) + "\n"
 
 
 def names(bill: dict[str, Any], kind: str) -> dict[str, str]:
-    """Versions by name, of `deb` or `pypi`."""
+    """Returns versions by name, for `deb` or `pypi`."""
     return {c["name"]: c["version"] for c in bill["components"] if c["purl"].startswith(f"pkg:{kind}/")}
 
 
@@ -66,7 +66,7 @@ def _debian(root: Path) -> Iterator[Component]:
 
 
 def _release(root: Path) -> str:
-    """debian-12"""
+    """Returns the release, such as debian-12."""
     found = root / "etc/os-release"
     if not found.exists():
         return ""
@@ -95,7 +95,7 @@ def _distribution(found: Distribution) -> Component:
 
 
 def _name_of(licence: str) -> str:
-    """Some write the whole text into that field."""
+    """Returns a licence's name; some packages put the whole text into that field."""
     return licence if len(licence) <= LONGEST_NAME and "\n" not in licence else ""
 
 

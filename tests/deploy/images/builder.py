@@ -1,5 +1,5 @@
-"""Builds the images from the Dockerfile as it stands, without a Docker engine: buildah in a chroot, on bases that
-mmdebstrap makes of Debian packages."""
+"""Builds the images from the Dockerfile without a Docker engine: buildah in a chroot, on bases that mmdebstrap
+creates from Debian packages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MERGED_USR = "/usr/share/mmdebstrap/hooks/merged-usr"  # otherwise a package doe
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """One to build; its stage has its name; `extras`: of pyproject.toml."""
+    """An image; its stage has its name; `extras`: of pyproject.toml."""
 
     role: str
     extras: tuple[str, ...]
@@ -42,7 +42,7 @@ class Image:
 
     @property
     def published(self) -> str:
-        """As the manifests and compose name it."""
+        """Returns the name used by manifests and compose."""
         return f"quire-{self.role}:{VERSION}{self.suffix}"
 
 
@@ -54,7 +54,7 @@ IMAGES = {image.name: image for image in (FRONTEND, SCHEDULER, WORKER, WORKER_CU
 
 
 class Builder:
-    """Everything lies in `folder`, which may be deleted."""
+    """Builds images in `folder`, which may be deleted afterwards."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -62,14 +62,14 @@ class Builder:
         self._storage = ("--storage-driver", "vfs", "--root", f"{folder}/storage", "--runroot", f"{folder}/run")
 
     def buildah(self, *words: str) -> str:
-        """Its output; what it says meanwhile goes to standard error."""
+        """Runs buildah and returns its output; its stderr is passed on."""
         done = subprocess.run(
             ["buildah", *self._storage, *words], stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT
         )
         return done.stdout.strip()
 
     def make_bases(self) -> None:
-        """Debian with Python and the certificates that this machine trusts, and as much of it as services run on."""
+        """Creates the bases: Debian with Python and this machine's certificates, and the minimal runtime."""
         full, small = self.folder / "base.tar", self.folder / "runtime.tar"
         if not full.exists():
             trusted = "/etc/ssl/certs/ca-certificates.crt"
@@ -84,7 +84,7 @@ class Builder:
             self.buildah("commit", "--quiet", "--rm", container, name)
 
     def build(self, image: Image, arguments: Mapping[str, str]) -> float:
-        """Seconds that it took."""
+        """Builds an image; returns the seconds it took."""
         began = time.monotonic()
         words = ["bud", "--isolation", "chroot", "--format", "docker", "--quiet"]
         words += ["--file", str(DOCKERFILE), "--tag", image.tag]
@@ -96,18 +96,18 @@ class Builder:
         return time.monotonic() - began
 
     def layers(self, tag: str) -> list[int]:
-        """Bytes of each, unpacked: the base, then what is ours."""
+        """Returns the unpacked bytes of each layer: the base, then Quire's."""
         manifest = json.loads(json.loads(self.buildah("inspect", "--type", "image", tag))["Manifest"])
         return [layer["size"] for layer in manifest["layers"]]
 
     @contextmanager
     def unpacked(self, image: Image) -> Iterator[Path]:
-        """The files of an image."""
+        """Returns the root folder of an image's files."""
         with self.container(image) as container:
             yield Path(self.buildah("mount", container))
 
     def start(self, image: Image, command: Sequence[str], *, files: Path, environment: Mapping[str, str]) -> Service:
-        """A process in a container made of the image; `files` are read at /etc/quire."""
+        """Starts a process in a container of the image; `files` are mounted at /etc/quire."""
         container = self.buildah("from", image.tag)
         words = [*self._run(files, environment), container, "--", "quire", *command]
         return Service(self, container, subprocess.Popen(words, start_new_session=True))
@@ -123,12 +123,12 @@ class Builder:
     def call(
         self, container: str, command: Sequence[str], *, files: Path, environment: Mapping[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """`command` in the container, to its end."""
+        """Runs `command` in the container and waits for it."""
         words = [*self._run(files, environment or {}), container, "--", *command]
         return subprocess.run(words, capture_output=True, text=True, check=False)
 
     def push(self, image: Image, destination: str) -> str:
-        """To a place in the words of containers-transports(5); its digest."""
+        """Pushes to a destination in the notation of containers-transports(5); returns the digest."""
         written = self.folder / f"quire-{image.name}.digest"
         self.buildah("push", "--quiet", "--digestfile", str(written), image.tag, destination)
         return written.read_text().strip()
@@ -143,14 +143,15 @@ class Builder:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """A container that runs; to be stopped."""
+    """A running container; must be stopped."""
 
     builder: Builder
     container: str
     process: subprocess.Popen[bytes]
 
     def stop(self) -> int:
-        """Drains; the exit status. buildah would kill its child, so that is told itself."""
+        """Drains and returns the exit status. The signal is sent to the service itself, because buildah would kill
+        it."""
         inner = next((pid for pid in _descendants(self.process.pid) if _is_quire(pid)), self.process.pid)
         os.kill(inner, signal.SIGTERM)
         try:
@@ -163,7 +164,7 @@ class Service:
 
 
 def _descendants(pid: int) -> Iterator[int]:
-    """Parents before their children, whichever thread started them."""
+    """Yields descendants, parents before children."""
     for listed in Path(f"/proc/{pid}/task").glob("*/children"):
         for child in map(int, listed.read_text().split()):
             yield child
@@ -171,7 +172,7 @@ def _descendants(pid: int) -> Iterator[int]:
 
 
 def _is_quire(pid: int) -> bool:
-    """The service itself, as opposed to those who run it, whose arguments name it as well."""
+    """Whether a process is the service itself rather than a wrapper whose arguments contain its name."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"/opt/quire/bin/python")
     except OSError:

@@ -1,4 +1,4 @@
-"""A cluster out of the images, a container for each service, that is asked something."""
+"""Runs a cluster from the images, one container per service, and queries it."""
 
 from __future__ import annotations
 
@@ -26,12 +26,14 @@ USER = 10001
 
 
 def talk(builder: Builder) -> bool:
-    """Whether a question whose answer is known is answered, and all end well when they are told to; also within TLS."""
+    """Whether a question with a known answer is answered, and all services exit cleanly on request; with and without
+    TLS."""
     return all([_look_inside(builder), _talk(builder, None), _talk(builder, trustme.CA())])
 
 
 def _look_inside(builder: Builder) -> bool:
-    """Whether each image has what its Python and its service may need, also for what no question comes by."""
+    """Whether each image has everything that its Python and its service may need, also for features that the
+    question does not use."""
     good = True
     with tempfile.TemporaryDirectory() as scratch:
         files = Path(scratch)
@@ -70,14 +72,14 @@ def _talk(builder: Builder, authority: trustme.CA | None) -> bool:
 
 
 def _health(builder: Builder, frontend: Service, port: int, files: Path, tls: Mapping[str, str]) -> str:
-    """What the image's HEALTHCHECK hears; it is told of TLS by a variable."""
+    """Runs the image's HEALTHCHECK, which takes TLS settings from a variable."""
     environment = {"QUIRE_TLS": f"ca={tls['ca']}"} if tls else {}
     command = ["quire", "health", "--grpc-port", str(port)]
     return builder.call(frontend.container, command, files=files, environment=environment).stdout.strip()
 
 
 def _write_certificates(files: Path, authority: trustme.CA) -> dict[str, str]:
-    """As services name them in their settings."""
+    """Writes certificates under the names used in the settings."""
     issued = authority.issue_cert("127.0.0.1", "localhost")
     chain = b"".join(blob.bytes() for blob in issued.cert_chain_pems)
     contents = {"cert": chain, "key": issued.private_key_pem.bytes(), "ca": authority.cert_pem.bytes()}
@@ -89,7 +91,7 @@ def _write_certificates(files: Path, authority: trustme.CA) -> dict[str, str]:
 
 
 def write_secret(files: Path) -> None:
-    """For the images' user alone, in a folder that it can read."""
+    """Writes a secret readable only by the images' user."""
     files.chmod(0o755)
     secret = files / "secret"
     secret.write_text("of this test alone, and long enough to be one")
@@ -98,7 +100,7 @@ def write_secret(files: Path) -> None:
 
 
 def _settings(grpc_port: int, http_port: int, scheduler_port: int, tls: Mapping[str, str]) -> str:
-    """JSON is YAML."""
+    """Returns settings as JSON, which is valid YAML."""
     common: dict[str, Any] = {"cluster_secret_file": "/etc/quire/secret"}
     if tls:
         common["tls"] = {**tls, "clients": "require"}

@@ -1,4 +1,4 @@
-"""What an image has no use for. It comes back by itself, with another version of what the image is made of."""
+"""Finds files that an image does not need, which new versions of its components may add."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SYMBOLS = 2  # the type of such a section
 
 
 def superfluous(root: Path) -> list[str]:
-    """Of the unpacked image of a frontend or scheduler at `root`."""
+    """Returns superfluous files of the unpacked frontend or scheduler image at `root`."""
     ours = root / OURS
     found = [*_packages(ours), *ours.rglob("tests"), *ours.rglob("*.safetensors"), *_with_symbols(ours)]
     return sorted(str(path.relative_to(root)) for path in found)
@@ -32,7 +32,7 @@ def _with_symbols(ours: Path) -> Iterator[Path]:
 
 
 def has_symbols(library: bytes) -> bool:
-    """Whether there is a table of what only debuggers read in an ELF file of 64 bits (System V ABI, chapter 4)."""
+    """Whether a 64-bit ELF file has a debug symbol table (System V ABI, chapter 4)."""
     (offset,) = struct.unpack_from("<Q", library, 0x28)
     size, count = struct.unpack_from("<HH", library, 0x3A)
     kinds = (struct.unpack_from("<I", library, offset + size * index + 4)[0] for index in range(count))

@@ -1,4 +1,4 @@
-"""What can be seen of the image for GPUs where there is none."""
+"""Checks of the GPU image that work without a GPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ENDS = 2  # a setting that does not fit
 
 
 def look(builder: Builder) -> bool:
-    """Whether it has all that a worker on a GPU needs, by its own Python and as its own user."""
+    """Whether the image has everything that a worker on a GPU needs, checked with its own Python and user."""
     with tempfile.TemporaryDirectory() as scratch, builder.container(WORKER_CUDA) as container:
         files = Path(scratch)
         write_secret(files)

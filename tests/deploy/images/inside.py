@@ -1,4 +1,4 @@
-"""Runs in an image, by its Python and as its user: exits with 1 if something is missing that is needed.
+"""Runs in an image, with its Python and user; exits with 1 if something is missing.
 
 python inside.py ROLE
 """
@@ -44,7 +44,7 @@ def user() -> Iterator[str]:
 
 
 def system() -> Iterator[str]:
-    """What is not Python's own: names, places, certificates, databases."""
+    """Checks everything outside of Python: names, places, certificates, databases."""
     if locale.getpreferredencoding().lower() != "utf-8":
         yield f"encoding {locale.getpreferredencoding()}"
     zoneinfo.ZoneInfo("Europe/Berlin")
@@ -57,7 +57,7 @@ def system() -> Iterator[str]:
 
 
 def libraries() -> Iterator[str]:
-    """Each finds those that it names."""
+    """Checks that every library finds its dependencies."""
     found = [*OURS.rglob("*.so"), *Path(sysconfig.get_path("stdlib")).rglob("*.so")]
     print(f"{len(found)} libraries")
     for library in found:
@@ -68,7 +68,7 @@ def libraries() -> Iterator[str]:
 
 
 def modules(role: str) -> Iterator[str]:
-    """All of the service, also what only some option imports."""
+    """Imports all modules of the service, also those that only some option uses."""
     count = 0
     for package in ("quire.shared", f"quire.services.{role}"):
         inner = pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}.")

@@ -1,4 +1,4 @@
-"""Runs in the image for GPUs, by its Python and as its user, without a GPU: exits with 1 if something is missing."""
+"""Runs in the GPU image, with its Python and user, without a GPU; exits with 1 if something is missing."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def user() -> list[str]:
 
 
 def tools() -> list[str]:
-    """What nothing needs at run time."""
+    """Checks that build tools are absent."""
     return [f"there is {found}" for found in map(shutil.which, TOOLS) if found]
 
 
 def libraries() -> list[str]:
-    """Every library of torch finds those that it names."""
+    """Checks that every library of torch finds its dependencies."""
     found = sorted((Path(torch.__file__).parent / "lib").glob("*.so*"))
     lacking = {name for library in found for name in _not_found(library)}
     print(f"{len(found)} libraries of torch; not here: {', '.join(sorted(lacking)) or 'none'}")
@@ -63,8 +63,8 @@ def _not_found(library: Path) -> list[str]:
 
 
 def launcher() -> list[str]:
-    """What Triton compiles with gcc, links and loads at its first start, by its own hands. The driver's library comes
-    with the GPU, and with it what ldconfig tells Triton: another one stands in, of the same names."""
+    """Checks that Triton can compile its launcher with gcc, link and load it. The driver's library, which comes with
+    the GPU, is replaced by a stand-in."""
     faults = [] if Path(LDCONFIG).exists() else [f"{LDCONFIG}, which Triton asks for the driver's library"]
     process = os.fork()  # what is loaded here stays out of the rest
     if not process:
@@ -96,7 +96,7 @@ def _start_triton(scratch: Path) -> None:
 
 
 def kernels() -> list[str]:
-    """All that a model of this shape starts with."""
+    """Compiles all kernels that a model of this shape needs at start-up."""
     faults = []
     for capability in CAPABILITIES:
         with tempfile.TemporaryDirectory() as cache:

@@ -1,6 +1,7 @@
-"""What services run on: of a root with Debian's packages as much as Python needs, without shell and package manager.
+"""Builds the minimal runtime base: of a Debian root only what Python needs, without shell and package manager.
 
-dpkg's own lists say which files are a package's: what is left is what Debian shipped, and a bill of it is true.
+dpkg's own lists define each package's files, so what remains is what Debian shipped, and its bill of materials is
+accurate.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ LISTS = re.compile(r"var/lib/dpkg/info/([^/:]+)(?::[^/]+)?\.list")
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """As dpkg's status has it: `fields` of `text`."""
+    """A package in dpkg's status file: `fields` parsed from `text`."""
 
     text: str
     fields: Message
@@ -36,7 +37,7 @@ class Package:
 
     @property
     def dependencies(self) -> Iterator[list[str]]:
-        """Alternatives, one of which has to be there."""
+        """Returns groups of alternatives, one of which is required."""
         for field in ("Pre-Depends", "Depends"):
             for alternatives in _split(self.fields.get(field, ""), ","):
                 yield [_first_word(one) for one in _split(alternatives, "|")]
@@ -46,7 +47,7 @@ Packages = Mapping[str, Package]
 
 
 def select(full: Path, small: Path) -> None:
-    """Writes to the tar archive `small` what is needed of `full`."""
+    """Writes the required part of the tar archive `full` to `small`."""
     with tarfile.open(full) as root:
         members = {_name(member): member for member in root}
         packages = _needed(_installed(_text(root, members[STATUS])), full)
@@ -60,7 +61,7 @@ def select(full: Path, small: Path) -> None:
 
 
 def _needed(installed: Packages, where: Path) -> Packages:
-    """Of what is installed the roots, and what they depend on; ValueError for one that is not there."""
+    """Returns the root packages and their dependencies. Raises ValueError if one is not installed."""
     virtual = {name: package for package, its in installed.items() for name in its.provides}
     provided = virtual | {package: package for package in installed}
     needed: dict[str, Package] = {}
@@ -90,7 +91,7 @@ def _installed(status: str) -> Packages:
 
 
 def _files(root: tarfile.TarFile, members: Mapping[str, tarfile.TarInfo], packages: Packages) -> Iterator[str]:
-    """Of these packages; their lists name /lib where that is a link to /usr/lib."""
+    """Returns the files of these packages; their lists may say /lib for /usr/lib."""
     links = {name: member.linkname for name, member in members.items() if member.issym() and "/" not in name}
     for name, member in members.items():
         of = LISTS.fullmatch(name)

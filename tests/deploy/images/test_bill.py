@@ -1,4 +1,4 @@
-"""The bill of materials says what lies in an image's files: all of it, and nothing else."""
+"""The bill of materials lists exactly what an image's files contain."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Version: 1
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """An image with a package that is there, one that was removed, and two distributions."""
+    """Creates an image root with an installed package, a removed one, and two distributions."""
     (tmp_path / "var/lib/dpkg").mkdir(parents=True)
     (tmp_path / bill.DPKG).write_text(STATUS)
     (tmp_path / "etc").mkdir()

@@ -1,4 +1,4 @@
-"""What an image of a frontend or scheduler has no use for is found in its files, and nothing else is."""
+"""Superfluous files of frontend and scheduler images are found, and no others."""
 
 from __future__ import annotations
 

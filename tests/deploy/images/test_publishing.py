@@ -1,4 +1,4 @@
-"""Where images go, and under which names."""
+"""Names and destinations of published images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What services run on is as much of a root with Debian's packages as Python needs, and says so truthfully."""
+"""The runtime base contains what Python needs of a Debian root, and its package database is accurate."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ Made = Callable[[Mapping[str, str]], Path]
 
 @pytest.fixture
 def full(tmp_path: Path) -> Made:
-    """A root as mmdebstrap archives one."""
+    """Creates a root archive as mmdebstrap does."""
     contents = {
         "var/lib/dpkg/status-old": b"",
         "var/cache/apt/pkgcache.bin": b"",

@@ -77,7 +77,7 @@ def test_logits_are_those_of_the_adapter(name: str, tmp_path: Path, capsys: pyte
 
 
 def test_shards_stay_shards_and_are_rounded_once(tmp_path: Path) -> None:
-    """In bfloat16, the head in another file than the table that it was."""
+    """Checked in bfloat16, with the head in another file than the embeddings."""
     base = checkpoints.make("qwen3-tied", tmp_path / "base")
     adapter = peft_folders.save(base, tmp_path / "a", seed=4, more=[embedding, head])
     tensors = {name: tensor.bfloat16() for name, tensor in load_file(base.folder / TINY).items()}
@@ -161,7 +161,7 @@ def _be_ia3(_: Path, adapter: Path) -> None:
 def test_what_cannot_be_merged_is_said(
     spoil: Callable[[Path, Path], None], text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And nothing that would be taken for a model is left."""
+    """No partial output remains."""
     base = checkpoints.make("llama", tmp_path / "base")
     adapter = peft_folders.save(base, tmp_path / "a", seed=4, more=[bases, embedding, head])
     spoil(base.folder, adapter.folder)

@@ -1,4 +1,4 @@
-"""`quire run-batch` against a server of this test's own, which says how often it was asked."""
+"""`quire run-batch` against a test server that counts its requests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from quire.cli.main import main
 
 
 class Server(ThreadingHTTPServer):
-    """Answers with the prompt; `refusals`: how often a prompt is told to come back first."""
+    """Echoes the prompt; `refusals`: number of refusals before a prompt is answered."""
 
     daemon_threads = True
 
@@ -51,7 +51,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(written)
 
     def log_message(self, *_: object) -> None:
-        """Nothing."""
+        """Logs nothing."""
 
 
 @pytest.fixture

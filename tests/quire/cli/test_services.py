@@ -1,4 +1,4 @@
-"""`quire scheduler`, twice on one machine, and its end."""
+"""`quire scheduler`: unique names of two on one machine, and a clean exit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COMMAND = (sys.executable, "-m", "quire", "scheduler", "--grpc-port", "0", "--me
 
 @contextlib.contextmanager
 def scheduler(folder: Path) -> Iterator[str]:
-    """Its id, as the line says that tells that it is ready."""
+    """Returns the id from the ready line."""
     environment = {**os.environ, RUNTIME_VARIABLE: str(folder)}
     with subprocess.Popen(COMMAND, env=environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -47,7 +47,7 @@ def test_two_processes_of_one_service_that_nobody_named_have_names_of_their_own(
 
 
 def test_a_service_ends_before_python_takes_anything_away_from_its_threads(tmp_path: Path) -> None:
-    """Which may be in the middle of a library's code: it would end by a signal instead of its status."""
+    """Threads may be inside a library's code; a finalization under them would end the process by a signal."""
     (tmp_path / "sitecustomize.py").write_text(AT_THE_END)
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, RUNTIME_VARIABLE: str(tmp_path), "PYTHONPATH": path}

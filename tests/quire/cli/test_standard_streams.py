@@ -1,4 +1,4 @@
-"""A command that was started without standard streams opens nothing else under their numbers."""
+"""A command started without standard streams opens no other files under their numbers."""
 
 from __future__ import annotations
 

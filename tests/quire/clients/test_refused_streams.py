@@ -1,4 +1,4 @@
-"""What a client hears that is still sending when its server has said no."""
+"""Errors seen by a client that is still sending when the server refuses the call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings that say of a checkpoint what its files say."""
+"""Settings that repeat what the checkpoint's files say."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ports of a cluster belong to it from its start to its end."""
+"""Ports of a cluster stay reserved from start to end."""
 
 from __future__ import annotations
 

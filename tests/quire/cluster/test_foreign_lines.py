@@ -1,4 +1,4 @@
-"""Lines that a service or a library of its writes past the log: JSON where the log of the cluster is."""
+"""Output of a service or a library outside of the log becomes JSON if the cluster's log is JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LINES = ["E1129 08:33:33.445 4212 hpack_encoder.cc:618] Ignoring key", '{"messag
 
 
 def logged(tmp_path: Path, log_format: str) -> list[str]:
-    """What the log has of a service that ends with a traceback."""
+    """Returns the log of a service that ends with a traceback."""
     program = f"import sys; [print(line, file=sys.stderr) for line in {LINES!r}]; raise RuntimeError('a fault')"
     command = (sys.executable, "-c", program)
     spec = Program("worker", "worker-0", {"log_format": log_format}, program=command)

@@ -1,4 +1,4 @@
-"""A cluster of a GGUF file: every service gets the folder that was made of it, and the model the file's name."""
+"""A cluster for a GGUF file: every service gets the converted folder, and the model the file's name."""
 
 from __future__ import annotations
 

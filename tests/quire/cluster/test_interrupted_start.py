@@ -1,4 +1,4 @@
-"""A start that a signal cuts short leaves nothing behind."""
+"""An interrupted start leaves no processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LONG_ENOUGH_S = 0.3  # for who does not wait
 
 
 class _CutShort(ThreadPoolExecutor):
-    """A signal comes as it makes its thread: that one runs, and is not on its record."""
+    """Executor interrupted by a signal while it creates a thread, which runs but is not recorded."""
 
     def __init__(self) -> None:
         super().__init__(1)

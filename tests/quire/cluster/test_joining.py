@@ -1,4 +1,4 @@
-"""Which secret a cluster's services prove, where its schedulers listen, and what is started for a cluster elsewhere."""
+"""Cluster secrets, schedulers' addresses, and joining a cluster on another machine."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_the_flag_comes_before_the_environment_and_that_before_the_file(
 def test_one_service_that_is_given_a_secret_gives_it_to_the_others(
     endpoints: Endpoints, secret: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They would prove different ones otherwise."""
+    """Otherwise services would use different secrets."""
     monkeypatch.setenv("QUIRE_SCHEDULER_CLUSTER_SECRET_FILE", secret)
     assert set(secrets(planned(endpoints)).values()) == {secret}
 

@@ -1,4 +1,4 @@
-"""Processes of a cluster that leave others behind, or do not leave when they are asked."""
+"""Processes of a cluster that leave descendants, or do not exit when asked."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); 
 
 @dataclass(frozen=True, slots=True)
 class Program(ServiceSpec):
-    """Anything in the place of a service."""
+    """An arbitrary program in place of a service."""
 
     program: tuple[str, ...] = ()
 
@@ -35,7 +35,7 @@ def started(role: str, *program: str) -> ServiceProcess:
 
 
 def test_a_process_that_leaves_another_behind_is_restarted() -> None:
-    """Which holds its output, as ranks of a worker do that has been killed: who reads that waits on."""
+    """A descendant keeps its output open, like ranks of a killed worker."""
     process = started("worker", "/bin/sh", "-c", "sleep 60 & echo quire-worker ready id=worker-0")
     first = process.pid
     assert first is not None
@@ -55,7 +55,7 @@ def test_a_process_that_leaves_another_behind_is_restarted() -> None:
 
 
 def test_a_stop_that_is_interrupted_leaves_nothing_behind() -> None:
-    """Ctrl-C in a notebook, while a frontend drains: nobody could stop it once more."""
+    """Ctrl-C in a notebook while a frontend drains must still end all processes."""
 
     def interrupt(_: str) -> None:
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""One page for a whole cluster on this machine."""
+"""Combined metrics page of a local cluster."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ FEW_BLOCKS = {"worker": {"num_blocks": 300}}
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With services that answer, however long it takes them."""
+    """Raises the timeouts of the services' pages."""
     monkeypatch.setattr(metrics_page, "PATIENCE_S", PATIENCE_S)
 
 
 def samples(text: str) -> dict[tuple[str, str], float]:
-    """By name and service; other labels are added up."""
+    """Returns samples by name and service, summed over other labels."""
     found: dict[tuple[str, str], float] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:

@@ -1,4 +1,4 @@
-"""Programs of others end with whoever launched them."""
+"""Third-party programs end with their launcher."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A service that ends at its start or later says why, and whoever started the cluster is given that reason."""
+"""A service that fails at start or later reports a reason, which reaches the user of the cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Redis of a cluster on one machine: nobody reads anything there who does not know its password."""
+"""The Redis of a local cluster requires its password."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A process that had been ready comes back at once; one that never gets ready, or dies without end, is not hammered."""
+"""Restart delays: none for a process that was ready, growing ones for repeated failures."""
 
 from __future__ import annotations
 
-from quire.cluster.restarts import FIRST_PAUSE_S, LONGEST_PAUSE_S, MOST_QUICK, WINDOW_S, Restarts
+from quire.cluster.restarts import FIRST_PAUSE_S, MAX_PAUSE_S, MAX_QUICK, WINDOW_S, Restarts
 
 
 def test_ten_deaths_of_a_process_that_had_been_ready_cost_the_shortest_pause_each() -> None:
@@ -14,7 +14,7 @@ def test_a_process_that_never_gets_ready_has_pauses_that_double() -> None:
     restarts = Restarts()
     pauses = [restarts.pause_s(now, was_ready=False) for now in range(12)]
     assert pauses[:4] == [FIRST_PAUSE_S * factor for factor in (1, 2, 4, 8)]
-    assert pauses[-1] == LONGEST_PAUSE_S
+    assert pauses[-1] == MAX_PAUSE_S
 
 
 def test_getting_ready_starts_the_pauses_afresh() -> None:
@@ -30,5 +30,5 @@ def test_a_loop_of_getting_ready_and_dying_is_bounded() -> None:
     while now < WINDOW_S:
         now += 0.1 + restarts.pause_s(now, was_ready=True)
         deaths += 1
-    assert deaths <= MOST_QUICK + WINDOW_S / LONGEST_PAUSE_S + 8
+    assert deaths <= MAX_QUICK + WINDOW_S / MAX_PAUSE_S + 8
     assert restarts.pause_s(now + 2 * WINDOW_S, was_ready=True) == FIRST_PAUSE_S

@@ -1,4 +1,4 @@
-"""Which worker of a machine gets which role, and which GPUs."""
+"""Assignment of roles and GPUs to workers."""
 
 from __future__ import annotations
 

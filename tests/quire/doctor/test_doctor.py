@@ -1,4 +1,4 @@
-"""`quire doctor` on machines that something is wrong with."""
+"""`quire doctor` on machines with problems."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Found = dict[str, list[dict[str, str]]]
 
 
 def doctor(*arguments: str, path: str = "", without: Sequence[str] = ()) -> tuple[int, Found]:
-    """Exit status, and findings by subject; `without`: packages that are not installed."""
+    """Returns exit status and findings by subject; `without`: packages to treat as not installed."""
     environment = {**os.environ, "PATH": path or os.environ["PATH"]}
     hidden = f"sys.modules.update(dict.fromkeys({list(without)!r}))"
     script = f"import sys; {hidden}; from quire.cli.main import main; sys.exit(main(sys.argv[1:]))"
@@ -70,7 +70,7 @@ def test_it_says_in_which_shape_the_chat_template_gets_messages(tmp_path: Path) 
 
 
 def test_where_only_a_frontend_is_installed_it_says_who_looks_at_the_model() -> None:
-    """As in the frontend's image."""
+    """The frontend's image has no worker code."""
     ports = [word for flag in ("--http-port", "--grpc-port", "--metrics-port") for word in (flag, str(quiet_port()))]
     status, found = doctor(*ports, without=["quire.services.worker", "quire.kernels"])
     assert status == 0, found

@@ -1,4 +1,4 @@
-"""`quire up --config FILE`: flags from YAML, beside those of the command line."""
+"""`quire up --config FILE`: flags from YAML in addition to the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `--help` shows of many flags, and what is said of one that is misspelled."""
+"""Output of `--help` for many flags, and suggestions for misspelled ones."""
 
 from __future__ import annotations
 

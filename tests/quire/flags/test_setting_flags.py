@@ -1,4 +1,4 @@
-"""What others can read on a command line holds no secret; a mapping may be written in pieces."""
+"""Secrets cannot be given on the command line; mappings can be given in parts."""
 
 from __future__ import annotations
 

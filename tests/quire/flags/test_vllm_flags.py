@@ -1,4 +1,4 @@
-"""What vLLM's users type at `quire up`: taken, refused with what to do instead, or nearly right."""
+"""vLLM's flags at `quire up`: accepted, refused with advice, or corrected."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_what_is_refused_says_what_to_do(flag: str, capsys: pytest.CaptureFixtur
 
 @pytest.mark.parametrize("flag", REFUSED)
 def test_flags_that_a_refusal_names_are_there(flag: str) -> None:
-    """In the parser of `quire up`."""
+    """Flags named in advice exist in the parser of `quire up`."""
     known = parser()._option_string_actions
     for word in REFUSED[flag].replace(",", " ").replace(";", " ").replace("(", " ").replace(")", " ").split():
         name = word.strip("`':")

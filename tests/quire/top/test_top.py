@@ -18,7 +18,7 @@ from quire import SamplingParams
 from quire.client import Client
 from quire.shared.pb.admin.v1 import admin_pb2 as pb
 from quire.top.history import BARS, History
-from quire.top.view import Ink, lines
+from quire.top.view import Palette, lines
 from tests.e2e.conftest import running_cluster
 
 COLOURS = re.compile(r"\033\[[0-9;?]*[a-zA-Z]")
@@ -36,7 +36,7 @@ def worker(used: int, cached: int, generated: int = 0) -> pb.ServiceStatus:
 
 
 def drawn(*services: pb.ServiceStatus, width: int = 100) -> list[str]:
-    return lines(services, History(), width, Ink(coloured=False))
+    return lines(services, History(), width, Palette(coloured=False))
 
 
 def test_blocks_are_a_bar_of_used_cached_and_free() -> None:

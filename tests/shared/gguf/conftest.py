@@ -1,4 +1,4 @@
-"""A small file that is whole, to be spoiled."""
+"""A small valid file for tests to modify."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
     def write(changes: dict[str, Any] | None = None, **tensors: gguf_files.Tensor | None) -> Path:
-        """With `changes` of metadata (None: the key is left out) and other or further tensors."""
+        """Writes the file with changed metadata (None removes a key) and other or additional tensors."""
         named = {**SIZES, **{f"blk.0.{name}": shape for name, shape in LAYER.items()}}
         held: dict[str, Any] = {f"{name}.weight": gguf_files.plain(torch.ones(shape)) for name, shape in named.items()}
         held |= {name.replace("__", "."): tensor for name, tensor in tensors.items()}

@@ -117,7 +117,7 @@ def test_keys_of_the_tools_that_wrote_a_file_change_nothing(write: Write) -> Non
     ],
 )
 def test_one_that_changes_what_is_computed_is_refused(write: Write, key: str, value: Any) -> None:
-    with pytest.raises(InvalidArgument, match=f"llama.{key} is .*: what it changes is not done here"):
+    with pytest.raises(InvalidArgument, match=f"llama.{key} is .*: this feature is not supported"):
         config(write, {f"llama.{key}": value})
 
 
@@ -128,8 +128,8 @@ def test_one_that_changes_what_is_computed_is_refused(write: Write, key: str, va
         ({"llama.context_length": "long"}, r"llama\.context_length is 'long': a whole number is needed"),
         ({"llama.rope.freq_base": float("nan")}, r"llama\.rope\.freq_base is nan: a finite number is needed"),
         ({"llama.attention.head_count": 0}, r"llama\.attention\.head_count is 0"),
-        ({"llama.expert_count": 8}, r"llama\.expert_count is 8: what it changes is not done here"),
-        ({"llama.attention.scale": 2.0}, r"llama\.attention\.scale is 2\.0: what it changes is not done here"),
+        ({"llama.expert_count": 8}, r"llama\.expert_count is 8: this feature is not supported"),
+        ({"llama.attention.scale": 2.0}, r"llama\.attention\.scale is 2\.0: this feature is not supported"),
         ({"llama.rope.scaling.type": "bent"}, r"llama\.rope\.scaling\.type is 'bent'; there are none, linear, yarn"),
         ({"llama.rope.scaling.type": "linear"}, r"it lacks the key llama\.rope\.scaling\.factor"),
         ({"llama.rope.dimension_count": 4}, r"llama\.rope\.dimension_count implies 4, the rest of the file 8"),
@@ -148,5 +148,5 @@ def test_what_is_not_known_or_at_odds_is_named(write: Write, changes: dict[str, 
 
 def test_a_window_of_some_layers_is_not_guessed(write: Write) -> None:
     changes = {"general.architecture": "qwen2", "qwen2.attention.sliding_window": 8}
-    with pytest.raises(InvalidArgument, match=r"qwen2\.attention\.sliding_window is 8: of which layers is not said"):
+    with pytest.raises(InvalidArgument, match=r"qwen2\.attention\.sliding_window is 8: .* for which layers"):
         config(write, changes)

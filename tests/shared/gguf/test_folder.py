@@ -1,4 +1,4 @@
-"""A file is opened as a folder that all readers take, once, by whoever comes first."""
+"""A GGUF file is converted to a folder once, even by concurrent processes."""
 
 from __future__ import annotations
 
@@ -56,5 +56,5 @@ def test_where_nothing_can_be_written_the_place_is_named(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(InvalidArgument, match=r"cannot write its config and tokenizer to .*XDG_CACHE_HOME says where"):
+    with pytest.raises(InvalidArgument, match=r"cannot write its config and tokenizer to .*set XDG_CACHE_HOME"):
         model_hub.find(str(write()), weights=True)

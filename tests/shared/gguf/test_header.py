@@ -1,4 +1,4 @@
-"""A file is read whole or refused with the name of what is wrong, at no cost."""
+"""A header is read completely, or refused with a precise and cheap error."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_wherever_a_file_is_cut_off_it_says_so(write: Write) -> None:
     ("begin", "reason"),
     [
         (b"", "cannot read it"),
-        (b"GGML" + bytes(40), "it is no GGUF file"),
+        (b"GGML" + bytes(40), "it is not a GGUF file"),
         (b"GGUF" + struct.pack("<IQQ", 1, 0, 0), "version 1 of GGUF"),
         (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "another byte order"),
         (b"GGUF" + struct.pack("<IQQ", 3, 2**60, 0), "1152921504606846976 tensors; at most 65536"),
@@ -85,7 +85,7 @@ def test_a_tensor_that_cannot_be_is_named(write: Write, tensor: Tensor, reason: 
 
 
 def test_no_two_tensors_share_bytes(write: Write) -> None:
-    """Else a small file could be a large model."""
+    """Otherwise a small file could declare a large model."""
     file = write()
     content = file.read_bytes()
     second = text("output_norm.weight") + struct.pack("<IQI", 1, 32, 0)
@@ -104,7 +104,7 @@ def test_nothing_stands_twice(tmp_path: Path) -> None:
 
 
 def test_any_damage_is_refused_or_harmless(write: Write) -> None:
-    """Bytes of the header at random: never another error than the one that names the file."""
+    """Random header bytes cause no other error than the one that names the file."""
     file, rng = write(), random.Random(5)
     whole = file.read_bytes()
     header_ends = min(place.start for place in read_header(file).tensors.values())

@@ -1,4 +1,4 @@
-"""The tokenizer of a file cuts and joins texts as the file's words say."""
+"""Converted tokenizers split and join texts as the file's metadata says."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def sentence_pieces(**changes: Any) -> dict[str, Any]:
 
 
 def best_pairs_first(text: str) -> list[str]:
-    """SentencePiece's way: the two neighbours whose piece has the highest score become one, until none have."""
+    """SentencePiece's algorithm: repeatedly merges the neighbours whose piece has the highest score."""
     parts = list(SPACE + text.replace(" ", SPACE))
     while True:
         pairs = enumerate(itertools.pairwise(parts))
@@ -96,7 +96,7 @@ def test_pieces_with_merges_of_their_own_are_joined_by_these(write: Write) -> No
     assert tokenizer.encode("a\x07<user> a", add_special_tokens=False).tokens == ["a", "<0x07>", "<user>", f"{SPACE}a"]
     for text in ("abc ab\n\nb", " a  b", "a\x07"):
         assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False).ids) == text
-    with pytest.raises(InvalidArgument, match="makes or needs what is no token"):
+    with pytest.raises(InvalidArgument, match="needs or produces an unknown token"):
         as_folder(write({**values, "tokenizer.ggml.merges": ["a zz"]}))
 
 
@@ -200,7 +200,7 @@ def test_ends_and_templates_come_from_the_file(write: Write) -> None:
 
 
 def ends(write: Write, *texts: str, kind: int = 3) -> set[str]:
-    """Of a file whose eos is no end of a turn, and which names no other end."""
+    """Returns the end tokens of a file whose eos does not end a turn, and which names no other one."""
     words = byte_pairs()
     named = [*words["tokenizer.ggml.tokens"], *texts]
     words |= {"tokenizer.ggml.tokens": named}
@@ -242,7 +242,10 @@ def test_an_end_of_a_turn_that_is_no_control_token_ends_as_well(write: Write) ->
         ),
         (byte_pairs(**{"tokenizer.ggml.merges": None}), r"tokenizer\.ggml\.merges"),  # gg04, ollama#10930
         (byte_pairs(**{"tokenizer.ggml.pre": "other"}), r"tokenizer\.ggml\.pre is 'other'; there are gpt-2, llama-bpe"),
-        (byte_pairs(**{"tokenizer.ggml.merges": ["a x"]}), r"tokenizer\.ggml\.merges: 'a x' makes or needs what is no"),
+        (
+            byte_pairs(**{"tokenizer.ggml.merges": ["a x"]}),
+            r"tokenizer\.ggml\.merges: 'a x' needs or produces an unknown",
+        ),
         (byte_pairs(**{"tokenizer.ggml.eos_token_id": 99}), r"tokenizer\.ggml\.eos_token_id is 99, it has 10 tokens"),
         (byte_pairs(**{"tokenizer.ggml.token_type": [1]}), r"tokenizer\.ggml\.tokens: 10 tokens, 1 types"),
         (byte_pairs(**{"tokenizer.ggml.tokens": ["a", "a"] * 5}), r"tokenizer\.ggml\.tokens has a token twice"),

@@ -1,4 +1,4 @@
-"""Digests find their adapters, and stand in the root of block hashes."""
+"""Mapping of digests to adapters, and their text in block hashes."""
 
 from __future__ import annotations
 

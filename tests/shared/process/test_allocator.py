@@ -1,4 +1,4 @@
-"""What the C library keeps, in processes of their own that were started as services are."""
+"""Allocator settings, measured in processes started like services."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_service_has_one_arena_and_keeps_no_large_pieces_by_thread(role: str, 
 
 
 def test_without_it_there_are_many_and_what_is_freed_counts_as_in_use() -> None:
-    """So that the test above can fail."""
+    """Shows that the test above can fail."""
     found = seen("redis", 400)
     assert found["arenas"] > 1
     assert found["given_back"] < 400
@@ -86,7 +86,7 @@ def test_images_have_the_same(role: str) -> None:
 
 
 class Telling(ServiceSpec):
-    """Announces its environment and ends."""
+    """Service that prints its environment and exits."""
 
     def command(self) -> list[str]:
         told = f"'id={self.id}', 'http=' + os.environ['{allocator.VARIABLE}']"

@@ -1,4 +1,4 @@
-"""A process of a service's own that answers messages, or does not get that far."""
+"""Child processes that answer messages, or fail to start."""
 
 from __future__ import annotations
 

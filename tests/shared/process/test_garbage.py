@@ -1,4 +1,4 @@
-"""Searches for cyclic garbage keep out of the way of work."""
+"""Garbage collection avoids busy times."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from quire.shared.process import garbage
 
 
 class Process:
-    """One whose load the test says."""
+    """A simulated process with a controlled load."""
 
     def __init__(self) -> None:
         self.now = self.used = 0.0

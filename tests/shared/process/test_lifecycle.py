@@ -1,4 +1,4 @@
-"""Of several tasks the first that ends ends all, whatever the others think of it; of several signals the second."""
+"""The first task to end ends all; the second signal exits at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A loop that is dead is told from one that is slow, and from one whose process was stopped."""
+"""A dead loop is distinguished from a slow one, and from a suspended process."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_part_that_ends_unasked_ends_the_process_with_a_reason() -> None:
 
 
 class Work:
-    """Pieces that are there and pieces that are done."""
+    """Work items, pending and done."""
 
     def __init__(self) -> None:
         self.there = self.done = 0

@@ -1,4 +1,4 @@
-"""What numpy keeps of small arrays, in processes of their own that were started as schedulers are."""
+"""Preallocation of numpy's array cache, measured in processes started like schedulers."""
 
 from __future__ import annotations
 
@@ -46,5 +46,5 @@ def test_arrays_that_come_and_go_leave_nothing_once_all_is_filled() -> None:
 
 
 def test_without_it_each_size_leaves_some() -> None:
-    """So that the test above can fail."""
+    """Shows that the test above can fail."""
     assert grown() > 500_000

@@ -1,4 +1,4 @@
-"""A long-lived task ends when it is asked to; any other end starts it again or ends the process."""
+"""A long-lived task ends only when asked to; any other end restarts it or ends the process."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ async def test_what_no_restart_can_mend_is_raised() -> None:
 
 @pytest.mark.parametrize("end", [returns, is_cancelled_from_within, awaits_what_is_cancelled])
 async def test_a_vital_task_must_not_just_end(end: Callable[[], Awaitable[None]]) -> None:
-    with pytest.raises(Internal, match=r"work .*nobody"):
+    with pytest.raises(Internal, match=r"work .*unexpectedly"):
         await run_vital("work", end())
 
 

@@ -1,4 +1,4 @@
-"""The side of a session that listens."""
+"""Accepting side of the handshake."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bounds on the calls of every gRPC port, met by clients that keep no rules."""
+"""Call limits of every gRPC port, tested with misbehaving clients."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def serving(**arguments: Any) -> AsyncIterator[tuple[str, grpc.aio.Channel
 
 
 async def nothing(never: asyncio.Event | None = None) -> AsyncIterator[bytes]:
-    """A stream of requests that ends at once, or once it may."""
+    """Yields no request, and ends at once or when allowed to."""
     if never is not None:
         await never.wait()
     for request in ():

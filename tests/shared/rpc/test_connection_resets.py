@@ -26,7 +26,7 @@ PEER, OTHER = "ipv4:192.0.2.1:1000", "ipv4:192.0.2.1:1001"
 
 
 class Resets:
-    """Counts by a clock of its own, and notes which connections are to be closed."""
+    """Counter with a controlled clock that records the connections to close."""
 
     def __init__(self, burst: int) -> None:
         self.now = 0.0
@@ -139,7 +139,7 @@ async def test_resets_of_calls_without_a_key_count_as_well() -> None:
 
 
 async def test_a_connection_with_headers_beyond_the_bound_is_closed() -> None:
-    """Its client acknowledges no settings, so that gRPC does not look at its headers."""
+    """Its client acknowledges no settings, so gRPC does not check its headers."""
     async with serving() as address:
         (flood,) = floods.references(floods.CHECK, calls=200)
         assert await flood.send(Target("", address)) == "closed"

@@ -1,4 +1,4 @@
-"""What a call's metadata says to whoever guards it."""
+"""Parsing of a call's metadata for authentication."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""grpc.health.v1 asked by strangers: by what is no question, and by far too many."""
+"""grpc.health.v1 with malformed requests, and with too many."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def test_what_is_no_question_is_refused_and_not_kept(question: bytes, capl
 
 
 async def test_only_so_many_watch_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "MOST_WATCHES", 3)
+    monkeypatch.setattr(health, "MAX_WATCHES", 3)
     async with serving() as (_, channel):
         stub = HealthStub(channel)  # type: ignore[no-untyped-call]
         watches = [stub.Watch(pb.HealthCheckRequest()) for _ in range(3)]

@@ -1,4 +1,4 @@
-"""Reflection asked by what is no question: an answer, and no trace in the log."""
+"""Reflection answers malformed requests without log output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The hello of a worker, grouped and as it was before its fields were grouped."""
+"""WorkerHello in grouped form and in the older ungrouped form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Peers that no port may talk to: with an expired certificate, of another authority, with TLS that is too old."""
+"""Peers that every port must refuse: expired certificates, other authorities, outdated TLS."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ALERT = b"\x15"  # the content type of a record (RFC 8446, section 5.1)
 
 
 def issued(folder: Path, name: str, ca: trustme.CA, trusted: trustme.CA, **how: datetime.datetime) -> dict[str, str]:
-    """Files of a certificate of `ca`, and of the authority that its owner trusts."""
+    """Returns files of a certificate issued by `ca`, and of the authority that its owner trusts."""
     made = ca.issue_cert("127.0.0.1", **how)
     paths = {kind: folder / f"{name}.{kind}" for kind in ("cert", "key", "ca")}
     paths["cert"].write_bytes(b"".join(blob.bytes() for blob in made.cert_chain_pems))

@@ -1,4 +1,4 @@
-"""Sessions of TLS where callers show certificates: a certificate that is no longer good lets nobody in."""
+"""TLS sessions with client certificates: an invalid certificate is refused even on resumption."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VERSIONS = (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3)
 
 
 def files(folder: Path, name: str, ca: trustme.CA) -> dict[str, str]:
-    """Written anew under the same names."""
+    """Writes new files under the same names."""
     issued = ca.issue_cert("localhost")
     found = {}
     for kind, blobs in (
@@ -41,7 +41,7 @@ def caller(own: dict[str, str], version: ssl.TLSVersion) -> ssl.SSLContext:
 
 
 def talk(server: ssl.SSLContext, client: ssl.SSLContext, session: ssl.SSLSession | None) -> ssl.SSLObject:
-    """The client's end, once a byte has gone both ways. Raises SSLError if they do not come together."""
+    """Returns the client's connection after one byte in each direction. Raises SSLError if the handshake fails."""
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
     serving = server.wrap_bio(there, back, server_side=True)
     calling = client.wrap_bio(back, there, session=session)
@@ -81,7 +81,7 @@ def test_who_has_been_in_shows_a_certificate_again(tmp_path: Path, version: ssl.
 
 
 def test_without_certificates_of_callers_sessions_go_on(tmp_path: Path) -> None:
-    """That spares clients a round trip, and there is nothing to show."""
+    """Resumption saves a round trip, and there is no certificate to check."""
     ca = trustme.CA()
     server = server_context(Tls(**files(tmp_path, "server", ca)), "client_tls")
     for version in VERSIONS:

@@ -1,4 +1,4 @@
-"""Patterns with look-ahead and word boundaries, as schema generators write them, hold exactly."""
+"""Patterns with look-ahead and word boundaries, as schema generators write them, are enforced exactly."""
 
 from __future__ import annotations
 

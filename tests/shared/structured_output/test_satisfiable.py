@@ -1,4 +1,4 @@
-"""Schemas that no finite value fulfils are found by their structure, and those that a value fulfils are left alone."""
+"""Unsatisfiable schemas are found by their structure; satisfiable ones are accepted."""
 
 from __future__ import annotations
 

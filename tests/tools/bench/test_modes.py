@@ -1,4 +1,4 @@
-"""Every mode that only developers have, once, small, with real processes and the bundled model."""
+"""Every developer benchmark once, small, with real processes and the bundled model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 def bench(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, Any]]:
-    """The rows of `python -m tools.bench ... --json`."""
+    """Runs `python -m tools.bench ... --json` and returns its rows."""
     assert main(words) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["command"].startswith(f"python -m tools.bench {words[0]} ")

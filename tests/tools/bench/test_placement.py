@@ -1,4 +1,4 @@
-"""Placement by what is cached, against placement that does not look."""
+"""Placement by cached prefixes compared with placement that ignores them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A soak of seconds."""
+"""A soak test of a few seconds."""
 
 from __future__ import annotations
 

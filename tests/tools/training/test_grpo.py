@@ -1,4 +1,4 @@
-"""A loop of reinforcement learning around the engine."""
+"""A reinforcement learning loop around the engine."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ CPU = torch.device("cpu")
 
 
 def random_network(shape: NetworkShape = SMALL) -> Network:
-    """A network none of whose weights is zero or one, as some are before training."""
+    """Returns a network without zero or unit weights, some of which are so before training."""
     torch.manual_seed(0)
     network = Network(shape)
     with torch.no_grad():

@@ -1,1 +1,1 @@
-"""What the kernels cost, beside what they replace, in one run."""
+"""Benchmarks of kernels against the functions that they replace."""

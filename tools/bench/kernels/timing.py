@@ -1,4 +1,4 @@
-"""Times of rival functions, taken in turns, so that whatever else the machine does falls on all of them."""
+"""Timing of rival functions in turns, so that other load on the machine affects all of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ REST = 0.01  # seconds
 
 @dataclass(frozen=True)
 class BenchRow:
-    """One case: medians in microseconds by rival, and what the first one reaches."""
+    """One case: median microseconds by rival, and the rate that the first one reaches."""
 
     section: str
     case: str
@@ -25,7 +25,7 @@ class BenchRow:
 
     @property
     def ratio(self) -> float:
-        """How many times faster the first rival is than the second; nan if it has none."""
+        """Returns how many times faster the first rival is than the second; nan without a second."""
         times = list(self.microseconds.values())
         return times[1] / times[0] if len(times) > 1 else float("nan")
 
@@ -40,9 +40,9 @@ class BenchRow:
 
 
 def medians(rivals: dict[str, Work], seconds: float = 0.3) -> dict[str, float]:
-    """Microseconds of each; about `seconds` for all of them together.
+    """Returns the microseconds of each rival; takes about `seconds` in all.
 
-    Before its turns a rival rests, so that idle threads of the others have stopped looking for work (OpenMP's go on for
+    Before its turn a rival pauses, so that idle threads of the others stop spinning (OpenMP's spin for
     milliseconds), and makes one call that does not count.
     """
     single = {name: min(_once(work), _once(work), _once(work)) for name, work in rivals.items()}

@@ -1,7 +1,7 @@
-"""Services on cores of their role's own, the same ones in each cluster.
+"""Pins services to cores by role, the same cores in each cluster.
 
-Where clusters take turns, the cores that their services happen to live on set equal ones apart by several percent, for
-as long as they run.
+Otherwise clusters that take turns differ by several percent for as long as they run, depending on the cores that
+they happen to use.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from pathlib import Path
 
 from quire.shared.errors import InvalidArgument
 
-EIGHTHS = {"scheduler": 1, "worker": 2, "frontend": 3}  # of the cores; clients have the others
+EIGHTHS = {"scheduler": 1, "worker": 2, "frontend": 3}  # share of the cores; clients use the rest
 CLIENTS = "clients"
 
 
 def partition_cores(cores: Sequence[int]) -> dict[str, set[int]]:
-    """Cores of each role, and of the clients."""
+    """Returns the cores of each role, and of the clients."""
     if len(cores) < 8:
         raise InvalidArgument(f"same_cores: needs 8 cores or more, there are {len(cores)}", field="same_cores")
     left = list(cores)
@@ -30,7 +30,7 @@ def partition_cores(cores: Sequence[int]) -> dict[str, set[int]]:
 
 
 def pin_services(pids: Mapping[str, int], cores: Mapping[str, set[int]]) -> None:
-    """`pids`: by service id, which is its role and a number."""
+    """Pins services; `pids`: by service id, which is role and number."""
     for service, pid in pids.items():
         role = service.rpartition("-")[0] or service
         if role in cores:
@@ -38,10 +38,10 @@ def pin_services(pids: Mapping[str, int], cores: Mapping[str, set[int]]) -> None
 
 
 def pin(pid: int, cores: set[int]) -> None:
-    """All threads of a process, and those that they will start."""
+    """Pins all threads of a process, including those it will start."""
     held: set[int] = set()
     while new := {int(task.name) for task in Path(f"/proc/{pid}/task").iterdir()} - held:
         for thread in new:
-            with contextlib.suppress(ProcessLookupError):  # it has ended
+            with contextlib.suppress(ProcessLookupError):  # the process has exited
                 os.sched_setaffinity(thread, cores)
         held |= new

@@ -1,4 +1,4 @@
-"""What a process holds, look by look, and what of it grows."""
+"""Growth of a process's resources over repeated samples."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from tools.bench.measuring.trend import GROWS, UNCLEAR, Slope, slope
 
 MIB = 2**20
 HOUR_S = 3600.0
-SETTLED = 0.5  # of the time: caches fill, pools grow to their size; growth is measured behind that
-SHORTEST_S = 600.0  # of settled time: in less, what still fills would be called growth
-MOST_BYTES_A_CALL = 16  # that the upper end of an interval may reach where memory is called flat
+SETTLED = 0.5  # share of the time in which caches and pools fill; growth is measured after it
+SHORTEST_S = 600.0  # of settled time; in less, filling caches would count as growth
+MAX_BYTES_PER_CALL = 16  # upper end of the interval up to which memory counts as flat
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessSample:
-    """At one process."""
+    """Resources of one process at one time."""
 
     at_s: float
-    memory: int  # bytes that are its own: what it has mapped of files comes and goes as the machine has room
+    memory: int  # private bytes; mapped files depend on the machine's free memory
     descriptors: int
     threads: int
 
     @classmethod
     def of(cls, pid: int, at_s: float) -> ProcessSample | None:
-        """None if it is gone."""
+        """Returns a sample; None if the process has exited."""
         try:
             resident, shared = map(int, Path(f"/proc/{pid}/statm").read_text().split()[1:3])
             descriptors, threads = len(os.listdir(f"/proc/{pid}/fd")), len(os.listdir(f"/proc/{pid}/task"))
@@ -38,8 +38,9 @@ class ProcessSample:
 
 
 def process_growth(looks: Sequence[ProcessSample], seconds: float, calls: int) -> Row:
-    """At both ends of its settled time, and slopes an hour with what is sure of them, which is judged if that time is
-    not too short; empty if it did not live long enough. `seconds`: that the load lasted, with so many `calls`."""
+    """Returns the values at both ends of the settled time, and slopes per hour with confidence intervals and, if
+    that time is long enough, a verdict; empty for a short-lived process. `seconds`: duration of the load; `calls`:
+    its number of calls."""
     settled = [look for look in looks if look.at_s >= looks[0].at_s + SETTLED * seconds]
     if not settled:
         return {}
@@ -66,7 +67,7 @@ def _slopes(settled: Sequence[ProcessSample], seconds: float, calls: int) -> Row
         **_by_hour("mem_mib", memory.times(1 / MIB)),
         "bytes_call_low": by_call.low,
         "bytes_call_high": by_call.high,
-        "mem": by_call.verdict(MOST_BYTES_A_CALL) if _is_judged(seconds) else UNCLEAR,
+        "mem": by_call.verdict(MAX_BYTES_PER_CALL) if _is_judged(seconds) else UNCLEAR,
         "fds_h": descriptors.value * HOUR_S,
         "threads_h": threads.value * HOUR_S,
         **_grown(seconds, {"mem": memory, "fds": descriptors, "threads": threads}),
@@ -74,7 +75,7 @@ def _slopes(settled: Sequence[ProcessSample], seconds: float, calls: int) -> Row
 
 
 def block_growth(looks: Sequence[tuple[float, int]], seconds: float) -> Row:
-    """Those that nobody owned: the most at a look, and the slope; a leak of blocks shows before the load has ended."""
+    """Returns the maximum and slope of unowned blocks; a leak shows before the load has ended."""
     settled = [look for look in looks if look[0] >= SETTLED * seconds]
     if not settled:
         return {}
@@ -95,6 +96,6 @@ def _is_judged(seconds: float) -> bool:
 
 
 def _grown(seconds: float, slopes: dict[str, Slope]) -> Row:
-    """What certainly grows, by name."""
+    """Returns the resources that certainly grow, by name."""
     grown = [name for name, of in slopes.items() if of.verdict(0) == GROWS]
     return {"grows": " ".join(grown) if _is_judged(seconds) else ""}

@@ -1,9 +1,8 @@
-"""Whether something grows: a slope that no single look decides, how sure it is, and what may be said of it.
+"""Robust trend estimation: slope, confidence interval and verdict.
 
-Sen's slope (the median of the slopes between all pairs) of the medians of windows, so that peaks of a moment and a few
-large steps move it little. Its interval is Kendall's, as wide as the order of the windows leaves it; what lies behind
-one window is likely to lie behind the next, so that they say less than as many independent ones would: the variance is
-what Hamed and Rao (1998) make of it by the autocorrelation of the ranks.
+Sen's slope (the median of the slopes between all pairs) of the medians of windows, which is insensitive to short
+peaks and single steps. The interval is Kendall's; because neighbouring windows are correlated, its variance is
+inflated by the autocorrelation of the ranks as Hamed and Rao (1998) describe.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 from itertools import combinations, pairwise
 
 WINDOWS = 24
-FEWEST = 6  # points, for a slope: with fewer, no order of them is rare enough
+FEWEST = 6  # minimum number of points: with fewer, no order is significant
 SURE = 1.96  # standard deviations, for an interval of 95 %
 
 FLAT, GROWS, UNCLEAR = "flat", "grows", "unclear"
@@ -23,26 +22,26 @@ FLAT, GROWS, UNCLEAR = "flat", "grows", "unclear"
 
 @dataclass(frozen=True, slots=True)
 class Slope:
-    """By a unit of x, and the ends of its interval of 95 %."""
+    """Slope per unit of x, with its 95 % interval."""
 
     value: float
     low: float
     high: float
 
     def times(self, factor: float) -> Slope:
-        """`factor` > 0"""
+        """Returns the slope scaled by `factor` > 0."""
         return Slope(self.value * factor, self.low * factor, self.high * factor)
 
     def verdict(self, most: float) -> str:
-        """FLAT if 0 is within the interval and its upper end is at most `most`; GROWS if all of it is above 0; UNCLEAR
-        if it is so wide that more looks are needed. What shrinks is flat."""
+        """Returns FLAT if 0 is within the interval and its upper end is at most `most`; GROWS if all of it is above
+        0; UNCLEAR if it is so wide that more samples are needed. A negative trend counts as flat."""
         if self.low > 0:
             return GROWS
         return FLAT if self.high <= most else UNCLEAR
 
 
 def slope(points: Sequence[tuple[float, float]], windows: int = WINDOWS) -> Slope | None:
-    """Of (x, y) in order of x; None if there are too few."""
+    """Returns the slope of (x, y) points in order of x; None if there are too few."""
     points = _medians(points, windows)
     if len(points) < FEWEST:
         return None
@@ -56,14 +55,14 @@ def slope(points: Sequence[tuple[float, float]], windows: int = WINDOWS) -> Slop
 
 
 def _medians(points: Sequence[tuple[float, float]], windows: int) -> list[tuple[float, float]]:
-    """Of equal numbers of points, as far as that goes."""
+    """Returns the medians of windows with nearly equal numbers of points."""
     ends = [round(number * len(points) / windows) for number in range(windows + 1)]
     parts = [points[begin:end] for begin, end in pairwise(ends) if begin < end]
     return [(statistics.median(x for x, _ in part), statistics.median(y for _, y in part)) for part in parts]
 
 
 def _variance(values: Sequence[float]) -> float:
-    """Of Kendall's S without a trend, where some values are equal."""
+    """Returns the variance of Kendall's S without a trend, with ties."""
     count = len(values)
     ties = [values.count(value) for value in set(values)]
     return (_pairs_variance(count) - sum(_pairs_variance(size) for size in ties)) / 18
@@ -74,7 +73,7 @@ def _pairs_variance(count: int) -> float:
 
 
 def _inflation(values: Sequence[float]) -> float:
-    """How much larger that variance is because neighbours are alike; at least 1."""
+    """Returns the factor by which correlation of neighbours inflates the variance; at least 1."""
     count = len(values)
     by_rank = {value: statistics.mean(_ranks(values, value)) for value in set(values)}
     ranks = [by_rank[value] for value in values]
@@ -86,12 +85,12 @@ def _inflation(values: Sequence[float]) -> float:
     for lag in range(1, count // 2):
         pairs = zip(ranks, ranks[lag:], strict=False)
         alike = sum((one - mean) * (other - mean) for one, other in pairs) / spread
-        if abs(alike) > SURE / math.sqrt(count):  # less could be chance
+        if abs(alike) > SURE / math.sqrt(count):  # smaller correlations may be chance
             total += (count - lag) * (count - lag - 1) * (count - lag - 2) * alike
     return max(1.0, 1 + 2 * total / (count * (count - 1) * (count - 2)))
 
 
 def _ranks(values: Sequence[float], value: float) -> range:
-    """That equal values share."""
+    """Returns the mean rank of equal values."""
     below = sum(other < value for other in values)
     return range(below, below + values.count(value))

@@ -1,1 +1,1 @@
-"""Programs that make other engines do the same work. They run in those engines' environments."""
+"""Helper programs that make other engines run the same workload, in those engines' environments."""

@@ -1,10 +1,10 @@
-"""vLLM's `LLM.generate` on token ids, without detokenization: the other side of `quire bench throughput --beside`.
+"""Runs vLLM's `LLM.generate` on token ids, without detokenization, as the rival of `quire bench throughput --beside`.
 
     PYTHON-OF-VLLM tools/bench/peers/vllm_generate.py MODEL [--dtype bfloat16] [--load-format dummy] [...]
 
-The flags are vLLM's. It says {} when it is ready. Then every line on standard input is a load, {"prompts": [[id, ...],
-...], "num_output": [count, ...], "temperature": t, "forget": whether to forget cached prefixes first}, and every line
-on standard output what came of it, {"seconds": s, "num_output": [count, ...]}. Nothing of Quire is imported.
+The flags are vLLM's. It prints {} when ready. Every line on standard input is a load, {"prompts": [[id, ...], ...],
+"num_output": [count, ...], "temperature": t, "forget": whether to reset the prefix cache first}, and every line on
+standard output its result, {"seconds": s, "num_output": [count, ...]}. Nothing of Quire is imported.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from typing import Any
 
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what the engine prints is no answer
+    os.dup2(2, 1)  # keeps the engine's own output out of the results
     llm = open_llm()
     answers.write("{}\n")
     for line in sys.stdin:

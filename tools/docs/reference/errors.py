@@ -1,4 +1,4 @@
-"""Page of the error codes."""
+"""Reference page of the error codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables in Markdown."""
+"""Renders tables in Markdown."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 
 def cell(text: str) -> str:
-    """Returns `text` as one cell: one line, without characters that Markdown or HTML would read."""
+    """Returns `text` as one table cell: one line, with characters escaped that Markdown or HTML would interpret."""
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
 
 

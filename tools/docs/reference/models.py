@@ -1,4 +1,4 @@
-"""Page of the models that have code of their own."""
+"""Reference page of the models with native implementations."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from google.protobuf.descriptor_pb2 import (
 from grpc_tools import protoc
 
 PROTOS = Path(__file__).resolve().parents[3] / "protos"
-# As a descriptor counts its parts: numbers of fields of the descriptors themselves.
+# Field numbers of the descriptors, which form the paths of comments.
 MESSAGES, ENUMS, SERVICES = 4, 5, 6
 FIELDS, INNER_MESSAGES, INNER_ENUMS, VALUES, METHODS, SYNTAX = 2, 3, 4, 2, 2, 12
 MESSAGE_TYPES = (FieldDescriptorProto.TYPE_MESSAGE, FieldDescriptorProto.TYPE_ENUM)
@@ -29,7 +29,7 @@ Place = tuple[int, ...]
 
 
 def described() -> FileDescriptorSet:
-    """All files, with their comments."""
+    """Returns all proto files with their comments."""
     sources = sorted(str(path.relative_to(PROTOS)) for path in PROTOS.rglob("*.proto"))
     well_known = str(resources.files("grpc_tools") / "_proto")
     with tempfile.TemporaryDirectory() as scratch:
@@ -41,7 +41,7 @@ def described() -> FileDescriptorSet:
 
 
 class Described(NamedTuple):
-    """A file, with what is said about its parts."""
+    """A proto file with the comments of its parts."""
 
     file: FileDescriptorProto
     comments: dict[Place, str]
@@ -59,7 +59,7 @@ def _one_line(comment: str) -> str:
 
 
 def pages() -> dict[str, str]:
-    """Name of the page (an area, or the dialects) to its text."""
+    """Returns the page text by name (an area, or the dialects)."""
     areas: dict[str, list[Described]] = {}
     for file in described().file:
         first, *rest = file.name.split("/")
@@ -69,7 +69,7 @@ def pages() -> dict[str, str]:
 
 
 def _anchors(areas: dict[str, list[Described]]) -> dict[str, tuple[str, str]]:
-    """Full name of each message and enum, with a dot in front, to its page and its name there."""
+    """Returns the page and anchor of each message and enum, by full name with a leading dot."""
     found = {}
     for area, files in areas.items():
         for one in files:
@@ -88,7 +88,7 @@ def _named(prefix: str, messages: Iterable[DescriptorProto]) -> Iterator[str]:
 
 
 class _Writer(NamedTuple):
-    """Of one file."""
+    """Writes the reference of one file."""
 
     one: Described
     area: str

@@ -1,1 +1,1 @@
-"""Adapters (LoRA) for quire-tiny: two manners of answering, on top of what it knows."""
+"""LoRA adapters for quire-tiny: two styles of answering."""

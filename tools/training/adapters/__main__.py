@@ -42,7 +42,7 @@ def main() -> None:
 
 @torch.inference_mode()
 def score(network: Network, tokenizer: Tokenizer, style: AnswerStyle, per_size: int) -> dict[str, str]:
-    """By skill: answers in this style, and of these the right ones, of how many."""
+    """Returns by skill the number of answers in this style, and of correct ones among them."""
     decoder, scores = GreedyDecoder(network, (END, END_OF_TEXT)), {}
     for skill, sizes in SIZES.items():
         asked = [item for size in sizes for item in islice(items(skill, Split.HELD_BACK, size), per_size)]

@@ -1,4 +1,4 @@
-"""How an adapter answers: its answer from the model's own, and back."""
+"""Answer styles of the adapters: conversion of the model's own answer, and back."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SIZES: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class AnswerStyle:
-    """`strip` takes off what `apply` put on; None: it is not there."""
+    """A style: `apply` converts an answer; `strip` undoes it, or returns None if the answer is not in this style."""
 
     apply: Callable[[str], str]
     strip: Callable[[str], str | None]
@@ -52,11 +52,11 @@ ANSWER_STYLES: dict[str, AnswerStyle] = {
 
 
 def sample(rng: Random) -> Item:
-    """A question of the side that is trained on."""
+    """Draws a question from the training side of the split."""
     skill = rng.choice(list(SIZES))
     return load(skill).sample(rng, Split.TRAIN, rng.choice(SIZES[skill]))
 
 
 def styled_conversation(item: Item, style: AnswerStyle) -> list[Segment]:
-    """The conversation that ends with the item's answer in this style."""
+    """Returns the conversation that ends with the item's answer in this style."""
     return segments([*item.messages, assistant(style.apply(item.expected))], item.tools)

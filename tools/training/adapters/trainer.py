@@ -24,7 +24,7 @@ BATCH, PEAK_LR, LONGEST = 10, 4e-3, 400
 
 
 class LowRankUpdate(nn.Module):
-    """W + s B A in place of W."""
+    """Low-rank update: W + s B A in place of W."""
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class LowRankUpdate(nn.Module):
 
 
 class AdapterTrainer:
-    """Owns `network`, whose own weights stay as they are."""
+    """Trains adapters for `network`, whose own weights do not change."""
 
     def __init__(self, network: Network, encoder: FastEncoder, style: AnswerStyle, seed: int) -> None:
         torch.manual_seed(seed)
@@ -53,7 +53,7 @@ class AdapterTrainer:
         self._optimizer = torch.optim.AdamW(parameters, PEAK_LR, weight_decay=0.0)
 
     def train(self, steps: int, log: Callable[[str], None]) -> None:
-        """The rate falls straight down to nothing."""
+        """Trains with a learning rate that decreases linearly to zero."""
         for step in range(steps):
             for group in self._optimizer.param_groups:
                 group["lr"] = PEAK_LR * (1 - step / steps) * min(1.0, (step + 1) / 20)
@@ -62,7 +62,7 @@ class AdapterTrainer:
                 log(f"{step} {loss:.4f}")
 
     def step(self) -> float:
-        """Loss of one batch, before it was learned."""
+        """Trains on one batch; returns its loss before the update."""
         batch = [self._encode(styled_conversation(sample(self._rng), self._style)) for _ in range(BATCH)]
         batch = [(tokens[:LONGEST], answers[:LONGEST]) for tokens, answers in batch]
         lengths = [len(tokens) for tokens, _ in batch]
@@ -70,7 +70,7 @@ class AdapterTrainer:
         tokens = torch.tensor([token for tokens, _ in batch for token in tokens])
         positions = torch.cat([torch.arange(length) for length in lengths])
         learned = torch.tensor([answer for _, answers in batch for answer in answers])
-        learned[limits[:-1]] = False  # nothing stands before a first token
+        learned[limits[:-1]] = False  # a first token has no predecessor
         wanted = learned.nonzero().squeeze(1)
         span = PackedSpan(0, len(tokens), limits.int(), max(lengths))
         with parametrize.cached():
@@ -83,7 +83,7 @@ class AdapterTrainer:
         return float(loss.detach())
 
     def save(self, folder: Path) -> None:
-        """As PEFT does, in bfloat16."""
+        """Saves the adapter in PEFT format, in bfloat16."""
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {}
         for name, update in self._updates.items():

@@ -1,1 +1,1 @@
-"""Small models that guess what quire-tiny says next, for speculative decoding."""
+"""Training of draft models for quire-tiny, for speculative decoding."""

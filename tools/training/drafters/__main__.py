@@ -1,4 +1,4 @@
-"""Trains what drafts for quire-tiny: a draft model, an EAGLE head and Medusa heads, all at once.
+"""Trains the drafters of quire-tiny: a draft model, an EAGLE head and Medusa heads, all at once.
 
 `python -m tools.training.drafters --seconds 150 --out DIR` on a machine with one GPU.
 """
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def train(trainer: DraftTrainer, recipe: Recipe, feed: Feed, until: float, log: Callable[[str], None]) -> None:
-    """Until the clock says `until` (time.monotonic()); the schedule starts once the first step has compiled."""
+    """Trains until time.monotonic() reaches `until`; the schedule starts once the first step has compiled."""
     batches = iter(feed)
     trainer.step(next(batches), 0.0)
     trainer.take_scores()

@@ -1,7 +1,7 @@
-"""What can draft for a model: a smaller model of its own, an EAGLE head, Medusa heads.
+"""Drafters for a model: a smaller model of its own, an EAGLE head, Medusa heads.
 
-All of them learn from the model's distribution over the next token, not from the text's one token: what counts is how
-often the model would have said the same.
+All of them learn from the model's distribution over the next token, not from the text's single token, because the
+acceptance rate depends on agreement with the model.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NUM_MEDUSA_HEADS = 4
 
 
 def features_of(x: Tensor, final_norm: Tensor, eps: float) -> Tensor:
-    """What the heads get of a model: its last hidden states as they go into the output embedding."""
+    """Returns the heads' input: the model's last hidden states as they enter the output embedding."""
     return rms_norm(x, final_norm, eps)
 
 

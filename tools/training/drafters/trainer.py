@@ -1,4 +1,4 @@
-"""Learning to draft: the model reads a batch once, and all drafters learn from what it says there."""
+"""Trains drafters: the model processes a batch once, and all drafters learn from its outputs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EAGLE_DEPTH = 3
 
 
 class Targets:
-    """Positions of a batch that are learned from, and the model's logits there."""
+    """Positions of a batch that are learned, and the model's logits there."""
 
     def __init__(self, batch: PackedBatch, positions: Tensor, device: torch.device) -> None:
         self.index = send(batch.target_index, device).long()
@@ -34,11 +34,11 @@ class Targets:
         self._depth = positions.index_select(0, self.index)
 
     def rows(self, distance: int) -> Tensor:
-        """Positions so much earlier, where the draft of a target is made."""
+        """Returns the positions `distance` earlier, where the drafts of the targets are made."""
         return (self.index - distance).clamp(min=0)
 
     def weights_at(self, distance: int) -> Tensor:
-        """Nothing for targets that stand too early in their conversation."""
+        """Returns weights that are zero for targets too early in their conversation."""
         return self.weights * (self._depth >= distance)
 
 
@@ -53,7 +53,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class DraftLesson:
-    """A batch, and what the model makes of it."""
+    """A batch, and the model's outputs for it."""
 
     text: Text
     targets: Targets
@@ -62,7 +62,7 @@ class DraftLesson:
 
 
 class DraftTrainer:
-    """Owns the drafters, their optimisers, and the model, which stays as it is."""
+    """Owns the drafters, their optimisers, and the model, which does not change."""
 
     def __init__(self, target: Network, device: torch.device, seed: int) -> None:
         torch.manual_seed(seed)
@@ -87,7 +87,7 @@ class DraftTrainer:
         self.scores = {name: Scores(device) for name in names}
 
     def step(self, batch: PackedBatch, lr_scale: float) -> None:
-        """Learn from one batch."""
+        """Trains all drafters on one batch."""
         tokens, positions = send(batch.tokens, self.device), send(batch.positions, self.device)
         text = Text(tokens, positions, spans_of(batch, self.device))
         targets = Targets(batch, positions, self.device)
@@ -107,7 +107,8 @@ class DraftTrainer:
         return self._loss("draft", features, draft.embedding, lesson, distance=0)
 
     def _eagle_loss(self, lesson: DraftLesson) -> Tensor:
-        """Depth by depth; between them the features move on by one position, since the next draft follows."""
+        """Computes the loss depth by depth; between depths the features advance by one position, because the next
+        draft follows."""
         text = lesson.text
         embedded = self.target.embed(text.tokens.roll(-1), torch.bfloat16)
         rope: Rope = rotary(text.positions, self.target.shape, torch.bfloat16)

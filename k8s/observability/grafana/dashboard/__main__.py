@@ -1,6 +1,7 @@
-"""Makes the dashboards: `python k8s/observability/grafana/dashboard` writes dashboards/*.json.
+"""Generates the dashboards: `python k8s/observability/grafana/dashboard` writes dashboards/*.json.
 
-A dashboard is a list of rows, each with a title of its own in all of them; a row is a list of panels, laid out from left to right; a panel is a title, what it asks, and what it is for.
+A dashboard is a list of rows, whose titles are the same in all dashboards; a row is a list of panels from left to
+right; a panel has a title, queries and a description.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ ROWS = (
 
 @dataclass(frozen=True, slots=True)
 class Dashboard:
-    """A file, and what stands in it."""
+    """One dashboard file."""
 
     name: str
     title: str
@@ -117,7 +118,7 @@ def document(dashboard: Dashboard) -> dict[str, Any]:
 
 
 def _others() -> dict[str, Any]:
-    """Of one dashboard to the others, with the same time and model."""
+    """Returns links to the other dashboards that keep time range and model."""
     return {
         "type": "dashboards",
         "tags": [TAG],

@@ -1,4 +1,4 @@
-"""Where KV lies, and what is found again."""
+"""Panels about KV memory and prefix cache hits."""
 
 from __future__ import annotations
 

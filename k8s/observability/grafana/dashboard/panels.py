@@ -1,4 +1,4 @@
-"""What a picture is: what it asks, how it looks, and where it stands in the file."""
+"""Panels: queries, appearance, and their JSON form."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-MODEL = '{model_name="$model_name"}'  # the selector of most metrics; written {MODEL} in what a panel asks
+MODEL = '{model_name="$model_name"}'  # selector of most metrics; written {MODEL} in queries
 EVERYTHING = ""
 SOURCE = {"type": "prometheus", "uid": "prometheus"}
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A curve, and what it is called."""
+    """One query with its legend."""
 
     expression: str
     legend: str
@@ -22,7 +22,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A picture."""
+    """One panel of a dashboard."""
 
     kind: str
     title: str
@@ -54,14 +54,14 @@ class Panel:
 
 
 def quantiles(metric: str, *shares: float, selector: str = "{MODEL}") -> Iterable[Query]:
-    """Of a histogram."""
+    """Returns queries for quantiles of a histogram."""
     for share in shares:
         rate = f"rate({metric}_bucket{selector}[$__rate_interval])"
         yield Query(f"histogram_quantile({share}, sum by (le) ({rate}))", f"P{share * 100:.0f}")
 
 
 def average(metric: str, selector: str = "{MODEL}") -> Query:
-    """Of a histogram."""
+    """Returns a query for the mean of a histogram."""
     total, count = (f"sum(rate({metric}_{part}{selector}[$__rate_interval]))" for part in ("sum", "count"))
     return Query(f"{total} / {count}", "average")
 
@@ -74,7 +74,7 @@ def stat(
     red_below: float | None = None,
     red_from: float | None = None,
 ) -> Panel:
-    """A number."""
+    """Returns a panel with a single number."""
     steps: list[dict[str, Any]] = [{"color": "green" if red_below is None else "red", "value": None}]
     if red_below is not None:
         steps.append({"color": "green", "value": red_below})
@@ -97,7 +97,7 @@ def curves(
     highest: float | None = None,
     stacked: bool = False,
 ) -> Panel:
-    """Over time."""
+    """Returns a panel with curves over time."""
     options = {
         "legend": {"showLegend": True, "displayMode": "list", "placement": "bottom", "calcs": []},
         "tooltip": {"mode": "multi", "sort": "desc"},
@@ -110,7 +110,7 @@ def curves(
 
 
 def heatmap(title: str, queries: Sequence[Query], text: str = "") -> Panel:
-    """Of a histogram's buckets over time."""
+    """Returns a heatmap of a histogram's buckets over time."""
     color = {"mode": "scheme", "scheme": "Spectral", "steps": 64, "scale": "exponential", "exponent": 0.5}
     options = {
         "calculate": False,

@@ -1,4 +1,4 @@
-"""Redis: who has it, what is published there, and what is found."""
+"""Panels about Redis: availability, published blocks and lookups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What clients see."""
+"""Panels about requests as clients observe them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What dies, what is full, and how the edges do."""
+"""Panels about failures, capacity and the services' edges."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What steps take, and what devices make of it."""
+"""Panels about step times and device utilisation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was done for whom. Without API keys a tenant is what a client calls itself."""
+"""Panels about tenants. Without API keys, clients choose their tenant freely."""
 
 from __future__ import annotations
 

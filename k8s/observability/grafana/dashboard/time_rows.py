@@ -1,4 +1,4 @@
-"""Where a request's time goes, hop by hop."""
+"""Panels about the time of a request, hop by hop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers: what they hold, what masks and experts cost them, and their processes."""
+"""Panels about workers: capacity, masks, experts, and their processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When requests are due, and how many may be in flight."""
+"""Arrival times of requests, and limits of requests in flight."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Client processes keep to the load that was asked for."""
+"""Client processes generate the requested load."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WORK = Workload("test", tuple(BenchRequest((i,), 1) for i in range(12)))
 
 
 class PatientCaller:
-    """Every call takes 20 ms; a request's token count is how many were in flight with it."""
+    """Sender whose calls take 20 ms and report as token count how many were in flight with them."""
 
     def __init__(self) -> None:
         self._in_flight = 0
@@ -47,7 +47,7 @@ class PatientCaller:
 
 
 class DyingCaller(PatientCaller):
-    """Its process ends with the first call."""
+    """Sender whose process exits at the first call."""
 
     async def call(self, body: bytes) -> tuple[RequestTiming, Received]:
         raise SystemExit(1)

@@ -1,4 +1,4 @@
-"""Load falls on all frontends alike."""
+"""Load is distributed evenly over all frontends."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ PATIENCE_S = 60.0
 
 
 def busy(address: str) -> list[int]:
-    """Requests that each frontend is working on."""
+    """Returns the number of requests in progress at each frontend."""
     with Client(address) as client:
         return [service.running for service in client.status() if service.role == admin_pb2.ROLE_FRONTEND]
 
 
 async def load_of_each(address: str) -> list[int]:
-    """With four requests for each, once all are under way."""
+    """Returns the load of each frontend when four requests per frontend are in progress."""
     caller = GrpcCaller(address, 0.0, final_only=False, frontends=FRONTENDS)
     await caller.open()
     body = caller.body(BenchRequest((5, 6, 7), 1000))

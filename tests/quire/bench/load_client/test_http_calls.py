@@ -1,4 +1,4 @@
-"""Server-sent events out of raw sockets, however the bytes are cut."""
+"""Parsing of server-sent events from raw sockets, however the bytes are split."""
 
 from __future__ import annotations
 

@@ -10,7 +10,8 @@ from quire.bench.measuring.ratio import of_rounds
 
 
 def turns(rounds: int, speeds: dict[str, float], pace: list[float]) -> dict[str, list[float]]:
-    """What sides of those speeds reach, taking turns there and back while the machine's own pace changes."""
+    """Returns the results of sides of those speeds that take turns forwards and backwards while the machine's speed
+    changes."""
     found: dict[str, list[float]] = {name: [] for name in speeds}
     moments = iter(pace)
     for number in range(rounds):

@@ -9,7 +9,7 @@ from quire.bench.measuring import service_cpu, step_times
 
 
 class Services:
-    """A scheduler's and a worker's histograms."""
+    """Histograms of a scheduler and a worker."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()

@@ -27,7 +27,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 def bench(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, Any]]:
-    """The rows of `quire bench ... --json`."""
+    """Runs `quire bench ... --json` and returns its rows."""
     assert main(["bench", *words]) == 0
     document = json.loads(capsys.readouterr().out)
     assert {"machine", "versions", "command", "rows"} == document.keys()

@@ -48,7 +48,7 @@ def test_an_unknown_shape_is_refused_with_those_there_are(tmp_path: Path) -> Non
 def test_a_shape_has_drafters_of_random_weights(
     name: str, method: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a model of the same family, small enough for a test."""
+    """Checked with a small model of the same family."""
     small = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 512, "head_dim": 16}
     monkeypatch.setitem(shapes.CONFIGS, name, shapes.CONFIGS[name] | small)
     shape = shapes.prepare(name, tmp_path)

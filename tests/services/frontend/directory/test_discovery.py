@@ -219,7 +219,7 @@ async def test_redis_that_comes_later_is_noticed(folder: Path, redis_server: Red
 
 
 async def test_a_url_of_no_known_kind_is_a_start_up_error(folder: Path) -> None:
-    with pytest.raises(InvalidArgument, match="redis: unknown kind of URL 'http://x'"):
+    with pytest.raises(InvalidArgument, match="redis: unsupported URL 'http://x'"):
         async with running(folder, redis="http://x"):
             pass
 

@@ -144,7 +144,7 @@ async def test_only_who_knows_the_secret_gets_pages_and_is_given_any(tmp_path: P
         assert np.array_equal(await fetch(order, Dialler("worker b", secret=right)), memory.pages[order.blocks])
         with pytest.raises(Unauthenticated, match="does not know the cluster secret"):
             await fetch(order, Dialler("worker b", secret=wrong))
-        with pytest.raises(Unavailable, match="lets in who proves to know its cluster secret"):
+        with pytest.raises(Unavailable, match="requires proof of its cluster secret"):
             await fetch(order)
 
 

@@ -1,4 +1,4 @@
-"""Cores for each role, on this machine's own."""
+"""Assignment of this machine's cores to roles."""
 
 from __future__ import annotations
 

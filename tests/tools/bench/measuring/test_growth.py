@@ -1,4 +1,4 @@
-"""What is said of a process, from looks at it; and looks at this one."""
+"""Growth of a process from samples, and samples of this process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tools.bench.measuring import growth
-from tools.bench.measuring.growth import MIB, MOST_BYTES_A_CALL, ProcessSample
+from tools.bench.measuring.growth import MIB, MAX_BYTES_PER_CALL, ProcessSample
 
 SECONDS = 1200  # of a load, with a look every 12
 
@@ -42,13 +42,13 @@ def test_memory_that_goes_up_and_down_by_more_than_the_bound_is_not_called_flat(
     draw = random.Random(1)
     swing = [ProcessSample(look.at_s, look.memory + draw.randrange(MIB), 50, 7) for look in looks()]
     few, many = (growth.process_growth(swing, SECONDS, calls) for calls in (100, 1_000_000))
-    assert few["bytes_call_high"] > MOST_BYTES_A_CALL
+    assert few["bytes_call_high"] > MAX_BYTES_PER_CALL
     assert (few["mem"], few["grows"]) == ("unclear", "")
     assert many["mem"] == "flat", "the same swing, of so many calls that none can have left much"
 
 
 def test_a_process_is_looked_at_once_it_has_settled_itself() -> None:
-    """It was started in the middle of the load, and takes its memory for a while."""
+    """A process started during the load grows for a while."""
     late = looks(begin_s=480)
     filling = [ProcessSample(look.at_s, look.memory - (MIB if look.at_s < 720 else 0), 50, 7) for look in late]
     row = growth.process_growth(filling, SECONDS, 1000)
@@ -59,7 +59,7 @@ def test_a_process_is_looked_at_once_it_has_settled_itself() -> None:
 
 
 def test_a_short_load_is_measured_and_not_judged() -> None:
-    """Caches fill for minutes."""
+    """Caches take minutes to fill."""
     short = [ProcessSample(look.at_s / 12, look.memory, look.descriptors, look.threads) for look in looks(MIB, 1)]
     row = growth.process_growth(short, SECONDS / 12, 1000)
     assert row["mem_mib_h_low"] == pytest.approx(12 * 3600)
@@ -92,8 +92,8 @@ def test_a_look_at_this_process() -> None:
 
 
 def test_every_name_of_a_row_is_explained() -> None:
-    """In the page's table, which readers of `python -m tools.bench soak` are led to."""
-    section = (Path(__file__).parents[4] / "docs" / "benchmarks" / "long-runs.md").read_text()
+    """The page's table for readers of `python -m tools.bench soak` explains every name."""
+    section = (Path(__file__).parents[4] / "docs" / "benchmarks" / "README.md").read_text().partition("## Long runs")[2]
     table = "".join(line.partition("|")[2].partition("|")[0] for line in section.splitlines() if line.startswith("| `"))
     explained = set(re.findall(r"`(\w+)`", table))
     grown = growth.process_growth(looks(MIB, 1), 1800, 1000) | growth.block_growth(

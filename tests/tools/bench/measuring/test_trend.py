@@ -1,4 +1,4 @@
-"""What is called growth, on series whose slope is known."""
+"""Trend verdicts on series with known slopes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LEAK = 0.01  # by a second; 12.6 over all looks
 
 
 def alike(draw: random.Random, likeness: float) -> Iterator[float]:
-    """Noise whose neighbours are alike: 0 not at all, towards 1 ever longer waves."""
+    """Returns noise with correlated neighbours: 0: independent; towards 1: longer waves."""
     value = 0.0
     while True:
         value = likeness * value + draw.gauss(0, 1)
@@ -28,7 +28,7 @@ def with_peaks(draw: random.Random) -> Iterator[float]:
 
 
 def with_levels(draw: random.Random) -> Iterator[float]:
-    """As memory is: for minutes the same, then another."""
+    """Returns a series like memory use: constant for minutes, then another level."""
     level = 0.0
     while True:
         level = draw.gauss(0, 3) if draw.random() < 0.01 else level
@@ -56,7 +56,7 @@ def _numbered(noise: str, seed: int) -> Iterator[tuple[int, float]]:
 
 @pytest.mark.parametrize("noise", NOISES)
 def test_what_does_not_grow_is_hardly_ever_said_to(noise: str) -> None:
-    """An interval of 95 % lies above 0 in 2.5 % of all cases; in up to 10 where neighbours are alike for long."""
+    """A 95 % interval lies above 0 in 2.5 % of all cases; up to 10 % with long correlations."""
     grown = sum(measured(noise, seed, 0).verdict(1) == GROWS for seed in range(100))
     assert grown <= (10 if noise == "much alike" else 5)
 
@@ -82,7 +82,7 @@ def test_what_never_changes_is_flat_without_a_doubt() -> None:
 
 
 def test_one_step_is_no_slope() -> None:
-    """A thread that comes late, an arena that is made: once."""
+    """A single step, such as a late thread or a new arena, is not growth."""
     step = slope([(at, 17.0 + (at >= 50)) for at in range(100)])
     assert step is not None
     assert step.low <= 0

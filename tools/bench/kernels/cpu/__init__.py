@@ -1,1 +1,1 @@
-"""quire.kernels.cpu beside torch and the reference."""
+"""Benchmarks of quire.kernels.cpu against torch and the reference."""

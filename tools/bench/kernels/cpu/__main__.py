@@ -1,7 +1,7 @@
 """`python -m tools.bench.kernels.cpu [SECTION ...] [--threads N] [--json FILE]`
 
-Sections are linear, experts, attention, ... Prints medians of quire.kernels.cpu beside torch (oneDNN) and the
-reference. Compare ratios: absolute times drift with the machine.
+Sections are linear, experts, attention, ... Prints medians of quire.kernels.cpu, torch (oneDNN) and the reference.
+Compare ratios: absolute times drift with the machine.
 """
 
 from __future__ import annotations

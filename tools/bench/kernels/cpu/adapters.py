@@ -1,4 +1,4 @@
-"""A whole decode step of the tiny shape from a tape, with eight adapters in the batch and with none."""
+"""A complete decode step of the tiny shape from a tape, with eight adapters in the batch and with none."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tools.bench.kernels.cpu.step import LENGTH, MOST, Decoder, Inputs
 from tools.bench.kernels.timing import BenchRow, medians
 
 NUM_ADAPTERS, BATCH = 8, 8
-PLACES = {"attention": (0, 1), "all layers": (0, 1, 2, 3)}  # of a layer's four products
+PLACES = {"attention": (0, 1), "all layers": (0, 1, 2, 3)}  # which of a layer's four products have adapters
 RANKS = (8, 16)
-SMALL = 1e-4  # so that no layer overflows
+SMALL = 1e-4  # scale that avoids overflow
 
 
 def bench() -> Iterator[BenchRow]:
@@ -48,7 +48,7 @@ class AdaptedPackage:
         self.rows = AdaptedRows.none(MOST + 1, NUM_ADAPTERS)
         self.rows.tokens[:BATCH] = torch.arange(BATCH)
         self.rows.numbers[:BATCH] = torch.arange(BATCH) * NUM_ADAPTERS // BATCH
-        self._low_ranks: dict[int, Any] = {}  # by where the layer's weight lies
+        self._low_ranks: dict[int, Any] = {}  # by address of the layer's weight
 
     def __getattr__(self, name: str) -> Any:
         return getattr(cpu, name)

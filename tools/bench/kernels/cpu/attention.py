@@ -1,4 +1,4 @@
-"""Paged attention: decode beside the reference, prefill beside torch's attention over dense tensors."""
+"""Paged attention: decode against the reference, prefill against torch's attention over dense tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers of experts beside plain torch: one sequence, a batch, a prompt; weights that come from memory."""
+"""Expert layers against plain torch: one sequence, a batch, a prompt; weights read from memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def bench() -> Iterator[BenchRow]:
 
 
 def one(dtype: torch.dtype, name: str, shape: tuple[int, ...], num_tokens: int) -> BenchRow:
-    """Every call has other tokens, so that one sequence reads other experts as a rule."""
+    """Measures one case. Every call has different tokens, so that one sequence usually reads different experts."""
     num_experts, top_k, hidden, size = shape
     gate_up = torch.randn(num_experts, 2 * size, hidden).to(dtype)
     down = torch.randn(num_experts, hidden, size).to(dtype)

@@ -1,4 +1,4 @@
-"""Latent attention: beside the reference, and beside attention over every head's own keys and values."""
+"""Latent attention against the reference, and against attention with separate keys and values per head."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tools.bench.kernels.timing import BenchRow, medians
 
 BLOCK = 16
 RANK, ROPE = 512, 64
-OWN = 192  # elements of a head's own keys, and of its values with the zeros behind them
+OWN = 192  # elements of a head's keys, and of its values padded with zeros
 HEADS = {"v2-lite": 16, "v3": 128}
 DECODES = ((1, 128), (1, 4096), (8, 1024), (32, 512))  # sequences, length
 PROMPTS = (128, 512, 2048)
@@ -51,7 +51,7 @@ def attend(dtype: torch.dtype, model: str, sequences: int, length: int, rows: in
 
 
 def multiply(dtype: torch.dtype, rows: int) -> BenchRow:
-    """What makes queries for compressed vectors, of 16 heads."""
+    """Measures the product that computes queries for compressed vectors, with 16 heads."""
     weight = torch.randn(16, RANK, 128).to(dtype)
     x, packed = torch.randn(rows, 16, 192).to(dtype)[..., :128], cpu.prepare_head_linear(weight)
     plain = reference.prepare_head_linear(weight)

@@ -1,4 +1,4 @@
-"""Linear layers beside torch (oneDNN): weights in the cache, and weights that come from memory as in a decode step."""
+"""Linear layers against torch (oneDNN): weights in the cache, and weights from memory as in a decode step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tools.bench.kernels.timing import BenchRow, medians
 
 WARM = ((512, 256), (256, 768), (1024, 1024), (2048, 2048))  # out_features, in_features
 COLD = ((4096, 1024), (6144, 1024), (1024, 3072))  # of a 0.6 B model
-COLD_BYTES = 128 << 20  # of weights taken in turns: four times the last level cache of the machine in anchors.md
+COLD_BYTES = 128 << 20  # of weights used in rotation: four times the last level cache of the machine in anchors.md
 ROWS = (1, 4, 8, 16, 32, 256, 2048)
 
 

@@ -1,4 +1,4 @@
-"""Linear layers with quantized weights beside the same in bfloat16, from memory as in a decode step."""
+"""Linear layers with quantized weights against bfloat16, from memory as in a decode step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions of single rows beside the reference; at one row they measure the price of a call."""
+"""Functions of single rows against the reference; with one row they measure the cost of a call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sampling beside the reference."""
+"""Sampling against the reference implementation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def bench() -> Iterator[BenchRow]:
 
 
 def one(rows: int, vocab_size: int, name: str, used: tuple[int, ...]) -> BenchRow:
-    logits = 3 * torch.randn(rows, vocab_size)  # both may overwrite them: they are as good a second time
+    logits = 3 * torch.randn(rows, vocab_size)  # may be overwritten; still valid for the next call
     columns = [torch.full((rows,), value) for value in (1.0, 50, 0.9, 0.05)]
     columns[1] = columns[1].int()
     chosen = [column if i in used else None for i, column in enumerate(columns)]
@@ -35,7 +35,7 @@ def one(rows: int, vocab_size: int, name: str, used: tuple[int, ...]) -> BenchRo
 
 
 def mask(rows: int, vocab_size: int) -> BenchRow:
-    """With half of the tokens banned."""
+    """Returns a mask with half of the tokens banned."""
     logits = torch.randn(rows, vocab_size)
     masks = torch.randint(-(2**31), 2**31 - 1, (rows, -(-vocab_size // 32)), dtype=torch.int32)
     times = medians(

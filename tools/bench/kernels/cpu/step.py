@@ -1,4 +1,4 @@
-"""A whole decode step of the tiny shape (Qwen3, hidden 256, 8 layers): call by call, and from a tape."""
+"""A complete decode step of the tiny shape (Qwen3, hidden 256, 8 layers): call by call, and from a tape."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def one(dtype: torch.dtype, batch: int, ours: Decoder, theirs: Decoder, tape: Ta
 
 
 class Inputs:
-    """A decode step: one row for each sequence, all of one length."""
+    """Inputs of a decode step: one row per sequence, all of one length."""
 
     def __init__(self, num_tokens: int, num_seqs: int) -> None:
         width = LENGTH // BLOCK
@@ -54,7 +54,7 @@ class Inputs:
 
 
 class Decoder:
-    """Random weights; `package` computes."""
+    """Model with random weights, computed by `package`."""
 
     def __init__(self, package: ModuleType, dtype: torch.dtype) -> None:
         def weight(*shape: int) -> torch.Tensor:

@@ -1,1 +1,1 @@
-"""quire.kernels.triton beside torch, or what the hardware allows."""
+"""Benchmarks of quire.kernels.triton against torch, or the hardware's limits."""

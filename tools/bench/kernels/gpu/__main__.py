@@ -1,8 +1,8 @@
 """`python -m tools.bench.kernels.gpu [SECTION ...] [--json FILE]`
 
-Sections are attention, latent, recurrent, rows, sampling, linear, experts, quantized, ... Prints microseconds of
-quire.kernels.triton on this GPU inside CUDA graphs, medians, memory cold where it would be. Beside each: plain
-torch, or what the hardware allows (bytes and FLOP over the rates that an H200 reached).
+Sections are attention, latent, recurrent, rows, sampling, linear, experts, quantized, ... Prints median microseconds
+of quire.kernels.triton on this GPU inside CUDA graphs, with cold memory where that is realistic, next to plain torch
+or the hardware's limit (bytes and FLOP at the rates that an H200 reached).
 """
 
 from __future__ import annotations

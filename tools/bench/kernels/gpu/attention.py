@@ -1,5 +1,5 @@
-"""Attention over blocks in random order, 8 kv heads of 128 bfloat16 elements: decodes, chunks, drafts, shared
-beginnings."""
+"""Attention over blocks in random order, 8 KV heads of 128 bfloat16 elements: decodes, chunks, drafts, shared
+prefixes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DRAFTS = [(1, 9, 8192), (16, 9, 2048), (64, 9, 2048)]  # sequences, rows of each
 
 @dataclass(frozen=True)
 class Pool:
-    """KV memory, and tables that take its blocks in random order."""
+    """KV memory, and block tables in random order."""
 
     k: torch.Tensor
     v: torch.Tensor
@@ -93,10 +93,13 @@ def chunks(pool: Pool, q_heads: int, counts: list[int], lengths: list[int], name
 
 
 def drafts(pool: Pool, q_heads: int, seqs: int, rows: int, length: int) -> BenchRow:
-    """Trees are a row and its siblings."""
+    """Measures verification of drafts; trees are a row and its siblings."""
     q, lens, start = queries(seqs * rows, q_heads), ints([length] * seqs), ints([0, *[rows] * seqs]).cumsum(0).int()
     table = pool.tables(seqs, length, 1)[0]
-    siblings = [-1, *(1 | -1 << row for row in range(1, rows))]  # themselves, and from the row before all on
+    siblings = [
+        -1,
+        *(1 | -1 << row for row in range(1, rows)),
+    ]  # bit mask: itself, and everything before the previous row
     masks = torch.tensor(siblings * seqs, device="cuda")
     rest = table, start, lens, SCALE, 0, None, 0.0, False
     times = {

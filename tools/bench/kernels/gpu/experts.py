@@ -1,6 +1,6 @@
-"""Layers of experts beside the bytes and products that they cannot do without, in the shapes of known models.
+"""Expert layers in the shapes of known models, compared with the necessary bytes and products.
 
-`expert_tiles` tries other ways to cut the products up than those in use: the best by number of tokens.
+`expert_tiles` tries other tile shapes than those in use and prints the best by number of tokens.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MANY = [
 
 @dataclass(frozen=True)
 class ExpertLayer:
-    """Of a model, with how many of its experts a token takes."""
+    """Expert layer of a model, with the number of experts per token."""
 
     num_experts: int
     top_k: int
@@ -58,7 +58,7 @@ LAYERS = {"30b-a3b": ExpertLayer(128, 8, 2048, 768), "mixtral 8x7b": ExpertLayer
 
 @dataclass(frozen=True)
 class Case:
-    """Tokens before a layer, and as many layers as it takes to find none in the cache."""
+    """Tokens for a layer, and enough copies of the layer to exceed the cache."""
 
     layer: ExpertLayer
     x: torch.Tensor
@@ -86,7 +86,7 @@ class Case:
         return Routing(self.layer.top_k)
 
     def works(self, tile: Tile | None = None) -> list[Work]:
-        """Routing and experts, once with each of the weights."""
+        """Returns routing and experts, once for each copy of the weights."""
         return [lambda w=w: self._run(w, tile) for w in self.weights]
 
     def _run(self, weight: StackedExperts, tile: Tile | None) -> None:
@@ -103,10 +103,10 @@ class Case:
 
     @property
     def floors(self) -> dict[str, float]:
-        """Microseconds of the weights' bytes that this choice of experts reads, and of the products."""
+        """Returns the microseconds needed for the bytes of the selected experts' weights, and for the products."""
         chosen = triton.route(self.logits, self.routing)[0]
         read = self.layer.expert_bytes * len(chosen.unique())
-        flop = chosen.numel() * self.layer.expert_bytes  # two for each of a weight's elements, of two bytes
+        flop = chosen.numel() * self.layer.expert_bytes  # two per element of two bytes
         return {"bytes at 4.55 TB/s": read / READ_BYTES_PER_US, "products at 787 TFLOP/s": flop / BF16_FLOP_PER_US}
 
 
@@ -122,7 +122,7 @@ def bench() -> Iterator[BenchRow]:
 
 
 def tiles() -> Iterator[BenchRow]:
-    """By number of tokens the five best, and what is in use; for one row the shapes of the chain."""
+    """Returns, by number of tokens, the five best tiles and the one in use; for one row the shapes of the chain."""
     layer = LAYERS["30b-a3b"]
     for num_tokens in TOKENS[1:]:
         case = Case.make(layer, num_tokens)

@@ -95,7 +95,7 @@ def chunk(cache: torch.Tensor, heads: int, name: str, chosen: Sequence[LatentTil
 
 
 def multiply(heads: int, rows: int) -> BenchRow:
-    """What makes queries for compressed vectors: cuBLAS."""
+    """Measures the product that computes queries for compressed vectors: cuBLAS."""
     weight = torch.randn(heads, RANK, STILL, dtype=torch.bfloat16, device="cuda")
     packed = reference.prepare_head_linear(weight)
     x = torch.randn(rows, heads, STILL + ROPE, dtype=torch.bfloat16, device="cuda")[..., :STILL]
@@ -113,7 +113,7 @@ def _first(times: dict[str, float]) -> float:
 
 
 def _us(works: list) -> float:
-    """Infinite for a tile that does not fit this GPU."""
+    """Returns the time; infinite for a tile that does not fit this GPU."""
     try:
         return graph_us(works)
     except Exception as error:

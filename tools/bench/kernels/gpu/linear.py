@@ -1,6 +1,6 @@
-"""A weight of 16 bits or 8 times one row: row_linear in a chain of dependent launches, beside cuBLAS.
+"""Products of a 16-bit or 8-bit weight and one row: row_linear in a chain of dependent launches, against cuBLAS.
 
-`shapes` tries other ways to cut the work up than those in use.
+`shapes` tries other work splits than those in use.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def shapes() -> Iterator[BenchRow]:
 
 
 def _cases() -> Iterator[tuple[str, int]]:
-    """Names of products, bytes of a weight's element."""
+    """Yields names of products and bytes per weight element."""
     yield from ((name, 2) for name in PRODUCTS)
     yield from ((name, 1) for name in IN_8_BITS)
 

@@ -1,8 +1,8 @@
-"""Products with quantized weights beside cuBLAS in bfloat16: microseconds, the rate at which the weight's own bytes are
-read, and how long those bytes would take.
+"""Products with quantized weights against cuBLAS in bfloat16: microseconds, the rate at which the weight's bytes are
+read, and the minimum time for these bytes.
 
-`packed_rows` has codes of 4 bits and many rows. `eight_bit_shapes` tries other ways to cut products of 8 bits up than
-those in use, and the libraries of torch.
+`packed_rows` has 4-bit codes and many rows. `eight_bit_shapes` tries other splits of 8-bit products than those in
+use, and torch's libraries.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def measure(name: str, weight: QuantizedWeight) -> Iterator[BenchRow]:
 
 
 def packed_rows() -> Iterator[BenchRow]:
-    """Codes of 4 bits and many rows: the ways there are (groups of warps are a Hopper's), and cuBLAS."""
+    """Measures 4-bit codes with many rows: the available kernels (warp groups need Hopper), and cuBLAS."""
     for product, (in_features, out_features) in PRODUCTS.items():
         packed = pack(integers(out_features, in_features, 4, 128))
         copies = [packed, *(_copy(packed) for _ in range(copies_beyond_cache(packed.codes.nbytes, most=8) - 1))]
@@ -107,7 +107,7 @@ def _copy(packed: object) -> object:
 
 
 def shapes() -> Iterator[BenchRow]:
-    """By product and number of tokens the five best, what is in use, and what torch was built with."""
+    """Returns, by product and number of tokens, the five best shapes, the one in use, and torch's own."""
     for scheme, group in (("fp8", 0), ("fp8 blocks", 128)):
         for product, (in_features, out_features) in PRODUCTS.items():
             packed = eight_bit.pack(bytes_of(out_features, in_features, BYTE, group))

@@ -1,4 +1,4 @@
-"""Functions of single rows beside plain torch, in the shapes of a 0.6B and an 8B model."""
+"""Functions of single rows against plain torch, in the shapes of a 0.6B and an 8B model."""
 
 from __future__ import annotations
 

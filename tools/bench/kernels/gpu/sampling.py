@@ -1,4 +1,4 @@
-"""Choosing tokens from a vocabulary of 151,936, beside plain torch."""
+"""Sampling from a vocabulary of 151,936, against plain torch."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def bench() -> Iterator[BenchRow]:
 def _of_part(
     half: torch.Tensor, temperature: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor
 ) -> Iterator[BenchRow]:
-    """What one of two ranks does: its best token, and a round of the search for what a filter leaves."""
+    """Measures one of two ranks: its best token, and a round of the filter's search."""
     rows, values = len(half), half.float()
     tops, known = values.amax(dim=1, keepdim=True), torch.zeros((rows, 1), dtype=torch.int64, device="cuda")
     for name, column in (("greedy", None), ("temperature", temperature)):

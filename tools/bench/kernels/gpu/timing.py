@@ -1,4 +1,4 @@
-"""Times of work on a GPU: calls in a CUDA graph, so that launches from Python are not what is measured."""
+"""Timing on a GPU inside CUDA graphs, so that launches from Python are not included."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 Work = Callable[[], object]
 
-# What an H200 gives (plain streaming read; 8192³ in bfloat16), for floors.
+# Rates that an H200 reaches (streaming read; 8192³ in bfloat16), for lower bounds.
 READ_BYTES_PER_US = 4.55e6
 BF16_FLOP_PER_US = 787e6
 L2_BYTES = 60 << 20
@@ -17,9 +17,10 @@ REPEATS = 7
 
 
 def graph_us(works: Sequence[Work], rounds: int = 1) -> float:
-    """Microseconds of one of `works`, which are run one after the other, `rounds` times; the median of REPEATS replays.
+    """Returns the microseconds of one of `works`, which run one after the other, `rounds` times: the median of REPEATS
+    replays.
 
-    Give several that work on different memory: together more than the L2 cache holds.
+    Pass several works on different memory, together more than the L2 cache holds.
     """
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
@@ -47,5 +48,5 @@ def _replay_us(graph: torch.cuda.CUDAGraph) -> float:
 
 
 def copies_beyond_cache(num_bytes: int, most: int = 64) -> int:
-    """How many sets of so many bytes to rotate among, for each to be cold."""
+    """Returns the number of copies of this size to rotate among so that each is cold."""
     return max(2, min(most, -(-4 * L2_BYTES // num_bytes)))

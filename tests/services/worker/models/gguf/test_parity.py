@@ -87,7 +87,7 @@ def test_a_file_in_parts_is_one_model(checkpoint: Make, tmp_path: Path) -> None:
     for folder in folders:
         assert torch.equal(answer(folder, 1)[1], answer(made.folder, 1)[1])
     names[1].unlink()
-    with pytest.raises(InvalidArgument, match=r"model-00002-of-00002\.gguf does not lie beside it"):
+    with pytest.raises(InvalidArgument, match=r"model-00002-of-00002\.gguf is missing"):
         as_folder(names[0])
 
 
