@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup protos docs docs-serve demo up test test-slow test-all lint lint-types lint-rest bench wheel images test-images push-images clean
+.PHONY: help setup protos docs docs-serve screenshots demo up test test-slow test-all lint lint-types lint-rest bench wheel images test-images push-images clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | awk -F '\t' '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -74,6 +74,9 @@ docs: setup ## build the documentation into build/docs
 
 docs-serve: setup ## serve the documentation, and build it again after each change
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve --config-file tools/docs/mkdocs.yml
+
+screenshots: setup ## take the pictures of the documentation again (needs Chromium)
+	CONSOLE_PICTURES=docs/pictures $(BIN)/python -m pytest --quiet tests/services/frontend/console
 
 bench: setup ## measure (ARGS='serve tiny')
 	$(BIN)/quire bench $(ARGS)

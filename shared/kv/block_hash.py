@@ -1,7 +1,9 @@
 """Hash of a KV block's content, scheme "sha256/1": a canonical function of bytes, equal in every process.
 
     root     = SHA-256("quire/block/1" · len(adapter) · adapter · len(salt) · salt)   lengths u32, texts UTF-8
-    hash(i)  = SHA-256(hash(i - 1) · tokens of block i as i32)                        hash(-1) = root
+    hash(i)  = SHA-256(hash(i - 1) · tokens of block i as i32 · media of block i)      hash(-1) = root
+    media    = identifier · (offset of the item - position of the block's first token) as i32, for each media item
+               that overlaps the block, by offset; empty in blocks without media
 
 All integers are little-endian. Only full blocks have a hash. The hash is cryptographic because tenants share the
 cache: a block that is found by its hash holds exactly these tokens after this prefix. Test vectors:
@@ -12,7 +14,8 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from quire.shared.columns import u32, u32_bytes
 
@@ -29,9 +32,41 @@ def root_hash(adapter: str = "", salt: str = "") -> bytes:
     return hashlib.sha256(b"".join(parts)).digest()
 
 
-def block_hash(parent: bytes, tokens: bytes) -> bytes:
-    """Returns the hash of one full block; `tokens` is an i32 column."""
-    return hashlib.sha256(parent + tokens).digest()
+class MediaRange(NamedTuple):
+    """Where a media item stands in a sequence."""
+
+    identifier: bytes  # 32 bytes
+    offset: int  # position of its first token
+    length: int  # tokens
+
+
+def block_hash(parent: bytes, tokens: bytes, media: bytes = b"") -> bytes:
+    """Returns the hash of one full block; `tokens` is an i32 column, `media` as media_of() returns it."""
+    return hashlib.sha256(parent + tokens + media).digest()
+
+
+def media_of(items: Iterable[MediaRange], begin: int, end: int) -> bytes:
+    """Returns the part of a block's hash that tells its media apart. `begin`, `end`: positions of the block."""
+    return b"".join(
+        item.identifier + struct.pack("<i", item.offset - begin)
+        for item in items
+        if item.offset < end and item.offset + item.length > begin
+    )
+
+
+def chain_with_media(
+    parent: bytes, tokens: bytes, block_size: int, items: Sequence[MediaRange], start: int = 0
+) -> list[bytes]:
+    """Returns the hashes as chain() does, for a sequence with media `items`, by offset. `start`: position of the first
+    of `tokens` in the sequence."""
+    if not items:
+        return chain(parent, tokens, block_size)
+    stride, hashes = block_size * TOKEN_BYTES, list[bytes]()
+    for number, at in enumerate(range(0, len(tokens) - stride + 1, stride)):
+        begin = start + number * block_size
+        parent = block_hash(parent, tokens[at : at + stride], media_of(items, begin, begin + block_size))
+        hashes.append(parent)
+    return hashes
 
 
 def chain(parent: bytes, tokens: bytes, block_size: int) -> list[bytes]:

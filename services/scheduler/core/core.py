@@ -18,6 +18,7 @@ from quire.services.scheduler.core.counts import CoreCounts
 from quire.services.scheduler.core.drafts.speculation import DraftController
 from quire.services.scheduler.core.limits import CoreLimits
 from quire.services.scheduler.core.plan import Events, StepPlan, StepResult, finished_events
+from quire.services.scheduler.core.prerequisites.encoder_outputs import EncoderOutputs
 from quire.services.scheduler.core.prerequisites.grammars import Grammars
 from quire.services.scheduler.core.prerequisites.host_blocks import HostBlocks
 from quire.services.scheduler.core.prerequisites.late_queries import QueryVectors
@@ -74,12 +75,20 @@ class Core:
         hashed = limits.block_size if limits.caches_prefixes else 0
         self.grammars = Grammars()
         self.queries = QueryVectors(limits.num_query_vectors, hashed, counts, state, state.queue)
+        self.encoder_outputs = EncoderOutputs(limits.encoder_capacity)
         self.siblings = Siblings(state.queue)
         stores = limits.tiers.num_host_blocks and limits.caches_prefixes
         self.host_blocks = HostBlocks(self.kv, limits.tiers, counts) if stores else None
         shares = limits.caches_prefixes and self.kv.groups.plain
         self.peer_blocks = PeerFetches(self.kv, counts, lambda: state.last_ordered) if shares else None
-        every = (self.grammars, self.queries, self.siblings, self.host_blocks, self.peer_blocks)
+        every = (
+            self.grammars,
+            self.queries,
+            self.encoder_outputs,
+            self.siblings,
+            self.host_blocks,
+            self.peer_blocks,
+        )
         state.queue.set_prerequisites([prerequisite for prerequisite in every if prerequisite is not None])
 
     # Inputs.
@@ -90,6 +99,8 @@ class Core:
         refusal = self.limits.refusal(sequence.num_tokens, sequence.width, samples=not sequence.samples_nothing)
         if refusal is None and sequence.query is not None:
             refusal = self.limits.refusal_of_query(sequence.query.num_tokens)
+        if refusal is None and sequence.media:
+            refusal = self.limits.refusal_of_media({item.identifier: item.num_embeddings for item in sequence.media})
         if refusal is not None:
             sequence.status = SequenceStatus.FINISHED
             self.state.events.finished += finished_events(
@@ -115,6 +126,15 @@ class Core:
         for sequence in self.grammars.complete(grammar_id, failed=failure is not None):
             if failure is None:
                 self.state.queue.enqueue(sequence, after=self.grammars)
+            else:
+                self.state.finish(sequence, Reason.ERROR, failure=failure)
+
+    def on_media_encoded(self, identifier: bytes, failure: Failure | None = None) -> None:
+        """Handles the worker's answer to an encoder order: the item's rows are there, or the item could not be had
+        (`failure`)."""
+        for sequence in self.encoder_outputs.complete(identifier, failed=failure is not None):
+            if failure is None:
+                self.state.queue.enqueue(sequence, after=self.encoder_outputs)
             else:
                 self.state.finish(sequence, Reason.ERROR, failure=failure)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from quire.services.scheduler.core.policies import DEFAULTS, PolicyMaker, PolicyOptions
@@ -49,6 +50,7 @@ class CoreLimits:
     kv_specs: tuple[KVSpec, ...] = ONE_FULL  # of the KV groups
     tiers: TierLimits = NO_TIERS  # tiers below the worker's device
     num_query_vectors: int = 0  # query vectors that the worker caches for documents; 0: no late interaction
+    encoder_capacity: int = 0  # embeddings of media items that the worker keeps; 0: it takes no media
     # Derived once: every filled block and every admission reads them, and specs compare field by field.
     whole_prompts: bool = field(init=False)  # no KV is kept: a prompt is computed in one step and not extended
     caches_prefixes: bool = field(init=False)
@@ -84,6 +86,18 @@ class CoreLimits:
         most = num_blocks * len(self.kv_specs)
         if most > self.usable_blocks and self.groups.least_cost(num_blocks) > self.usable_blocks:
             return f"A prompt of {num_tokens} tokens does not fit in the worker's {self.usable_blocks} KV blocks."
+        return None
+
+    def refusal_of_media(self, num_embeddings: Mapping[bytes, int]) -> str | None:
+        """Returns why these media items, by identifier, can never be encoded here together; None if they can."""
+        if not self.encoder_capacity:
+            return "media: the worker's model takes no pictures"
+        total = sum(num_embeddings.values())
+        if total > self.encoder_capacity:
+            return (
+                f"media: the items of the prompt have {total} embeddings together; the worker keeps "
+                f"{self.encoder_capacity} at a time. Send fewer or smaller ones."
+            )
         return None
 
     def refusal_of_query(self, num_tokens: int) -> str | None:

@@ -66,6 +66,10 @@ class WorkerCache:
         """Number of references to entries."""
         return sum(len(entry.users) for entry in self._entries.values())
 
+    def entry(self, entry_id: bytes) -> CacheEntry | None:
+        """Returns an entry, if it is known."""
+        return self._entries.get(entry_id)
+
     def is_prepared(self, entry_id: bytes) -> bool:
         """Returns whether an entry exists and is ready."""
         entry = self._entries.get(entry_id)

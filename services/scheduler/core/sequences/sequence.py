@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from quire.services.scheduler.core.sequences.media import MediaItem
 from quire.services.scheduler.core.sequences.repetition import RepetitionRule
 from quire.services.scheduler.core.sequences.tokens import TOKEN_BYTES, SequenceTokens
 from quire.services.scheduler.kv_cache.kv_priority import KVPriority
@@ -76,6 +77,7 @@ class Sequence:
     min_output_tokens: int = 0  # minimum output before repetition is detected
     grammar_id: bytes = b""  # id of the grammar that constrains its output; empty: none
     grammar_bytes: int = 0  # size of the grammar's text
+    media: tuple[MediaItem, ...] = ()  # by offset
     query: LateQuery | None = None  # query that it is scored against, or that it computes
     is_query: bool = False  # internal sequence that computes the query (late_queries.py)
     adapter: object = None  # adapter that it needs; opaque here

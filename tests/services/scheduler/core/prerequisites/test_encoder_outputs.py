@@ -1,0 +1,232 @@
+"""Sequences with media wait until the worker has encoded all of their items, and run like all others then."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from quire.services.scheduler.core.core import Core
+from quire.services.scheduler.core.plan import StepResult
+from quire.services.scheduler.core.sequences.ending import Failure, Reason
+from quire.services.scheduler.core.sequences.media import MediaItem
+from quire.services.scheduler.core.sequences.sequence import Sequence, WorkerLoss
+from tests.services.scheduler.conftest import make_sequence
+
+NewCore = Callable[..., Core]
+CAPACITY = 10
+FAILURE = Failure("INVALID_ARGUMENT", "the picture cannot be fetched")
+
+
+def name(letter: str) -> bytes:
+    return letter.encode() * 32
+
+
+def with_items(key: int, letters: str, size: int = 4, **fields: object) -> Sequence:
+    """A sequence whose prompt has an item for each letter, of `size` embeddings."""
+    items = tuple(MediaItem(name(letter), 1 + i * size, size, size, letter) for i, letter in enumerate(letters))
+    return make_sequence(key, [key, *range(len(letters) * size + 1)], media=items, **fields)
+
+
+def seeing(core: NewCore, **fields: object) -> Core:
+    return core(encoder_capacity=CAPACITY, num_blocks=100, max_num_batched_tokens=256, max_model_len=128, **fields)
+
+
+def orders(core: Core) -> str:
+    """The orders since the last look: a letter for an item to encode, in capitals for one to release."""
+    taken = core.encoder_outputs.take_orders()
+    return "".join(
+        (order.identifier[:1].decode() if order.item else order.identifier[:1].decode().upper()) for order in taken
+    )
+
+
+def run(core: Core) -> list[int]:
+    """Plans and applies one step; returns the keys of its sequences."""
+    plan = core.schedule(0)
+    if plan is None:
+        return []
+    keys = core.steps_in_flight[0].keys.tolist()
+    core.apply(StepResult(plan.step_id, np.full(len(keys), 7, dtype=np.int32)), now=0)
+    return keys
+
+
+def encoded(core: Core, letters: str, failure: Failure | None = None) -> None:
+    for letter in letters:
+        core.on_media_encoded(name(letter), failure)
+
+
+def test_an_item_is_encoded_once_for_all_sequences_that_have_it(core: NewCore) -> None:
+    c = seeing(core)
+    for key in (1, 2):
+        c.add(with_items(key, "a"))
+    c.add(make_sequence(3, [3]))
+    assert orders(c) == "a"
+    assert run(c) == [3]
+    encoded(c, "a")
+    assert run(c) == [3, 1, 2]
+    c.add(with_items(4, "a"))
+    assert 4 in run(c)
+    assert orders(c) == ""
+
+
+def test_a_sequence_waits_for_the_last_of_its_items(core: NewCore) -> None:
+    c = seeing(core)
+    c.add(with_items(1, "ab"))
+    assert orders(c) == "ab"
+    encoded(c, "b")
+    assert run(c) == []
+    encoded(c, "a")
+    assert run(c) == [1]
+
+
+def test_an_item_that_occurs_twice_counts_once(core: NewCore) -> None:
+    c = seeing(core)
+    c.add(with_items(1, "aaaa"))
+    assert orders(c) == "a"
+    assert c.encoder_outputs.num_embeddings == 4
+    encoded(c, "a")
+    assert run(c) == [1]
+
+
+def test_rows_without_users_stay_until_room_is_needed(core: NewCore) -> None:
+    c = seeing(core)
+    for key, letter in ((1, "a"), (2, "b")):
+        c.add(with_items(key, letter))
+        encoded(c, letter)
+        run(c)
+        c.cancel(key)
+    assert (orders(c), c.encoder_outputs.num_embeddings) == ("ab", 8)
+    c.add(with_items(3, "c"))
+    assert orders(c) == "Ac"  # the oldest goes, before the new one is encoded
+    c.add(with_items(4, "b"))
+    assert 4 in run(c)
+
+
+def test_rows_in_use_are_never_released_and_later_items_wait(core: NewCore) -> None:
+    c = seeing(core)
+    c.add(with_items(1, "ab"))
+    c.add(with_items(2, "c"))
+    assert orders(c) == "ab"
+    encoded(c, "ab")
+    assert run(c) == [1]
+    assert orders(c) == ""
+    c.cancel(1)
+    assert orders(c) == "Ac"
+    encoded(c, "c")
+    assert run(c) == [2]
+
+
+def test_two_sequences_never_hold_what_the_other_one_needs(core: NewCore) -> None:
+    c = seeing(core)
+    c.add(with_items(1, "ab"))
+    c.add(with_items(2, "cd"))
+    c.add(with_items(3, "a"))
+    assert orders(c) == "ab"
+    encoded(c, "ab")
+    assert sorted(run(c)) == [1, 3]
+    c.cancel(1)
+    c.cancel(3)
+    assert sorted(orders(c)) == ["A", "B", "c", "d"]
+    encoded(c, "dc")
+    assert run(c) == [2]
+
+
+def test_a_failure_ends_every_sequence_with_the_item_and_is_tried_again(core: NewCore) -> None:
+    c = seeing(core)
+    c.add(with_items(1, "ab"))
+    c.add(with_items(2, "a"))
+    c.add(with_items(3, "b"))
+    encoded(c, "b")
+    encoded(c, "a", FAILURE)
+    ends = c.take_events().finished
+    assert [(end.sequence.key, end.reason, end.failure) for end in ends] == [
+        (1, Reason.ERROR, FAILURE),
+        (2, Reason.ERROR, FAILURE),
+    ]
+    orders(c)
+    assert run(c) == [3]
+    c.add(with_items(4, "a"))
+    assert orders(c) == "a"
+
+
+def test_one_that_leaves_before_its_room_is_there_wants_none(core: NewCore) -> None:
+    c = seeing(core)
+    c.add(with_items(1, "ab"))
+    c.add(with_items(2, "cd"))
+    c.cancel(2)
+    c.add(with_items(3, "e", size=2))
+    assert orders(c) == "abe"
+
+
+def test_what_can_never_be_encoded_is_refused_at_once(core: NewCore) -> None:
+    c = seeing(core)
+    c.add(with_items(1, "abc"))
+    (end,) = c.take_events().finished
+    assert end.failure is not None
+    assert "12 embeddings together; the worker keeps 10" in end.failure.message
+    blind = core()
+    blind.add(with_items(1, "a", size=1))
+    (end,) = blind.take_events().finished
+    assert end.failure == Failure("INVALID_ARGUMENT", "media: the worker's model takes no pictures")
+
+
+def test_a_deadline_passes_while_a_picture_is_encoded(core: NewCore) -> None:
+    c = seeing(core)
+    c.add(with_items(1, "a", deadline=5.0))
+    c.schedule(6.0)
+    (end,) = c.take_events().finished
+    assert end.reason is Reason.DEADLINE
+    encoded(c, "a")
+    assert not c.has_work
+    assert c.encoder_outputs.num_embeddings == 4
+
+
+def test_a_lost_worker_takes_its_rows_along(core: NewCore) -> None:
+    c, other = seeing(core), seeing(core)
+    for key in (1, 2):
+        c.add(with_items(key, "ab"))
+    encoded(c, "a")
+    for sequence in c.evacuate(WorkerLoss("w", 1)):
+        other.add(sequence)
+    assert c.num_waiting == 0
+    assert orders(other) == "ab"
+    encoded(other, "ab")
+    assert run(other) == [1, 2]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_operations_leave_nothing_blocked_and_nothing_over(core: NewCore, seed: int) -> None:
+    chance, c = random.Random(seed), seeing(core)
+    keys = iter(range(1, 10_000))
+    live: set[int] = set()
+    asked: list[str] = []
+    for _ in range(300):
+        match chance.randrange(5):
+            case 0:
+                key, letters = next(keys), "".join(chance.choices("abcdef", k=chance.randrange(1, 3)))
+                c.add(with_items(key, letters, max_tokens=chance.randrange(1, 4)))
+                live.add(key)
+            case 1 if live:
+                c.cancel(chance.choice(sorted(live)))
+            case 2 if asked:
+                letter = asked.pop(chance.randrange(len(asked)))
+                if c.encoder_outputs.awaits(name(letter)):
+                    encoded(c, letter, FAILURE if chance.random() < 0.1 else None)
+            case _:
+                run(c)
+        asked += [letter for letter in orders(c) if letter.islower()]
+        live -= {end.sequence.key for end in c.take_events().finished}
+        c.encoder_outputs.check_invariant()
+    for _ in range(1000):
+        for letter in asked:
+            if c.encoder_outputs.awaits(name(letter)):
+                encoded(c, letter)
+        run(c)
+        asked = [letter for letter in orders(c) if letter.islower()]
+        live -= {end.sequence.key for end in c.take_events().finished}
+        if not live:
+            break
+    assert not live
+    assert not c.has_work
