@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 # Current counts. They must not increase; a change that removes some lowers the ceiling.
-MOST_PRIVATE_REACHES = 96
+MOST_PRIVATE_REACHES = 90
 MOST_REPLACED_ATTRIBUTES = 235
 MOST_SLEEPS = 59
 
@@ -23,6 +23,7 @@ def private_reaches(node: ast.AST) -> bool:
         isinstance(node, ast.Attribute)
         and node.attr.startswith("_")
         and not node.attr.startswith("__")
+        and node.attr not in ("_replace", "_asdict", "_fields")  # public methods of named tuples
         and not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"))
     )
 

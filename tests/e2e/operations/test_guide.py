@@ -1,4 +1,4 @@
-"""The command blocks of OPERATING.md, executed as they stand: all chapters but the first, in order, in one shell."""
+"""Runs the shell blocks of docs/operations/walkthrough.md in order in one shell, all chapters but the first."""
 
 from __future__ import annotations
 
