@@ -99,9 +99,8 @@ class SchedulerAdmins:
         if bool(request.path) == (pieces is not None):
             reason = "must be empty for streamed weights" if request.path else "must name the folder of the weights"
             raise InvalidArgument(f"path: {reason}", field="path")
-        number = max(
-            time.time_ns() // 1_000_000, self._schedulers.newest_update + 1
-        )  # a frontend whose clock is ahead may have numbered the last one
+        # A frontend whose clock is ahead may have numbered the last update.
+        number = max(time.time_ns() // 1_000_000, self._schedulers.newest_update + 1)
         admin_request = scheduler_pb2.UpdateWeights(update=number, request=request)
         async with AsyncExitStack() as stack, asyncio.timeout(UPDATE_TIMEOUT_S):
             opened = [stack.enter_async_context(self._call(address)) for address in self._schedulers.addresses]
