@@ -131,8 +131,8 @@ class SchedulerAdmins:
             text = f"world_size: {request.world_size}, but the {sum(counts)} ranks of all workers from {first} on"
             raise InvalidArgument(f"{text} make {first + sum(counts)}", field="world_size")
         for address, count in zip(self._schedulers.addresses, counts, strict=True):
-            asked = scheduler_pb2.InitWeightsUpdateGroup(request=request, first_rank=first, num_ranks=count)
-            admin_request = scheduler_pb2.AdministerRequest(init_weights_update_group=asked)
+            group = scheduler_pb2.InitWeightsUpdateGroup(request=request, first_rank=first, num_ranks=count)
+            admin_request = scheduler_pb2.AdministerRequest(init_weights_update_group=group)
             if count or not any(counts):  # without any worker, the schedulers return the error
                 calls.append(self._ask(address, admin_request, UPDATE_TIMEOUT_S))
             first += count
