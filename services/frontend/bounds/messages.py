@@ -50,7 +50,7 @@ def check_prompt(message: Message, prompt_limit: PromptLimit) -> None:
             prompt_limit.check_characters(len(value), is_text=True)
         if field.name == "messages":
             prompt_limit.check_characters(
-                sum(len(said.content) for said in value if isinstance(said, pb.ChatMessage)), is_text=False
+                sum(len(entry.content) for entry in value if isinstance(entry, pb.ChatMessage)), is_text=False
             )
 
 

@@ -22,6 +22,6 @@ def check(body: bytes, document: Any) -> None:
     if found is not None:
         path, half = found
         raise InvalidArgument(
-            f"{path or 'the body'} holds {half}, half of a surrogate pair, which is no text.",
+            f"{path or 'the body'} holds {half}, half of a surrogate pair, which is not valid text.",
             field=re.split(r"[.\[]", path, maxsplit=1)[0],
         )

@@ -58,14 +58,14 @@ class AddressLimiter:
 
     def _close_surplus(self, descriptors: list[str]) -> None:
         number: Counter[str] = Counter()
-        for held, (address, _) in peer_sockets.connections(descriptors):
-            with held, contextlib.suppress(OSError):
-                if held.getsockname()[1] != self._port:
+        for peer, (address, _) in peer_sockets.connections(descriptors):
+            with peer, contextlib.suppress(OSError):
+                if peer.getsockname()[1] != self._port:
                     continue
                 number[address] += 1
                 if number[address] > self._max_per_address:
                     self._on_closed()
-                    held.shutdown(socket.SHUT_RDWR)
+                    peer.shutdown(socket.SHUT_RDWR)
         for address, count in number.items():
             if count > self._max_per_address:
                 log.warning(

@@ -24,7 +24,7 @@ def embed_request(message: pb.EmbedRequest, arrival: Arrival) -> Request:
     params = message.pooling
     if params.pooler not in POOLERS:
         raise InvalidArgument(f"pooler: there is no pooler {params.pooler}", field="pooler")
-    asked = Pooling(
+    pooling_params = Pooling(
         POOLERS[params.pooler],
         params.normalize if params.HasField("normalize") else None,
         params.dimensions or None,
@@ -33,7 +33,7 @@ def embed_request(message: pb.EmbedRequest, arrival: Arrival) -> Request:
         message.prompt_name,
     )
     prompts = _prompts(message.inputs, framed=not message.skip_special_prompt_tokens)
-    return _request(message.model, prompts, asked, message.options, arrival)
+    return _request(message.model, prompts, pooling_params, message.options, arrival)
 
 
 def classify_request(message: pb.ClassifyRequest, arrival: Arrival) -> Request:
@@ -46,11 +46,11 @@ def score_request(message: pb.ScoreRequest | pb.RerankRequest, scoring: Scoring,
 
 
 def _request(
-    model: str, prompts: Sequence[Prompt], asked: Pooling, options: pb.RequestOptions, arrival: Arrival
+    model: str, prompts: Sequence[Prompt], pooling_params: Pooling, options: pb.RequestOptions, arrival: Arrival
 ) -> Request:
     request = new_request(model, prompts[0], Sampling(detokenize=False), options, arrival)
     side = options.truncation_side or "right"
-    return replace(request, prompts=prompts, pooling=asked, truncation_side=side, final_only=True)
+    return replace(request, prompts=prompts, pooling=pooling_params, truncation_side=side, final_only=True)
 
 
 def _prompts(inputs: Iterable[pb.EmbedInput], *, framed: bool) -> list[Prompt]:

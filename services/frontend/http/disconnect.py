@@ -21,20 +21,20 @@ async def while_connected(receive: Receive) -> AsyncIterator[None]:
     """
     task = asyncio.current_task()
     assert task is not None
-    gone = False
+    has_disconnected = False
 
     async def watch() -> None:
-        nonlocal gone
+        nonlocal has_disconnected
         while (await receive())["type"] != "http.disconnect":
             pass
-        gone = True
+        has_disconnected = True
         task.cancel()
 
     watcher = _watchers.start("disconnect", watch())
     try:
         yield
     except asyncio.CancelledError:
-        if not gone:
+        if not has_disconnected:
             raise
         task.uncancel()
     finally:

@@ -99,9 +99,8 @@ class SchedulerAdmins:
         if bool(request.path) == (pieces is not None):
             reason = "must be empty for streamed weights" if request.path else "must name the folder of the weights"
             raise InvalidArgument(f"path: {reason}", field="path")
-        number = max(
-            time.time_ns() // 1_000_000, self._schedulers.newest_update + 1
-        )  # a frontend whose clock is ahead may have numbered the last one
+        # A frontend whose clock is ahead may have numbered the last update.
+        number = max(time.time_ns() // 1_000_000, self._schedulers.newest_update + 1)
         admin_request = scheduler_pb2.UpdateWeights(update=number, request=request)
         async with AsyncExitStack() as stack, asyncio.timeout(UPDATE_TIMEOUT_S):
             opened = [stack.enter_async_context(self._call(address)) for address in self._schedulers.addresses]
@@ -132,8 +131,8 @@ class SchedulerAdmins:
             text = f"world_size: {request.world_size}, but the {sum(counts)} ranks of all workers from {first} on"
             raise InvalidArgument(f"{text} make {first + sum(counts)}", field="world_size")
         for address, count in zip(self._schedulers.addresses, counts, strict=True):
-            asked = scheduler_pb2.InitWeightsUpdateGroup(request=request, first_rank=first, num_ranks=count)
-            admin_request = scheduler_pb2.AdministerRequest(init_weights_update_group=asked)
+            group = scheduler_pb2.InitWeightsUpdateGroup(request=request, first_rank=first, num_ranks=count)
+            admin_request = scheduler_pb2.AdministerRequest(init_weights_update_group=group)
             if count or not any(counts):  # without any worker, the schedulers return the error
                 calls.append(self._ask(address, admin_request, UPDATE_TIMEOUT_S))
             first += count

@@ -74,9 +74,8 @@ class Tool:
     parameters: Mapping[str, Any] = field(default_factory=dict)  # JSON Schema of its arguments
     description: str = ""
     strict: bool = False  # calls must match the schema, also with tool_choice auto
-    text_input: TextInput | None = (
-        None  # set: `parameters` has one property, INPUT (tool_offer.py), whose value is the call's text
-    )
+    # Set: `parameters` has the single property INPUT (tool_offer.py), and clients get its value as the call's text.
+    text_input: TextInput | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ key.addEventListener("change", () => { sessionStorage.setItem("key", key.value);
 const headers = () => (key.value ? { authorization: `Bearer ${key.value}` } : {});
 
 function tell(text) {
-  element("told").textContent = text;
-  element("told").hidden = !text;
+  element("status").textContent = text;
+  element("status").hidden = !text;
 }
 
 async function read() {

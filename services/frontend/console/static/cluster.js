@@ -5,10 +5,10 @@ const WIDE = 1000, BOX = 270, NARROW = 700, HEIGHTS = { ROLE_WORKER: 92 }, HEIGH
 const MAX_EVENTS = 50, MAX_RATES = 240;
 
 const svg = (name, attributes, ...children) => {
-  const made = document.createElementNS("http://www.w3.org/2000/svg", name);
-  for (const [attribute, value] of Object.entries(attributes)) made.setAttribute(attribute, value);
-  made.append(...children);
-  return made;
+  const node = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [attribute, value] of Object.entries(attributes)) node.setAttribute(attribute, value);
+  node.append(...children);
+  return node;
 };
 const number = (value) => Number(value ?? 0);
 const SHORT = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
@@ -30,16 +30,16 @@ export class Cluster {
 
   lookNow() {
     clearTimeout(this.timer);
-    this.look();
+    this.poll();
   }
 
-  async look() {
+  async poll() {
     const turn = (this.turn = (this.turn ?? 0) + 1);
     const [answer, services] = await this.ask();
     if (turn !== this.turn) return; // another poll has started meanwhile
     if (services) this.draw(services);
     else this.lose(answer);
-    this.timer = setTimeout(() => this.look(), document.hidden ? 5 * POLL_MS : POLL_MS);
+    this.timer = setTimeout(() => this.poll(), document.hidden ? 5 * POLL_MS : POLL_MS);
   }
 
   // Handles a poll's answer (null if there was none) and the services, if it contains them.

@@ -2,7 +2,7 @@ const element = (id) => document.getElementById(id);
 const PARTS = ["tokenize", "schedule", "prefill", "decode"];
 const MOST = 20;
 
-const made = (name, properties = {}, ...children) => {
+const build = (name, properties = {}, ...children) => {
   const node = Object.assign(document.createElement(name), properties);
   node.append(...children);
   return node;
@@ -31,7 +31,7 @@ export class Inspector {
     element("nothing").hidden = true;
     element("inspected").hidden = false;
     element("requests").replaceChildren(...this.answers.map((other) => {
-      const button = made("button", { textContent: other.prompt, title: other.id ?? "" });
+      const button = build("button", { textContent: other.prompt, title: other.id ?? "" });
       button.setAttribute("aria-pressed", other === answer);
       button.addEventListener("click", () => this.draw(other));
       return button;
@@ -46,21 +46,21 @@ export class Inspector {
     const known = parts.reduce((sum, [, time]) => sum + time, 0);
     parts.push(["write", Math.max(0, whole - known)]);
     element("budget").replaceChildren(...parts.filter(([, time]) => time > 0).map(([name, time]) =>
-      made("div", { className: name, title: `${name}: ${ms(time)}`, style: `flex-grow: ${time}`, textContent: time / whole > 0.09 ? `${name} ${ms(time)}` : "" })));
+      build("div", { className: name, title: `${name}: ${ms(time)}`, style: `flex-grow: ${time}`, textContent: time / whole > 0.09 ? `${name} ${ms(time)}` : "" })));
     const figures = [
       ["total", ms(whole)], ["first token", ms(metrics?.time_to_first_token_ms)], ["queue", ms(metrics?.queue_time_ms)],
       ["between tokens", ms(metrics?.mean_itl_ms)], ["tokens/s", metrics?.tokens_per_second ? Math.round(metrics.tokens_per_second) : "–"],
       ["prompt", `${usage?.prompt_tokens ?? "–"} tokens`], ["cached", `${usage?.prompt_tokens_details?.cached_tokens ?? 0} tokens`],
       ["output", `${usage?.completion_tokens ?? "–"} tokens`], ["request", id ? id.slice(0, 12) : "–"],
     ];
-    element("figures").replaceChildren(...figures.map(([name, value]) => made("div", {}, made("dt", { textContent: name }), made("dd", { textContent: value }))));
+    element("figures").replaceChildren(...figures.map(([name, value]) => build("div", {}, build("dt", { textContent: name }), build("dd", { textContent: value }))));
   }
 
   tokens({ tokens }) {
     element("alternatives").replaceChildren();
     element("tokens").replaceChildren(...tokens.map((token) => {
       const sure = Math.exp(token.logprob);
-      const span = made("span", { textContent: token.token, title: percent(token.logprob), tabIndex: 0 });
+      const span = build("span", { textContent: token.token, title: percent(token.logprob), tabIndex: 0 });
       span.style.background = `hsl(${Math.round(130 * sure)} 70% 55% / ${(0.6 - 0.3 * sure).toFixed(2)})`;
       for (const event of ["mouseenter", "focus"]) span.addEventListener(event, () => this.alternatives(token));
       return span;
@@ -69,9 +69,9 @@ export class Inspector {
 
   alternatives({ top_logprobs: top }) {
     element("alternatives").replaceChildren(...top.flatMap(({ token, logprob }) => [
-      made("span", { textContent: JSON.stringify(token) }),
-      made("i", { style: `width: ${100 * Math.exp(logprob)}%` }),
-      made("span", { textContent: percent(logprob) }),
+      build("span", { textContent: JSON.stringify(token) }),
+      build("i", { style: `width: ${100 * Math.exp(logprob)}%` }),
+      build("span", { textContent: percent(logprob) }),
     ]));
   }
 }

@@ -102,7 +102,7 @@ async def test_quotas_of_a_key_stand_in_its_answers(folder: Path, tmp_path: Path
         assert [one["limit-requests"] for one in told] == ["2", "2", "2"]
         assert [one["remaining-requests"] for one in told] == ["1", "0", "0"]
         assert [one["limit-tokens"] for one in told] == ["1000"] * 3
-        assert int(told[2]["remaining-tokens"]) < 1000, "what the answers before it have used"
+        assert int(told[2]["remaining-tokens"]) < 1000, "includes the usage of the earlier answers"
         assert told[2]["reset-requests"][-1] == "s"
         only = shown(await ask("r"))
         assert set(only) == {"limit-requests", "remaining-requests", "reset-requests"}

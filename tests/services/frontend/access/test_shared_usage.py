@@ -71,7 +71,7 @@ async def test_requests_count_wherever_they_come_in(frontends: list[Frontend]) -
     assert second.enter(10) == 4
     await second.shared.sync()
     await third.shared.sync()
-    assert third.enter() == 0, "one that has just started knows, too"
+    assert third.enter() == 0, "a frontend that has just started reads the shared usage"
 
 
 @pytest.mark.parametrize("frontends", [{"tokens_per_minute": 1000, "tokens_per_day": 1500}], indirect=True)
@@ -83,7 +83,7 @@ async def test_tokens_count_wherever_they_are_used(frontends: list[Frontend]) ->
         await frontend.shared.sync()
     with pytest.raises(ResourceExhausted, match="tokens_per_minute"):
         second.account.admit_request(second.key)
-    assert first.enter() == 1, "it has not heard of it yet"
+    assert first.enter() == 1, "the shared usage has not arrived yet"
     await first.shared.sync()
     with pytest.raises(ResourceExhausted, match="tokens_per_minute"):
         first.account.admit_request(first.key)
@@ -112,7 +112,7 @@ async def test_without_redis_each_frontend_counts_alone_and_reports_later(
     assert first.enter(7) == 7
     await first.shared.sync()
     assert first.num_errors == 1
-    assert first.enter(7) == 3, "its own limit holds"
+    assert first.enter(7) == 3, "the local limit still applies"
     server.start()
     await first.shared.sync()
     await second.shared.sync()
@@ -151,7 +151,9 @@ async def test_two_frontends_keep_one_rate(folder: Path, tmp_path: Path, server:
             )
             while await status(second) == 200:
                 await asyncio.sleep(3 * SYNC_S)  # synchronized by then
-        assert float((await _use(server))[b"requests"]) > -3.5, "it went on with what all had left, not with its own"
+        assert float((await _use(server))[b"requests"]) > -3.5, (
+            "it continued with the shared remainder, not with its own"
+        )
 
 
 @pytest.mark.parametrize("frontends", [{"requests_per_minute": 10, "tokens_per_minute": 1000}], indirect=True)
@@ -165,4 +167,4 @@ async def test_a_clock_of_redis_that_is_set_back_takes_nothing_away(
         seen = float(await direct.hget("quire:use:a", "seen"))
         await direct.hset("quire:use:a", "seen", str(seen + DAY_S))  # written while the clock was a day ahead
     await second.shared.sync()
-    assert second.enter(10) == 7, "or nobody is let in for a day"
+    assert second.enter(10) == 7, "a clock that was a day ahead must not block every call"

@@ -388,9 +388,9 @@ async def test_large_bodies_that_come_together_leave_turns_to_others() -> None:
             tasks.create_task(parse(size))
         tasks.create_task(other())
     first, *rest = [size for size in done if size > heavy_work.LIGHT_BYTES]
-    assert done[:3] == [first, 10, 20], "what is light does not wait"
+    assert done[:3] == [first, 10, 20], "a cheap call does not wait"
     assert rest == sorted(rest)
-    assert len(set(seen)) >= 19, "others have a turn between any two"
+    assert len(set(seen)) >= 19, "other calls run between any two"
 
 
 async def test_work_on_large_bodies_leaves_the_loop_to_others() -> None:

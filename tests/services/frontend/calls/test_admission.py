@@ -259,7 +259,9 @@ async def test_a_large_call_beside_another_tenant_begins_with_its_part_and_is_no
     large = begun_by(admission, "large", 1024)
     assert (large.num_samples, large.is_partial) == (448, True)
     second = begun_by(admission, "large", 1024)
-    assert (second.num_samples, second.is_partial) == (1, True), "the tenant has its part; the call goes on slowly"
+    assert (second.num_samples, second.is_partial) == (1, True), (
+        "the tenant has used its share, so the call is admitted in part"
+    )
     held = [taken_by(admission, "small", 1) for _ in range(400)]
     for lease in (large, second, *held):
         lease.release()

@@ -24,7 +24,7 @@ async def test_one_in_each_turn_of_the_loop_in_order() -> None:
         num_turns += 1
         await loop_turns()
     assert [number for number, _ in order] == list(range(5))
-    assert len({turn for _, turn in order}) == 5, "no two in the same turn"
+    assert len({turn for _, turn in order}) == 5, "no two calls share a turn"
 
 
 async def test_a_single_request_need_not_wait() -> None:
@@ -60,4 +60,4 @@ async def test_refusals_come_first_but_not_for_ever() -> None:
     for _ in range(4):
         passing.note_refusal()
         await loop_turns()
-    assert waiting.done(), "who goes on refusing does not starve those who are let in"
+    assert waiting.done(), "refusals do not starve admitted calls"

@@ -101,4 +101,6 @@ def test_a_new_dialect_is_one_value() -> None:
     assert dialects.in_client_terms("/tgi/generate", error).message == "inputs: it is empty"
     assert dialects.error_schema("/tgi/generate") == {"type": "string"}
     assert dialects.documented_paths()["/tgi/generate"].answer == {"type": "array"}
-    assert Dialects((replace(tgi, prefixes=()),)).refusal("/elsewhere", error).status_code == 418, "the first words all"
+    assert Dialects((replace(tgi, prefixes=()),)).refusal("/elsewhere", error).status_code == 418, (
+        "the first dialect answers for paths of none"
+    )

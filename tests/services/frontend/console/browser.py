@@ -82,9 +82,9 @@ class Browser:
 
     def _hear(self) -> dict[str, Any]:
         while b"\0" not in self._rest:
-            assert select.select([self._answers], [], [], PATIENCE_S)[0], "the browser says nothing"
+            assert select.select([self._answers], [], [], PATIENCE_S)[0], "the browser does not answer"
             more = os.read(self._answers, 1 << 20)
-            assert more, "the browser is gone"
+            assert more, "the browser has closed the connection"
             self._rest += more
         line, _, self._rest = self._rest.partition(b"\0")
         message: dict[str, Any] = json.loads(line)

@@ -91,8 +91,8 @@ def test_where_there_are_keys_it_asks_for_one_and_the_api_s_page_does_as_well() 
         type_key(browser, "wrong")
         wait_for(browser, "notice", "unknown API key")
         browser.evaluate("sessionStorage.clear(); document.querySelector('nav a').click()")
-        browser.wait("document.title === 'Quire: API' && document.getElementById('told').innerText !== ''")
-        assert "enter yours at the top right" in said(browser, "told")
+        browser.wait("document.title === 'Quire: API' && document.getElementById('status').innerText !== ''")
+        assert "enter yours at the top right" in said(browser, "status")
         type_key(browser, KEY)
         browser.wait("document.querySelectorAll('.opblock-post').length > 40")
         browser.open(f"http://{cluster.http_address}/")
@@ -146,7 +146,7 @@ def test_nothing_is_cut_off_or_too_small_to_read(cluster: Cluster, width: int) -
 def test_charts_have_an_axis_and_empty_views_explain_themselves(cluster: Cluster) -> None:
     with opened(cluster) as browser:
         browser.evaluate("document.querySelector('[data-tab=cluster]').click()")
-        assert "Nothing yet" in browser.evaluate(
+        assert "No events yet" in browser.evaluate(
             "getComputedStyle(document.getElementById('events'), '::before').content"
         )
         wait_for(browser, "curve-begin", "s ago")

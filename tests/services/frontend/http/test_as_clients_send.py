@@ -51,7 +51,7 @@ async def refused(frontend: Running, path: str, **changes: Any) -> tuple[str | N
 @pytest.mark.parametrize("path", BODIES)
 async def test_a_lone_surrogate_is_named_wherever_it_occurs(frontend: Running, path: str) -> None:
     _, message, _ = await refused(frontend, path, model=HALF)
-    assert message == "model holds \\ud83d, half of a surrogate pair, which is no text."
+    assert message == "model holds \\ud83d, half of a surrogate pair, which is not valid text."
     deep = {"a": [{"b": f"x{HALF}"}]}
     _, message, _ = await refused(frontend, path, chat_template_kwargs=deep)
     assert message.startswith("chat_template_kwargs.a[0].b holds \\ud83d")

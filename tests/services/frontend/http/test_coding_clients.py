@@ -39,7 +39,7 @@ async def test_reasoning_and_calls_come_in_order_and_go_back(tool_model: Path, n
     assert any(answered.reasoning for answered in answers)
     assert {answered.text for answered in answers} <= {"Done.", "Let me see.", "Let me see.\n"}
     num_calls = max(len(answered.calls) for answered in answers)
-    assert num_calls == (1 if name in ("cline", "codex") else 2), "one where the client wants none beside another"
+    assert num_calls == (1 if name in ("cline", "codex") else 2), "one call where the client allows no parallel ones"
     assert metrics.get(f"quire_unknown_request_fields_total{{field={OTHER}}}", 0) <= 2 * len(load(name)["turns"])
 
 

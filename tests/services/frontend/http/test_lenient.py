@@ -53,7 +53,7 @@ async def test_numbers_and_booleans_may_stand_in_bodies_as_text(
     answer = await frontend.http.post(path, json={"model": "talking", **BODIES[path], **changes})
     assert answer.status_code == 200, answer.text
     document = (await frontend.http.get("/openapi.json")).json()
-    assert "Numbers and booleans may stand in bodies as text" in document["info"]["description"]
+    assert "Numbers and booleans may be sent as strings" in document["info"]["description"]
 
 
 @pytest.mark.parametrize(

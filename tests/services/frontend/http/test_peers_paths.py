@@ -43,7 +43,7 @@ async def test_tokenizer_info_has_what_the_folder_says_and_the_template_in_use(f
     assert info["eos_token"] == "<|im_end|>"
     assert info["chat_template"] == TEMPLATE
     assert isinstance(info["tokenizer_class"], str)
-    assert info["model_max_length"] == int(1e30), "what Hugging HttpApplication writes for: no limit"
+    assert info["model_max_length"] == int(1e30), "what Hugging Face writes for: no limit"
 
 
 async def test_probes_distinguish_alive_from_ready(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ async def test_it_is_ready_once_a_worker_has_reported_its_adapters(tmp_path: Pat
         assert [model["id"] for model in listed] == ["talking", "pirate"]
         script.set_view(num_workers=0)
         await waiting.until_view(lambda view: view.num_workers == 0)
-        assert (await waiting.http.get("/health")).status_code == 200, "workers that are away are waited for"
+        assert (await waiting.http.get("/health")).status_code == 200, "disconnected workers are waited for"
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready", "/live", "/ping"])
@@ -251,7 +251,7 @@ async def test_the_chunk_that_opens_a_choice_counts_no_token_yet(frontend: Runni
     chunks = [json.loads(line[6:]) for line in answer.text.split("\n\n") if line and line != "data: [DONE]"]
     counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
     # Three tokens may arrive as one, two or three messages.
-    assert counts in ([0, 1, 3, 3], [0, 2, 3, 3], [0, 3, 3]), "what has come together goes together"
+    assert counts in ([0, 1, 3, 3], [0, 2, 3, 3], [0, 3, 3]), "tokens that arrive together are sent together"
     assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
 
 
@@ -313,7 +313,7 @@ async def test_admission_works_under_a_path_prefix(tmp_path: Path) -> None:
         frontend.http.stream("POST", "/llm/v1/completions", json=long),
     ):
         refused = await frontend.http.post("/llm/v1/completions", content=b"no JSON at all")
-        assert refused.status_code == 429, "it was read, and should not have been"
+        assert refused.status_code == 429, "the body was read although it is refused"
 
 
 async def test_a_path_in_front_that_comes_twice_is_no_path_here(tmp_path: Path) -> None:

@@ -122,7 +122,11 @@ Refused = Callable[[AsyncClient], Awaitable[Any]]
 @pytest.mark.parametrize(
     ("ask", "error", "said"),
     [
-        (lambda client: client.files.create(b"x" * (2**20 + 1)), InvalidArgument, "bytes: a file may have 1048576"),
+        (
+            lambda client: client.files.create(b"x" * (2**20 + 1)),
+            InvalidArgument,
+            "bytes: a file may have at most 1048576",
+        ),
         (lambda client: client.files.create(b"x", "nothing"), InvalidArgument, "purpose must be one of"),
         (lambda client: client.files.create("/nowhere/at/all"), InvalidArgument, "cannot read '/nowhere/at/all'"),
         (lambda client: client.files.list(limit=10_001), InvalidArgument, "limit must be in 1 to 10000, got 10001"),
@@ -168,7 +172,7 @@ def piece(content: bytes) -> pb.UploadFileRequest:
         ([begin(3), piece(b"ab")], "bytes: 3 were announced, 2 came"),
         ([begin(3), piece(b"ab"), piece(b"cd"), piece(b"ef")], "bytes: 3 were announced, more than 3 came"),
         ([begin(3), begin(3)], "content: every message but the first has some"),
-        ([begin(2**21), piece(b"x" * (2**20 + 1))], "content: a piece may have 1048576 bytes, got 1048577"),
+        ([begin(2**21), piece(b"x" * (2**20 + 1))], "content: a piece may have at most 1048576 bytes, got 1048577"),
     ],
 )
 async def test_a_malformed_upload_is_refused_and_leaves_no_file(

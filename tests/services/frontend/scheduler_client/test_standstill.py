@@ -42,7 +42,7 @@ async def test_a_connection_that_ends_unasked_is_back_and_costs_no_token(
     async with scheduler(script), running(folder, script.address) as frontend:
         script.break_sessions()
         messages = [message async for message in frontend.inference.Generate(COUNTING)]
-    assert num_calls, "it came to that"
+    assert num_calls, "the faulty call was never reached"
     assert tokens_of(messages) == COUNTED
 
 

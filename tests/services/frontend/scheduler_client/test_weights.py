@@ -30,7 +30,7 @@ async def test_the_newest_weights_are_sent_to_the_others_once(folder: Path) -> N
         await frontend.until_view(lambda view: view.weights.update < 7 or view.num_waiting == 3)
         assert (first.weights_told, second.weights_told) == ([], [newest])
         updates = [weights.update for weights in third.weights_told]
-        assert updates in ([7], [5, 7]), "as sessions were opened, and nothing twice"
+        assert updates in ([7], [5, 7]), "in the order in which sessions were opened, without duplicates"
 
 
 async def test_an_update_is_newer_than_one_from_a_clock_that_was_days_ahead(folder: Path) -> None:

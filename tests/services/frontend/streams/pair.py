@@ -49,7 +49,7 @@ class Pair(NamedTuple):
         task = streams.running[key]
         task.cancel()
         done, _ = await asyncio.wait([task], timeout=60)
-        assert done, "it was asked to end, and goes on"
+        assert done, "the task did not end after its cancellation"
         streams.forget(made.stream)
         with self.ask_redis() as client:
             for lease in client.keys(f"*:lease:{request_id}"):  # no lease if this took longer than its time to live

@@ -239,7 +239,7 @@ async def test_an_unread_stream_ends_and_is_dropped_after_its_retention(
     await eventually(lambda: not any(stream.num_readers for stream in streams.known.values()))
     clock.now += 49
     await streams.heartbeat()
-    assert script.num_running, "somebody may still come"
+    assert script.num_running, "a client may still follow the stream"
     clock.now += 1
     await streams.heartbeat()
     script.resume()

@@ -161,7 +161,7 @@ async def test_files_are_few_and_all_are_given_back(large: LargeBodies, monkeypa
     body, before = BODIES["fine"], Spool.num_files
     many = [spooled(body) for _ in range(spool_module.MAX_FILES + 3)]
     assert [spool.path is None for spool in many].count(True) == 3 + before
-    assert not await large.check(many[-1]), "the frontend looks at it itself"
+    assert not await large.check(many[-1]), "the frontend checks the body itself"
     assert many[-1].take_all() == many[0].take_all() == body
     for spool in many:
         spool.close()
@@ -198,7 +198,7 @@ async def test_a_process_that_was_killed_is_replaced_and_one_that_ends_leaves_th
         assert await large.check(spool)
         second = large.pid
         assert second not in (None, first)
-        assert not await large.check(spool, "NoMessage"), "it breaks over that, and the frontend looks at it itself"
+        assert not await large.check(spool, "NoMessage"), "the child fails and the frontend checks the body itself"
         assert await large.check(spool)
 
 

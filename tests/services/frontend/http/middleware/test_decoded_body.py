@@ -208,7 +208,7 @@ async def test_as_curl_sends_it(frontend: Running, tmp_path: Path) -> None:
 
 async def test_decoded_bytes_of_all_calls_are_limited() -> None:
     """Each body is small as sent; a single one always fits, and read bodies are released."""
-    decoders = BodyDecoders(most_held=1 << 20)
+    decoders = BodyDecoders(max_held=1 << 20)
     body = gzip.compress(random.Random(5).randbytes(400_000).hex().encode())
 
     def receive() -> Receive:
@@ -229,7 +229,7 @@ async def test_decoded_bytes_of_all_calls_are_limited() -> None:
             assert await read(third) == 800_000
             with decoders.held() as fourth, pytest.raises(ResourceExhausted):
                 await decoders.whole(body, ("gzip",), 1 << 24, fourth)
-    with BodyDecoders(most_held=1000).held() as alone:
+    with BodyDecoders(max_held=1000).held() as alone:
         assert len(await decoders.whole(body, ("gzip",), 1 << 24, alone)) == 800_000
     assert decoders.num_held == 0
     decoders.close()
