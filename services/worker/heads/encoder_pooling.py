@@ -65,7 +65,7 @@ class EncoderPoolingHead:
         self._hidden_size = hidden_size
         self._default = default
         self._classifier = classifier
-        self._asked: dict[int, VectorSpec] = {}
+        self._specs: dict[int, VectorSpec] = {}
         self._places: dict[int, I32] = {}  # positions of tokens with a vector each, by slot
 
     def admit(self, slot: int, admission: SlotAdmission) -> None:
@@ -89,7 +89,7 @@ class EncoderPoolingHead:
         late = late_interaction.admit(self.late, slot, admission, places is not None and not params.classify)
         if late is not None:
             spec = replace(spec, late=QUERY if late.is_query else DOCUMENT)
-        self._asked[slot] = spec
+        self._specs[slot] = spec
 
     def _classification(self, params: pooling_pb2.PoolingParams) -> VectorSpec:
         assert self._classifier is not None
@@ -110,7 +110,7 @@ class EncoderPoolingHead:
         return VectorSpec(modes, normalize, params.dimensions or size, classify=False)
 
     def release(self, slot: int) -> None:
-        self._asked.pop(slot, None)
+        self._specs.pop(slot, None)
         self._places.pop(slot, None)
         if self.late is not None:
             self.late.release(slot)
@@ -120,12 +120,12 @@ class EncoderPoolingHead:
         return self._places[slot]
 
     def rows(self, inputs: StepInputs) -> EncoderPoolingRows | None:
-        if not self._asked:
+        if not self._specs:
             return None
         by_spec: dict[VectorSpec, list[int]] = {}
         for row, slot in enumerate(inputs.slots.tolist()):
-            if slot in self._asked:
-                by_spec.setdefault(self._asked[slot], []).append(row)
+            if slot in self._specs:
+                by_spec.setdefault(self._specs[slot], []).append(row)
         if any(spec.late for spec in by_spec):  # queries before the documents that are compared with them
             by_spec = dict(sorted(by_spec.items(), key=lambda entry: entry[0].late == DOCUMENT))
         return EncoderPoolingRows(self, inputs, by_spec) if by_spec else None

@@ -50,8 +50,8 @@ def max_sim(queries: TokenVectors, documents: TokenVectors) -> Tensor:
     scores = [
         _scores(queries.select(rows), documents.select(rows)) for rows in _batches(order, documents, queries.longest)
     ]
-    found = torch.cat(scores)
-    return found.index_select(0, upload(np.argsort(order), found.device))
+    in_order = torch.cat(scores)
+    return in_order.index_select(0, upload(np.argsort(order), in_order.device))
 
 
 def _batches(order: Ints, documents: TokenVectors, max_query_len: int) -> Iterator[Ints]:
@@ -72,8 +72,8 @@ def _scores(queries: TokenVectors, documents: TokenVectors) -> Tensor:
         1, MAX_PRODUCTS // (len(documents.starts) * documents.longest)
     )  # limits memory for a long query with a long document
     best = [torch.bmm(part, padded).amax(dim=2) for part in queries.padded().split(vectors_at_once, dim=1)]
-    found = best[0] if len(best) == 1 else torch.cat(best, dim=1)
+    products = best[0] if len(best) == 1 else torch.cat(best, dim=1)
     if int(queries.lengths.min()) < queries.longest:
         beyond = np.arange(queries.longest) >= queries.lengths[:, None]
-        found = found.masked_fill(upload(beyond, found.device), 0)
-    return found.sum(dim=1)
+        products = products.masked_fill(upload(beyond, products.device), 0)
+    return products.sum(dim=1)

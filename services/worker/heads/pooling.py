@@ -59,7 +59,7 @@ class PoolingSpec:
 class PoolingChunk:
     """Tokens of one slot that a step computes."""
 
-    asked: PoolingSpec
+    spec: PoolingSpec
     slot: int
     tokens: I32  # indices into the step's tokens, those that are read
     is_last: bool  # contains the sequence's last token
@@ -88,7 +88,7 @@ class PoolingHead:
         self._hidden_size = hidden_size
         self._classifier = classifier
         self._default = default
-        self._asked: dict[int, PoolingSpec] = {}
+        self._specs: dict[int, PoolingSpec] = {}
         # State of slots that are computed in several steps: float32 [hidden_size] sums, or the states so far.
         self._sums: dict[int, Tensor] = {}
         self._states: dict[int, list[Tensor]] = {}
@@ -122,38 +122,38 @@ class PoolingHead:
             places = requested_places(admission.pooled_tokens, len(places))
         by_token = places is not None and classifier is None
         late = late_interaction.admit(self._late, slot, admission, by_token)
-        asked = PoolingSpec(pooler, num_tokens, normalize, size, classifier, places, late)
-        check_size(asked.size)
-        self._asked[slot] = asked
+        spec = PoolingSpec(pooler, num_tokens, normalize, size, classifier, places, late)
+        check_size(spec.size)
+        self._specs[slot] = spec
 
     def release(self, slot: int) -> None:
-        self._asked.pop(slot, None)
+        self._specs.pop(slot, None)
         self._sums.pop(slot, None)
         self._states.pop(slot, None)
         if self._late is not None:
             self._late.release(slot)
 
     def rows(self, inputs: StepInputs) -> PoolingRows | None:
-        if not self._asked:
+        if not self._specs:
             return None
         slots = inputs.slots.tolist()
-        parts = [self._part(inputs, row, slot) for row, slot in enumerate(slots) if slot in self._asked]
+        parts = [self._part(inputs, row, slot) for row, slot in enumerate(slots) if slot in self._specs]
         parts = [part for part in parts if len(part.tokens) or part.is_last]
         return PoolingRows(self, parts) if parts else None
 
     def _part(self, inputs: StepInputs, row: int, slot: int) -> PoolingChunk:
-        asked = self._asked[slot]
+        spec = self._specs[slot]
         start, end = (int(at) for at in inputs.query_start[row : row + 2])
-        ends = int(inputs.seq_lens[row]) == asked.num_tokens
-        if asked.places is not None:
+        ends = int(inputs.seq_lens[row]) == spec.num_tokens
+        if spec.places is not None:
             first = int(inputs.positions[start])
-            here = asked.places[(asked.places >= first) & (asked.places < first + end - start)]
-            return PoolingChunk(asked, slot, (here - first + start).astype(np.int32), ends)
-        if asked.pooler == LAST:
+            positions = spec.places[(spec.places >= first) & (spec.places < first + end - start)]
+            return PoolingChunk(spec, slot, (positions - first + start).astype(np.int32), ends)
+        if spec.pooler == LAST:
             start = end - 1 if ends else end
-        elif asked.pooler == CLS:
+        elif spec.pooler == CLS:
             end = start + (inputs.positions[start] == 0)
-        return PoolingChunk(asked, slot, np.arange(start, end, dtype=np.int32), ends)
+        return PoolingChunk(spec, slot, np.arange(start, end, dtype=np.int32), ends)
 
     def pool(self, parts: list[PoolingChunk], hidden: Tensor) -> PooledStep:
         """Pools `hidden` [num_read, >= hidden_size], the concatenated hidden states of `parts`."""
@@ -164,11 +164,11 @@ class PoolingHead:
             states = hidden[at : at + count, : self._hidden_size]
             at += count
             first = together[0]
-            found = self._by_place(first, states) if first.asked.places is not None else self._whole(together, states)
-            if found is not None and first.asked.late is not None:
-                compared.append((first, found))
-            elif found is not None:
-                step.add([part.slot for part in together], [part.asked.size for part in together], found)
+            pooled = self._by_place(first, states) if first.spec.places is not None else self._whole(together, states)
+            if pooled is not None and first.spec.late is not None:
+                compared.append((first, pooled))
+            elif pooled is not None:
+                step.add([part.slot for part in together], [part.spec.size for part in together], pooled)
         if compared:
             self._compare(compared, step)
         return step
@@ -189,12 +189,12 @@ class PoolingHead:
         """Stores queries, then scores the documents against them; tensors are float32 [num_places, dimensions]."""
         assert self._late is not None, "sequences were admitted with it"
         groups: dict[tuple[bool, int], list[tuple[int, Tensor]]] = {}  # by (is document, vector size)
-        for part, found in compared:
-            assert part.asked.late is not None, "the part has a role"
-            groups.setdefault((not part.asked.late.is_query, found.size(1)), []).append((part.slot, found))
+        for part, pooled in compared:
+            assert part.spec.late is not None, "the part has a role"
+            groups.setdefault((not part.spec.late.is_query, pooled.size(1)), []).append((part.slot, pooled))
         for (is_document, _), group in sorted(groups.items(), key=itemgetter(0)):
-            slots, vectors = [slot for slot, _ in group], torch.cat([found for _, found in group])
-            starts = np.cumsum([0, *(len(found) for _, found in group)]).astype(np.int32)
+            slots, vectors = [slot for slot, _ in group], torch.cat([pooled for _, pooled in group])
+            starts = np.cumsum([0, *(len(pooled) for _, pooled in group)]).astype(np.int32)
             if is_document:
                 step.add_scores(self._late, slots, vectors, starts)
             else:
@@ -204,13 +204,13 @@ class PoolingHead:
         """Returns float32 [num_places, dimensions] once the slot's last token is computed, else None."""
         kept = self._states.setdefault(part.slot, [])
         kept.append(states.to(torch.float32, copy=True))  # the next step overwrites the buffer
-        return self._vectors(part.asked, torch.cat(kept)) if part.is_last else None
+        return self._vectors(part.spec, torch.cat(kept)) if part.is_last else None
 
     def _whole(self, parts: list[PoolingChunk], states: Tensor) -> Tensor | None:
         """Returns float32 [num_parts, dimensions] of parts of one kind that are complete, or None for one that
         is not."""
         if all(len(part.tokens) == 1 and part.slot not in self._sums for part in parts) and parts[0].is_last:
-            return _finish_vectors(parts[0].asked, states.float())
+            return _finish_vectors(parts[0].spec, states.float())
         totals, at = [], 0
         for part in parts:
             total = self._add_to_sum(part.slot, states[at : at + len(part.tokens)])
@@ -218,16 +218,16 @@ class PoolingHead:
             if not part.is_last:
                 self._sums[part.slot] = total
                 return None
-            totals.append(total / part.asked.num_tokens if part.asked.pooler == MEAN else total)
-        return _finish_vectors(parts[0].asked, torch.stack(totals))
+            totals.append(total / part.spec.num_tokens if part.spec.pooler == MEAN else total)
+        return _finish_vectors(parts[0].spec, torch.stack(totals))
 
-    def _vectors(self, asked: PoolingSpec, states: Tensor) -> Tensor:
+    def _vectors(self, spec: PoolingSpec, states: Tensor) -> Tensor:
         """Returns float32 [num_places, dimensions] for states [num_places, hidden_size]."""
-        if asked.classifier is not None:
-            return asked.classifier(states.t()).t()
+        if spec.classifier is not None:
+            return spec.classifier(states.t()).t()
         vectors = states if self._by_token is None else self._by_token(states)
-        vectors = vectors[:, : asked.dimensions]
-        return torch.nn.functional.normalize(vectors, dim=1) if asked.normalize else vectors
+        vectors = vectors[:, : spec.dimensions]
+        return torch.nn.functional.normalize(vectors, dim=1) if spec.normalize else vectors
 
     def _add_to_sum(self, slot: int, hidden: Tensor) -> Tensor:
         """Returns float32 [hidden_size]: the sum of `hidden` and of the sequence's earlier chunks."""
@@ -272,16 +272,16 @@ def check_size(size: int) -> None:
 
 def _can_group(part: PoolingChunk, other: PoolingChunk) -> bool:
     """Tells whether both parts are complete and get one vector of the same kind each."""
-    whole = part.is_last and other.is_last and part.asked.places is None and other.asked.places is None
-    return whole and part.asked.kind == other.asked.kind
+    whole = part.is_last and other.is_last and part.spec.places is None and other.spec.places is None
+    return whole and part.spec.kind == other.spec.kind
 
 
-def _finish_vectors(asked: PoolingSpec, totals: Tensor) -> Tensor:
+def _finish_vectors(spec: PoolingSpec, totals: Tensor) -> Tensor:
     """Returns float32 [num_parts, dimensions] for pooled states [num_parts, hidden_size]."""
-    if asked.classifier is not None:
-        return asked.classifier(totals.t()).t()
-    vectors = totals[:, : asked.dimensions]
-    return torch.nn.functional.normalize(vectors, dim=1) if asked.normalize else vectors
+    if spec.classifier is not None:
+        return spec.classifier(totals.t()).t()
+    vectors = totals[:, : spec.dimensions]
+    return torch.nn.functional.normalize(vectors, dim=1) if spec.normalize else vectors
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Interface of a head.
+"""Interface between the worker and a head.
 
 A head is an output of a forward pass besides samples: prompt log-probabilities, features for a drafter, a pooled
 vector. A sequence requests heads with its SequenceParams; a head stores the request by slot, tells before a step which

@@ -105,7 +105,7 @@ class PromptLogprobsHead:
         self._settings = settings
         self._device = device
         self._logits_of = logits_of
-        self._asked: dict[int, PromptLogprobsSpec] = {}
+        self._specs: dict[int, PromptLogprobsSpec] = {}
 
     def admit(self, slot: int, admission: SlotAdmission) -> None:
         sampling = admission.sampling
@@ -122,18 +122,18 @@ class PromptLogprobsHead:
         prompt = columns.i32(admission.token_ids)[: admission.num_prompt_tokens]
         if first < len(prompt):
             # Lists begin at prompt_logprob_start; position 0 has no log-probability.
-            self._asked[slot] = PromptLogprobsSpec(prompt, first, count, named[first - sampling.prompt_logprob_start :])
+            self._specs[slot] = PromptLogprobsSpec(prompt, first, count, named[first - sampling.prompt_logprob_start :])
 
     def release(self, slot: int) -> None:
-        self._asked.pop(slot, None)
+        self._specs.pop(slot, None)
 
     def rows(self, inputs: StepInputs) -> PromptLogprobRows | None:
-        rows = self._rows(inputs) if self._asked else None
+        rows = self._rows(inputs) if self._specs else None
         return None if rows is None else PromptLogprobRows(rows, self)
 
     def _rows(self, inputs: StepInputs) -> PromptRows | None:
         """Returns the rows of a step, None if it computes no requested position."""
-        parts = [self._part(inputs, row, slot) for row, slot in enumerate(inputs.slots.tolist()) if slot in self._asked]
+        parts = [self._part(inputs, row, slot) for row, slot in enumerate(inputs.slots.tolist()) if slot in self._specs]
         parts = [part for part in parts if len(part.tokens)]
         if not parts:
             return None
@@ -147,17 +147,17 @@ class PromptLogprobsHead:
         )
 
     def _part(self, inputs: StepInputs, row: int, slot: int) -> PromptRows:
-        asked = self._asked[slot]
+        spec = self._specs[slot]
         start, end = (int(at) for at in inputs.query_start[row : row + 2])
         begin = int(inputs.positions[start])
         reached = begin + end - start  # position after these tokens
-        positions = np.arange(max(begin + 1, asked.first), min(reached, len(asked.prompt) - 1) + 1, dtype=np.int32)
-        if reached >= len(asked.prompt) - 1:
-            del self._asked[slot]
+        positions = np.arange(max(begin + 1, spec.first), min(reached, len(spec.prompt) - 1) + 1, dtype=np.int32)
+        if reached >= len(spec.prompt) - 1:
+            del self._specs[slot]
         tokens = positions - (begin + 1) + start
-        names = _named_ids(asked.named, positions - asked.first) if asked.named else None
-        counts = np.full(len(positions), asked.count) if names is None else (names >= 0).sum(axis=1)
-        targets = asked.prompt[positions]
+        names = _named_ids(spec.named, positions - spec.first) if spec.named else None
+        counts = np.full(len(positions), spec.count) if names is None else (names >= 0).sum(axis=1)
+        targets = spec.prompt[positions]
         return PromptRows(tokens.astype(np.int32), targets, counts.astype(np.int32), names, [slot], [len(tokens)])
 
     def collect(self, hidden: Tensor, rows: PromptRows) -> PromptLogprobsLaunch:

@@ -184,8 +184,8 @@ class AdapterManager:
         if removed is None:
             return
         self._forget_rows()
-        ended = self._adapter_of_slot == removed.number
-        self._adapter_of_slot[ended] = NO_ADAPTER
+        removed_slots = self._adapter_of_slot == removed.number
+        self._adapter_of_slot[removed_slots] = NO_ADAPTER
         for layer in self._layers:
             layer.drop(removed.number)
 

@@ -75,7 +75,6 @@ class AdapterCapacity:
     """Capacity for adapters, in every layer."""
 
     num_adapters: int  # adapter numbers are below this
-
     max_rank: int
     takes_whole: bool = False  # whether an adapter may replace the weight of a layer that supports it
 

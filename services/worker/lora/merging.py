@@ -128,18 +128,18 @@ class AdapterMerge:
     def _find(self, module: str) -> str:
         """Returns the tensor name of a module; some checkpoints omit or add a prefix of the layers' names (GPT-2)."""
         _, _, inside = module.partition(".")
-        found = [name for name in (module, inside, f"model.{module}") if name + WEIGHT in self._shapes]
-        if not found:
+        names = [name for name in (module, inside, f"model.{module}") if name + WEIGHT in self._shapes]
+        if not names:
             text = f"{module} is not a layer of this checkpoint, which has no {module}{WEIGHT}"
             raise refusal(self._adapter.name, text)
-        return found[0] + WEIGHT
+        return names[0] + WEIGHT
 
     def _table(self) -> str:
-        found = [name for name in self._shapes if _ends(name.removesuffix(WEIGHT), TABLES)]
-        if len(found) != 1:
-            text = f"the output head is tied to the embeddings, of which the checkpoint has {len(found)}"
+        tables = [name for name in self._shapes if _ends(name.removesuffix(WEIGHT), TABLES)]
+        if len(tables) != 1:
+            text = f"the output head is tied to the embeddings, of which the checkpoint has {len(tables)}"
             raise refusal(self._adapter.name, text)
-        return found[0]
+        return tables[0]
 
 
 def _ends(module: str, names: Sequence[str]) -> bool:

@@ -49,7 +49,7 @@ class NoAdapters:
         return ()
 
     def add(self, folder: PeftFolder, digest: bytes) -> None:
-        """Raises FailedPrecondition."""
+        """Raises FailedPrecondition: no adapter can be loaded."""
         raise FailedPrecondition("lora_folders: empty, so that this worker loads no adapters")
 
     def remove(self, adapter: AdapterId) -> None:

@@ -59,7 +59,7 @@ class StepAdapterRows:
 
 
 class _SortedRows:
-    """Rows sorted by adapter."""
+    """Row indices of a step on the device, sorted by adapter."""
 
     def __init__(self, most: int, num_adapters: int, device: torch.device, staging: Staging) -> None:
         self._staging = staging

@@ -90,7 +90,7 @@ class PlainRows:
             self._masks.apply_alone(logits)
 
     def finish(self, token_ids: Tensor) -> SampledTokens:
-        """Records the rows' tokens."""
+        """Passes the rows' tokens to the grammar masks and returns them."""
         if self._masks is None:
             return SampledTokens(token_ids, None)
         self._masks.sampled(token_ids)
@@ -120,9 +120,9 @@ class ProcessedRows:
         """Passes the rows' tokens, -1 where a row has none, to the features and collects log-probabilities."""
         for feature in self._bindings.features:
             feature.sampled(token_ids)
-        asked = self._bindings.logprobs
+        bound_logprobs = self._bindings.logprobs
         source = self._logprob_source
-        logprobs = asked.collect(source, token_ids) if asked and source is not None else None
+        logprobs = bound_logprobs.collect(source, token_ids) if bound_logprobs and source is not None else None
         return SampledTokens(token_ids, logprobs, masked=self._bindings.masked)
 
 
@@ -201,19 +201,19 @@ class Sampler:
         bindings = self._bind(slots)
         if bindings.features or bindings.logprobs or not self.vocabulary.accepts_16_bit:
             logits = logits.float()
-        asked = bindings.logprobs
+        bound_logprobs = bindings.logprobs
         source = None
-        if asked and not asked.mode.is_processed:
-            source = asked.mode.values(logits[asked.rows])
+        if bound_logprobs and not bound_logprobs.mode.is_processed:
+            source = bound_logprobs.mode.values(logits[bound_logprobs.rows])
         if bindings.masks is not None and bindings.masks_alone and positions.drafts is None:
             bindings.masks.apply_alone(logits)
         else:
             for feature in bindings.features:
                 feature.apply(logits, positions)
-        if asked and asked.mode.is_processed:
-            source = asked.mode.values(bindings.choice.filtered(logits, asked.rows))
-        if asked and source is not None:
-            asked.replace_beam_rows(source, logits)
+        if bound_logprobs and bound_logprobs.mode.is_processed:
+            source = bound_logprobs.mode.values(bindings.choice.filtered(logits, bound_logprobs.rows))
+        if bound_logprobs and source is not None:
+            bound_logprobs.replace_beam_rows(source, logits)
         return ProcessedRows(logits, positions, self.vocabulary, bindings, source)
 
     @property

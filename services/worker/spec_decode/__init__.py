@@ -1,1 +1,1 @@
-"""Speculative decoding (docs/features/speculative-decoding.md)."""
+"""Speculative decoding: drafting methods, and the recording of accepted drafts; see README.md."""

@@ -61,17 +61,17 @@ def _tree_error(reason: str) -> InvalidArgument:
     return InvalidArgument(f"{field}.speculative_token_tree: {reason}", field=field)
 
 
-def create_drafter(drafting: SpeculativeConfig | None, target: DraftTarget, wanted: WorkerLimits) -> Drafter | None:
+def create_drafter(drafting: SpeculativeConfig | None, target: DraftTarget, limits: WorkerLimits) -> Drafter | None:
     """Creates the drafter of the configured method, None if there is none. Raises InvalidArgument if it does not fit
     the KV layout."""
     drafter = open_drafter(drafting, target) if drafting else None
-    if drafter is not None and drafter.block_bytes and wanted.layout.windows:
+    if drafter is not None and drafter.block_bytes and limits.layout.windows:
         raise InvalidArgument(
             "speculative_config: its drafts need every token's KV, and some of this model's layers keep a window or a "
             "state only; ngram, suffix, medusa and grammar need none",
             field="speculative_config",
         )
-    if speculative_config.tree_of(drafting) is not None and wanted.layout.windows:
+    if speculative_config.tree_of(drafting) is not None and limits.layout.windows:
         raise _tree_error("sliding windows support chains only")
     return drafter
 

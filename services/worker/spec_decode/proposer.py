@@ -24,7 +24,7 @@ SEARCH_WORK = 2**16  # fixed cost of one search: the 60 µs that suffix decoding
 
 @dataclass(frozen=True, slots=True)
 class DraftRequest:
-    """Slots that need drafts."""
+    """Slots that need drafts, with the maximum of each."""
 
     slots: Rows  # ascending
     counts: I32  # [num_slots] maximum drafts of each, at least 1

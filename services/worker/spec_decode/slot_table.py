@@ -16,8 +16,8 @@ from quire.shared.columns import I32, U32
 
 
 class DraftingSlotTable(SlotTable):
-    """Slot table whose `num_tokens` and `num_computed_tokens` count drafts once they are accepted:
-    commit_accepted()."""
+    """Slot table that counts drafts in `num_tokens` and `num_computed_tokens` once commit_accepted() is called for
+    them."""
 
     drafts = True
 
@@ -26,9 +26,8 @@ class DraftingSlotTable(SlotTable):
         self.num_speculative_tokens = num_speculative_tokens
         self.num_draft_tokens = 0  # maximum drafts per slot, as last ordered by a plan
         self._has_states = limits.layout.has_states
-        self._lags = np.zeros(
-            limits.max_num_seqs, dtype=np.int32
-        )  # accepted drafts that recurrent states have not consumed yet
+        # Accepted drafts that recurrent states have not consumed yet, by slot.
+        self._lags = np.zeros(limits.max_num_seqs, dtype=np.int32)
 
     def clear(self) -> None:
         super().clear()
@@ -44,10 +43,10 @@ class DraftingSlotTable(SlotTable):
             self.num_draft_tokens = min(changes.num_draft_tokens, self.num_speculative_tokens)
         released, moved = self._begin(plan)
         counts = self._counts(plan)
-        new_blocks = self._hand_out_named(plan.new_block_slots, plan.new_block_ids)
+        new_blocks = self._assign_named_blocks(plan.new_block_slots, plan.new_block_ids)
         named = changes.counted_slots
-        room = self.num_blocks * self.block_size - self.num_computed_tokens
-        lacking = (counts > 0) & (counts > room)
+        num_free = self.num_blocks * self.block_size - self.num_computed_tokens
+        lacking = (counts > 0) & (counts > num_free)
         idle = NO_SLOTS
         if lacking.any():
             require(
@@ -67,7 +66,7 @@ class DraftingSlotTable(SlotTable):
         lacking = growing[self.num_blocks[growing] <= places]
         if not set(lacking.tolist()).issubset(slots.tolist()):
             return None
-        return self._hand_out_named(slots, ids)
+        return self._assign_named_blocks(slots, ids)
 
     def advance(self, order: ResolvedPlan, drafts: Drafts | None = None) -> Step:
         """Advances the slots as if every draft were refused; the step computes the drafts nevertheless."""
@@ -95,7 +94,7 @@ class DraftingSlotTable(SlotTable):
         self._lags[step.slots] = 0
         return replace(step, lags=StateLags(counts, self.num_speculative_tokens, self.block_size))
 
-    def _hand_out_named(self, slots: U32, ids: U32) -> NewBlocks:
+    def _assign_named_blocks(self, slots: U32, ids: U32) -> NewBlocks:
         require(len(slots) == len(ids), lambda: f"{len(slots)} new_block_slots, {len(ids)} new_block_ids")
         if not len(ids):
             return NO_BLOCKS
@@ -117,18 +116,18 @@ class DraftingSlotTable(SlotTable):
         reads the state stored there.
         """
         computed = self.num_computed_tokens[slots]
-        room = np.minimum(self.num_blocks[slots] * self.block_size, self._limits.max_model_len) - computed
+        num_free = np.minimum(self.num_blocks[slots] * self.block_size, self._limits.max_model_len) - computed
         if self._has_states:
-            room = np.minimum(room, self.block_size - 1 - computed % self.block_size)
-        most: I32 = np.clip(room - 1, 0, self.num_draft_tokens)
-        return most
+            num_free = np.minimum(num_free, self.block_size - 1 - computed % self.block_size)
+        limit: I32 = np.clip(num_free - 1, 0, self.num_draft_tokens)
+        return limit
 
     def _max_drafts(self, counts: I32, named: U32) -> I32 | None:
         """Returns the maximum drafts of all slots, [max_num_seqs]."""
         if not self.num_draft_tokens:
             return None
-        most = np.zeros_like(counts)
+        limit = np.zeros_like(counts)
         slots = np.flatnonzero(counts == 1)
-        most[slots] = self.max_drafts(slots)
-        most[named] = 0
-        return most
+        limit[slots] = self.max_drafts(slots)
+        limit[named] = 0
+        return limit

@@ -107,8 +107,8 @@ class Speculation:
     def advance(self, order: ResolvedPlan) -> tuple[Step, Drafts | None]:
         """Turns the order into a step, with drafts if it may have some."""
         self._proposer.add_blocks(order.new_blocks)
-        found, self._proposed = self._proposed, None
-        drafts = found.drafts if found else self._propose_for(order)
+        proposed, self._proposed = self._proposed, None
+        drafts = proposed.drafts if proposed else self._propose_for(order)
         self._num_unrecorded += drafts is not None
         return self.table.advance(order, drafts), drafts
 

@@ -65,7 +65,7 @@ class MaskObserver(Protocol):
 
 
 class NoMaskObserver:
-    """Discards timings."""
+    """Observer that discards all timings of masks."""
 
     def observe_mask_fill(self, seconds: float) -> None:
         """Does nothing."""
@@ -111,17 +111,17 @@ class CompilePool:
         self,
         open_backend: Callable[[], GrammarBackend],
         observer: MaskObserver | None = None,
-        bounds: CompileLimits = LIMITS,
+        limits: CompileLimits = LIMITS,
     ) -> None:
         """`open_backend`: reads the vocabulary, called once for the first grammar; `observer`: receives timings of the
         masks."""
         self.observer: MaskObserver = observer or NoMaskObserver()
-        self._open_backend, self._bounds = open_backend, bounds
+        self._open_backend, self._limits = open_backend, limits
         self._opening = threading.Lock()
         self._opened: GrammarBackend | None = None
         self._lock = threading.Lock()
         self._threads: BackgroundThreads | None = None
-        self._compiled: OrderedDict[bytes, _CompiledEntry] = OrderedDict()  # least recently wanted first
+        self._compiled: OrderedDict[bytes, _CompiledEntry] = OrderedDict()  # least recently used first
         self._compilations: dict[bytes, _Compilation] = {}
         self._use_counts: Counter[bytes] = Counter()
 
@@ -145,7 +145,7 @@ class CompilePool:
                 self._evict()
 
     def release_all(self) -> None:
-        """Releases all grammars."""
+        """Releases all grammars, so that they may be evicted."""
         with self._lock:
             self._use_counts.clear()
             for compilation in self._compilations.values():
@@ -179,7 +179,7 @@ class CompilePool:
 
     def _in_background(self, job: Callable[[], object]) -> None:
         if self._threads is None:
-            self._threads = BackgroundThreads("grammars", self._bounds.num_threads, lower_priority)
+            self._threads = BackgroundThreads("grammars", self._limits.num_threads, lower_priority)
         self._threads.submit(job)
 
     def _run_compilation(
@@ -187,9 +187,9 @@ class CompilePool:
     ) -> None:
         opening_s = 0.0 if self._opened is not None else LONGEST_START_S  # a library may start a subprocess
         clock = time.pthread_getcpuclockid(threading.get_ident())
-        bounds = self._bounds
+        limits = self._limits
         bound = _CompileDeadline(
-            clock, time.thread_time() + bounds.max_cpu_s + opening_s, time.monotonic() + bounds.max_wall_s + opening_s
+            clock, time.thread_time() + limits.max_cpu_s + opening_s, time.monotonic() + limits.max_wall_s + opening_s
         )
         self._watch(grammar_id, compilation, bound)
         started = time.perf_counter()
@@ -231,10 +231,10 @@ class CompilePool:
 
     def _abandon(self, grammar_id: bytes, compilation: _Compilation) -> None:
         log.error("grammar compilation exceeded its limit; abandoning the thread", grammar=grammar_id.hex())
-        error = InvalidArgument(f"{FIELD}: it takes more than {self._bounds.max_cpu_s:.0f} s to compile", field=FIELD)
+        error = InvalidArgument(f"{FIELD}: it takes more than {self._limits.max_cpu_s:.0f} s to compile", field=FIELD)
         if (
             self._finish_compilation(
-                grammar_id, compilation, None, CompileResult(error, round(self._bounds.max_cpu_s * 1e6))
+                grammar_id, compilation, None, CompileResult(error, round(self._limits.max_cpu_s * 1e6))
             )
             and self._threads is not None
         ):
@@ -260,9 +260,9 @@ class CompilePool:
         return True
 
     def _evict(self) -> None:
-        unneeded = [name for name in self._compiled if name not in self._use_counts]
-        num_bytes = sum(self._compiled[name].num_bytes for name in unneeded)
-        for left, name in zip(range(len(unneeded), 0, -1), unneeded, strict=True):
-            if left <= self._bounds.max_unused and num_bytes <= MAX_UNUSED_BYTES:
+        unused = [name for name in self._compiled if name not in self._use_counts]
+        num_bytes = sum(self._compiled[name].num_bytes for name in unused)
+        for num_remaining, name in zip(range(len(unused), 0, -1), unused, strict=True):
+            if num_remaining <= self._limits.max_unused and num_bytes <= MAX_UNUSED_BYTES:
                 return
             num_bytes -= self._compiled.pop(name).num_bytes

@@ -98,7 +98,7 @@ class MaskBuilder:
         return None if self._built is None else StepMasks(self, self._built, self._count, sequences)
 
     def give_up(self) -> None:
-        """Abandons the builder. Thread-safe."""
+        """Abandons the builder with its thread. Thread-safe."""
         self.is_hung = True
         if self._gate is not None:
             self._gate.open_permanently()
@@ -140,20 +140,20 @@ class MaskBuilder:
     ) -> None:
         token_ids = tokens()
         self._busy_since = time.perf_counter()
-        taken = [*zip(receivers, token_ids, strict=True)]
+        pairs = [*zip(receivers, token_ids, strict=True)]
         together: list[tuple[ConstrainedSequence, int]] = []
-        if len(taken) > 1 and [*receivers] == [*sequences]:  # one token per sequence
-            together = [each for each in taken if not each[0].advance_alone]
-            taken = [each for each in taken if each[0].advance_alone]
+        if len(pairs) > 1 and [*receivers] == [*sequences]:  # one token per sequence
+            together = [each for each in pairs if not each[0].advance_alone]
+            pairs = [each for each in pairs if each[0].advance_alone]
         self._advance_together(together)
-        for sequence, token_id in taken:
+        for sequence, token_id in pairs:
             sequence.advance(token_id)
         if collect_forced:
             for sequence in sequences:
                 sequence.forced_tokens = sequence.matcher.forced_tokens() if sequence.is_live else []
 
-    def _advance_together(self, taken: Sequence[tuple[ConstrainedSequence, int]]) -> None:
-        moving = [(sequence, token_id) for sequence, token_id in taken if sequence.should_advance(token_id)]
+    def _advance_together(self, pairs: Sequence[tuple[ConstrainedSequence, int]]) -> None:
+        moving = [(sequence, token_id) for sequence, token_id in pairs if sequence.should_advance(token_id)]
         if not moving:
             return
         accepted = self._filler.accept([sequence for sequence, _ in moving], [token_id for _, token_id in moving])

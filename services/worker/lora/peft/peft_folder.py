@@ -187,11 +187,11 @@ def _config(name: str, folder: Path) -> dict[str, Any]:
 
 def _modules_to_save(name: str, config: Mapping[str, Any]) -> Sequence[str]:
     """Returns the name suffixes in modules_to_save."""
-    given = config.get("modules_to_save") or []
-    if not isinstance(given, list) or len(given) > MAX_SAVED_NAMES or not all(isinstance(n, str) and n for n in given):
-        text = f"modules_to_save is {repr(given)[:80]}, a list of at most {MAX_SAVED_NAMES} names is needed"
+    names = config.get("modules_to_save") or []
+    if not isinstance(names, list) or len(names) > MAX_SAVED_NAMES or not all(isinstance(n, str) and n for n in names):
+        text = f"modules_to_save is {repr(names)[:80]}, a list of at most {MAX_SAVED_NAMES} names is needed"
         raise refusal(name, text)
-    return given
+    return names
 
 
 class _Tensors:
@@ -209,9 +209,9 @@ class _Tensors:
         """Consumes stacked expert adapters. `version`: PEFT version that wrote the file."""
         stacks = []
         for stem, a, b in self._pairs(A, B, lambda stem: STACKED.fullmatch(stem) is not None):
-            found = STACKED.fullmatch(stem.removeprefix(PREFIX))
-            assert found is not None
-            module = found[1]
+            match = STACKED.fullmatch(stem.removeprefix(PREFIX))
+            assert match is not None
+            module = match[1]
             scales = {parameter: self._scales.rank_and_scale(f"{module}.{parameter}") for parameter in (GATE_UP, DOWN)}
             stacks.append(ExpertStack(module, a, b, scales, version))
         return stacks
@@ -245,10 +245,10 @@ class _Tensors:
         names."""
         saved: dict[str, Tensor] = {}
         for end in ends:
-            found = [key for key in self._remaining if key.endswith(f"{end}.weight")]
-            if not found and end not in ADDED_BY_PEFT and not any(name.endswith(end) for name in saved):
+            keys = [key for key in self._remaining if key.endswith(f"{end}.weight")]
+            if not keys and end not in ADDED_BY_PEFT and not any(name.endswith(end) for name in saved):
                 raise refusal(self._name, f"modules_to_save has {end!r}, {self._path} has no {PREFIX}{end}.weight")
-            for key in found:
+            for key in keys:
                 weight, module = self._remaining.pop(key), key.removeprefix(PREFIX).removesuffix(".weight")
                 if weight.dim() != 2 or not weight.is_floating_point():
                     text = f"{list(weight.shape)} of {weight.dtype}"
@@ -282,9 +282,9 @@ class _Tensors:
         return LowRank(down.float(), up.float() * scale)
 
     def _magnitude(self, stem: str, size: int) -> Tensor:
-        given = [self._remaining.pop(stem + end) for end in MAGNITUDES if stem + end in self._remaining]
-        if len(given) != 1 or given[0].numel() != size:
-            shapes = [list(one.shape) for one in given]
+        magnitudes = [self._remaining.pop(stem + end) for end in MAGNITUDES if stem + end in self._remaining]
+        if len(magnitudes) != 1 or magnitudes[0].numel() != size:
+            shapes = [list(magnitude.shape) for magnitude in magnitudes]
             text = f"use_dora is True, {stem} has magnitude vectors of shapes {shapes}, one of {size} is needed"
             raise refusal(self._name, text)
-        return given[0].float().flatten()
+        return magnitudes[0].float().flatten()

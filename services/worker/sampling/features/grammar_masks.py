@@ -42,9 +42,8 @@ class GrammarMasks:
         self.shard = shard
         self.slots: dict[int, ConstrainedSequence] = {}
         self._builder: MaskBuilder | None = None
-        self._new: dict[
-            int, tuple[ConstrainedSequence, list[int]]
-        ] = {}  # by slot, with the output so far: since build_first_masks()
+        # Sequences admitted since the last build_first_masks(), with their output so far, by slot.
+        self._new: dict[int, tuple[ConstrainedSequence, list[int]]] = {}
         self._slow = SlowGrammars()
         self.collect_forced = False  # whether forced_tokens() will be called
 

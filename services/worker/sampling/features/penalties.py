@@ -63,8 +63,8 @@ class Penalties:
 
     def _count(self, tokens: I32) -> Tensor:
         """Returns how often each token of the shard occurs, int32 [shard.size]."""
-        here = tokens[self.shard.has(tokens)] - self.shard.first
-        counts = np.bincount(here, minlength=self.shard.size).astype(np.int32)
+        local_ids = tokens[self.shard.has(tokens)] - self.shard.first
+        counts = np.bincount(local_ids, minlength=self.shard.size).astype(np.int32)
         return upload(counts, self._device)
 
     def _allocate_row(self) -> int:
@@ -92,8 +92,8 @@ class BoundPenalties:
     def apply(self, logits: Tensor, positions: Positions) -> None:
         counts = self._owner.output_counts[self._pool_rows]  # [num_active, shard.size]
         if positions.drafts is not None:
-            places, here = self._owner.shard.local_columns(positions.drafts[self._rows])
-            counts.scatter_add_(1, places, here.int())
+            token_columns, is_local = self._owner.shard.local_columns(positions.drafts[self._rows])
+            counts.scatter_add_(1, token_columns, is_local.int())
         occurred = counts > 0
         changed = logits[self._rows]
         if self._repetition is not None:
@@ -106,8 +106,8 @@ class BoundPenalties:
         logits[self._rows] = changed
 
     def sampled(self, token_ids: Tensor) -> None:
-        new, here = self._owner.shard.local_columns(token_ids[self._rows])
-        self._owner.output_counts.index_put_((self._pool_rows, new), here.int(), accumulate=True)
+        new, is_local = self._owner.shard.local_columns(token_ids[self._rows])
+        self._owner.output_counts.index_put_((self._pool_rows, new), is_local.int(), accumulate=True)
 
 
 def _column(values: list[float], unused: float, device: torch.device) -> Tensor | None:

@@ -38,8 +38,8 @@ class SlotEntries:
         self._entries: dict[int, tuple[I32, Values]] = {}
 
     def put(self, slot: int, token_ids: I32, values: Values) -> None:
-        here = self._shard.has(token_ids)
-        self._entries[slot] = (token_ids[here] - self._shard.first, values[here])
+        is_local = self._shard.has(token_ids)
+        self._entries[slot] = (token_ids[is_local] - self._shard.first, values[is_local])
 
     def release(self, slot: int) -> None:
         self._entries.pop(slot, None)

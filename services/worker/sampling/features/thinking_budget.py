@@ -103,13 +103,13 @@ class BoundThinkingBudget:
         if positions.drafts is not None:
             counts, tails = self._advance(counts, tails, positions.drafts[self._rows], slice(None))
         exhausted = (counts >= self._budgets).unsqueeze(1)
-        wanted, here = self._owner.shard.local_columns(self._next_of_end(tails).unsqueeze(1))
+        end_columns, is_local = self._owner.shard.local_columns(self._next_of_end(tails).unsqueeze(1))
         rows = logits[self._rows]
-        kept = rows.gather(1, wanted)
+        kept = rows.gather(1, end_columns)
         kept = torch.where(exhausted & ~torch.isfinite(kept), 0, kept)  # even if another feature bans it
         kept = torch.where(exhausted & self._have_grammar, FORCED_LOGIT, kept)
         others = rows.masked_fill(exhausted & ~self._have_grammar, float("-inf"))
-        logits[self._rows] = others.scatter(1, wanted, kept.where(here, others.gather(1, wanted)))
+        logits[self._rows] = others.scatter(1, end_columns, kept.where(is_local, others.gather(1, end_columns)))
 
     def sampled(self, token_ids: Tensor) -> None:
         owner, slots = self._owner, self._own_slots
@@ -148,10 +148,10 @@ def _right_aligned(pattern: I32, width: int) -> I32:
 
 def _num_open_tokens(tokens: I32, start: I32, end: I32) -> int:
     """Counts the tokens after the last unclosed `start`; OUTSIDE if no section is open."""
-    ended = _occurrences(tokens, end)[-1:]
-    rest = tokens[int(ended[0]) + len(end) :] if len(ended) else tokens
-    begun = _occurrences(rest, start)[:1]
-    return len(rest) - int(begun[0]) - len(start) if len(begun) else OUTSIDE
+    last_end = _occurrences(tokens, end)[-1:]
+    rest = tokens[int(last_end[0]) + len(end) :] if len(last_end) else tokens
+    first_start = _occurrences(rest, start)[:1]
+    return len(rest) - int(first_start[0]) - len(start) if len(first_start) else OUTSIDE
 
 
 def _occurrences(tokens: I32, pattern: I32) -> Rows:

@@ -30,12 +30,12 @@ class FilterThresholds:
     def kth_largest(self, values: Tensor, counts: Tensor) -> Tensor:
         """Returns the `counts`-th largest value, `counts` int32 [num_rows]; rows with 0 or less keep all tokens."""
         known = torch.zeros((len(values), 1), dtype=torch.int64, device=values.device)
-        left = counts.long().clamp(min=1).unsqueeze(1)
+        remaining = counts.long().clamp(min=1).unsqueeze(1)
         for shift in SHIFTS:
-            found = self._total(self._digit_sums(values, None, known, shift)).long()
-            at_least = _suffix_sums(found)
-            digit = (at_least >= left).sum(dim=1, keepdim=True) - 1
-            left = left - (at_least - found).gather(1, digit)
+            sums = self._total(self._digit_sums(values, None, known, shift)).long()
+            at_least = _suffix_sums(sums)
+            digit = (at_least >= remaining).sum(dim=1, keepdim=True) - 1
+            remaining = remaining - (at_least - sums).gather(1, digit)
             known = (known << DIGIT_BITS) | digit
         return torch.where(counts > 0, value_of(known.squeeze(1)), EVERYTHING)
 
@@ -46,10 +46,10 @@ class FilterThresholds:
         above = torch.zeros_like(known)  # weight of the values above the current search interval
         limit: Tensor | None = None
         for shift in SHIFTS:
-            found = self._total(self._digit_sums(values, tops, known, shift))
-            limit = _limit(found, top_p) if limit is None else limit
-            larger = above + _suffix_sums(found) - found
-            kept = (found > 0) & (larger < limit)
+            sums = self._total(self._digit_sums(values, tops, known, shift))
+            limit = _limit(sums, top_p) if limit is None else limit
+            larger = above + _suffix_sums(sums) - sums
+            kept = (sums > 0) & (larger < limit)
             digit = kept.int().argmax(dim=1, keepdim=True)
             above = larger.gather(1, digit)
             known = (known << DIGIT_BITS) | digit
@@ -59,8 +59,8 @@ class FilterThresholds:
         """Returns nucleus() where `best` [num_rows, n] holds the n largest values in descending order, and all other
         values are -inf or equal to the smallest finite one of them."""
         nothing = torch.zeros((len(values), 1), dtype=torch.int64, device=values.device)
-        here = self._digit_sums(values, tops, nothing, SHIFTS[0]).sum(dim=1, keepdim=True)
-        limit = _limit(self._total(here), top_p)
+        local_weight = self._digit_sums(values, tops, nothing, SHIFTS[0]).sum(dim=1, keepdim=True)
+        limit = _limit(self._total(local_weight), top_p)
         weights = weights_of(best, tops)
         kept = (weights > 0) & (weights.cumsum(dim=1) - weights < limit)
         least = best.masked_fill(~kept, float("inf")).amin(dim=1)
@@ -73,9 +73,9 @@ def kth_of_best(best: Tensor, counts: Tensor) -> Tensor:
     return torch.where(counts > 0, best.gather(1, places).squeeze(1), EVERYTHING)
 
 
-def _suffix_sums(found: Tensor) -> Tensor:
+def _suffix_sums(sums: Tensor) -> Tensor:
     """Returns for each digit the sum over it and all larger ones, [num_rows, DIGITS]."""
-    return found.flip(1).cumsum(dim=1).flip(1)
+    return sums.flip(1).cumsum(dim=1).flip(1)
 
 
 def _limit(weights: Tensor, top_p: Tensor) -> Tensor:

@@ -90,14 +90,14 @@ class ShardedVocabulary:
         places = largest_by_id(values, num_local) if by_id else values.topk(num_local, dim=1).indices
         best = functional.pad(values.gather(1, places), (0, num_sent - num_local), value=BANNED)
         token_ids = functional.pad(places.int() + self.shard.first, (0, num_sent - num_local))
-        found = self._ranks.all_gather(torch.stack((best.view(torch.int32), token_ids), dim=2))
-        candidates, token_ids = found.transpose(0, 1).flatten(1, 2).unbind(2)
+        gathered = self._ranks.all_gather(torch.stack((best.view(torch.int32), token_ids), dim=2))
+        candidates, token_ids = gathered.transpose(0, 1).flatten(1, 2).unbind(2)
         order = candidates.contiguous().view(torch.float32).sort(dim=1, descending=True, stable=True).indices
         return token_ids.gather(1, order[:, :count]).long()
 
     def gather(self, values: Tensor, token_ids: Tensor) -> Tensor:
-        places, here = self.shard.local_columns(token_ids)
-        return self.all_reduce_max(values.gather(1, places).masked_fill_(~here, BANNED))
+        token_columns, is_local = self.shard.local_columns(token_ids)
+        return self.all_reduce_max(values.gather(1, token_columns).masked_fill_(~is_local, BANNED))
 
     def count_at_least(self, values: Tensor, least: Tensor) -> Tensor:
         counts = (values[:, : self.shard.count] >= least).sum(dim=1).int()
@@ -114,8 +114,8 @@ class ShardedVocabulary:
 
     def local_logits(self, whole: Tensor) -> Tensor:
         shard = self.shard
-        here = whole[:, shard.first : shard.first + shard.count]
-        return functional.pad(here, (0, shard.size - shard.count), value=BANNED)
+        local = whole[:, shard.first : shard.first + shard.count]
+        return functional.pad(local, (0, shard.size - shard.count), value=BANNED)
 
 
 def _mask_below(values: Tensor, floors: Tensor) -> Tensor:

@@ -40,11 +40,11 @@ class DraftSampler:
 
     def drafts(self) -> Drafts:
         """Returns the sampled drafts, of each slot as many as it was to get."""
-        wanted = np.arange(len(self._tokens)) < self._counts[:, None]
-        token_ids = torch.stack(self._tokens, dim=1).cpu().numpy()[wanted]
+        in_draft = np.arange(len(self._tokens)) < self._counts[:, None]
+        token_ids = torch.stack(self._tokens, dim=1).cpu().numpy()[in_draft]
         proposed = None
         if self._proposed:
-            proposed = torch.stack(self._proposed, dim=1)[upload(wanted, self._proposed[0].device)]
+            proposed = torch.stack(self._proposed, dim=1)[upload(in_draft, self._proposed[0].device)]
         return Drafts(self._slots, self._counts, token_ids, proposed)
 
     def _choose(self, logits: Tensor) -> Tensor:

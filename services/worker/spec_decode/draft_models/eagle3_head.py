@@ -63,15 +63,15 @@ def _layers(config: ConfigFile, count: int) -> tuple[int, ...]:
     """Returns the model's layers that the head reads: those that config.json names, else the authors' default."""
     name = "eagle_aux_hidden_state_layer_ids"
     inner = config.get("eagle_config", {})
-    given = (inner.get(name) if isinstance(inner, dict) else None) or config.get(name, None)
-    if given is None:
-        given = [2, count // 2, count - 3]
-        if count <= NUM_STATES or not given[0] <= given[1] <= given[2]:
-            given = [0, count // 2, count - 1]
-    fits = isinstance(given, list) and len(given) == NUM_STATES
-    if not fits or any(type(layer) is not int or not 0 <= layer < count for layer in given):
-        raise head_error(f"{name} is {given!r}: {NUM_STATES} layers of the model's {count} are needed")
-    return tuple(given)
+    layer_ids = (inner.get(name) if isinstance(inner, dict) else None) or config.get(name, None)
+    if layer_ids is None:
+        layer_ids = [2, count // 2, count - 3]
+        if count <= NUM_STATES or not layer_ids[0] <= layer_ids[1] <= layer_ids[2]:
+            layer_ids = [0, count // 2, count - 1]
+    fits = isinstance(layer_ids, list) and len(layer_ids) == NUM_STATES
+    if not fits or any(type(layer) is not int or not 0 <= layer < count for layer in layer_ids):
+        raise head_error(f"{name} is {layer_ids!r}: {NUM_STATES} layers of the model's {count} are needed")
+    return tuple(layer_ids)
 
 
 class WideAttention(Attention):

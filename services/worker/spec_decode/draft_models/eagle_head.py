@@ -55,9 +55,9 @@ def _check_fits(config: ConfigFile, target: DecoderConfig) -> None:
         raise head_error('an EAGLE-3 head (draft_vocab_size, architectures): its method is "eagle3"')
     if config.integer("num_hidden_layers") != 1:
         raise head_error(f"num_hidden_layers is {config.integer('num_hidden_layers')}, a head has 1")
-    for name, ours in (("hidden_size", target.hidden_size), ("vocab_size", target.vocab_size)):
-        if config.integer(name) != ours:
-            raise head_error(f"the head's {name} is {config.integer(name)}, the model's {ours}")
+    for name, expected in (("hidden_size", target.hidden_size), ("vocab_size", target.vocab_size)):
+        if config.integer(name) != expected:
+            raise head_error(f"the head's {name} is {config.integer(name)}, the model's {expected}")
 
 
 def read_head_decoder(config: ConfigFile) -> DecoderConfig:
@@ -117,8 +117,8 @@ class EagleHead:
         decoder = config.decoder
         size, eps = decoder.hidden_size, decoder.rms_norm_eps
 
-        def norm(name: str, wanted: bool = True) -> RMSNorm | None:
-            return RMSNorm(f"model.{name}", size, eps, place) if wanted else None
+        def norm(name: str, enabled: bool = True) -> RMSNorm | None:
+            return RMSNorm(f"model.{name}", size, eps, place) if enabled else None
 
         layer = "layers.0"
         self._embed_norm, self._hidden_norm = (norm(name, config.norms_inputs) for name in ("enorm", "hnorm"))

@@ -42,10 +42,10 @@ def _authors(config: ConfigFile, names: Collection[str], vocab_size: int) -> Med
     output embedding."""
     blocks = _count(config, "medusa_num_layers", 1)
     stated = _count(config, "medusa_num_heads")
-    found = {int(name.split(".")[0]) for name in names if name.split(".")[0].isdecimal()}
-    if max(found, default=0) >= MAX_DRAFT_TOKENS:
-        raise head_error(f"a tensor of head {max(found)}; there are at most {MAX_DRAFT_TOKENS} heads")
-    heads = range(max(stated, 1 + max(found, default=0)))  # some published configs state too few
+    head_ids = {int(name.split(".")[0]) for name in names if name.split(".")[0].isdecimal()}
+    if max(head_ids, default=0) >= MAX_DRAFT_TOKENS:
+        raise head_error(f"a tensor of head {max(head_ids)}; there are at most {MAX_DRAFT_TOKENS} heads")
+    heads = range(max(stated, 1 + max(head_ids, default=0)))  # some published configs state too few
     own = any(f"{head}.{blocks}.weight" in names for head in heads)
     return MedusaLayout(
         len(heads),

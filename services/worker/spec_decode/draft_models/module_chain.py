@@ -68,7 +68,7 @@ class HeadRun:
 
     slots: Rows
     starts: I32
-    counts: I32  # rows least 1
+    counts: I32  # at least 1
     token_ids: I32  # of all positions, slot after slot
     before: I32  # contiguous positions right before `starts` that the first head has processed
 
@@ -153,11 +153,11 @@ class ModuleChain:
         tokens = [sampler.draw(drafter.logits(features))]
         computed = features.view(len(slots), 1, -1)[:, :0]  # features of draft positions, of the previous head
         for depth in range(1, min(len(heads), int(counts.max()))):
-            given = torch.cat((self._features[depth - 1, rows].unsqueeze(1), computed), dim=1)
+            known_and_drafted = torch.cat((self._features[depth - 1, rows].unsqueeze(1), computed), dim=1)
             draft_ids = torch.stack(tokens, dim=1).flatten()
             batch = self._passes.known(slots, lengths - 1 - depth, np.full_like(counts, depth), draft_ids)
             every = replace(batch, logit_tokens=None)
-            computed = heads[depth](drafter.model, given.flatten(0, 1), every, self.caches[depth])
+            computed = heads[depth](drafter.model, known_and_drafted.flatten(0, 1), every, self.caches[depth])
             computed = computed.view(len(slots), depth, -1)
             features = computed[:, -1].contiguous()
             tokens.append(sampler.draw(drafter.logits(features, depth)))

@@ -14,11 +14,13 @@ FILE = "tokenizer.json"
 
 def check_same_tokens(folder: Path, model: Path) -> None:
     """Raises InvalidArgument naming the first token that differs; accepts folders without tokenizer.json unchecked."""
-    ours, theirs = _tokens(model), _tokens(folder)
-    if ours is None or theirs is None or ours == theirs:
+    target_tokens, draft_tokens = _tokens(model), _tokens(folder)
+    if target_tokens is None or draft_tokens is None or target_tokens == draft_tokens:
         return
-    first = min(i for i in ours.keys() | theirs.keys() if ours.get(i) != theirs.get(i))
-    draft_token, target_token = (repr(tokens[first]) if first in tokens else "none" for tokens in (theirs, ours))
+    first = min(i for i in target_tokens.keys() | draft_tokens.keys() if target_tokens.get(i) != draft_tokens.get(i))
+    draft_token, target_token = (
+        repr(tokens[first]) if first in tokens else "none" for tokens in (draft_tokens, target_tokens)
+    )
     text = (
         f"token {first} is {draft_token} in {folder / FILE} and {target_token} in {model / FILE}: "
         "drafts need the model's tokenizer"
@@ -35,10 +37,10 @@ def _tokens(folder: Path) -> dict[int, str] | None:
         values: dict[str, Any] = json.loads(path.read_bytes())
         vocabulary = values["model"]["vocab"]
         if isinstance(vocabulary, list):  # Unigram's, with scores
-            found = {token_id: str(entry[0]) for token_id, entry in enumerate(vocabulary)}
+            tokens = {token_id: str(entry[0]) for token_id, entry in enumerate(vocabulary)}
         else:
-            found = {int(token_id): str(text) for text, token_id in vocabulary.items()}
-        return found | {int(token["id"]): str(token["content"]) for token in values.get("added_tokens", [])}
+            tokens = {int(token_id): str(text) for text, token_id in vocabulary.items()}
+        return tokens | {int(token["id"]): str(token["content"]) for token in values.get("added_tokens", [])}
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         text = f"speculative_config.model: {path} is no tokenizer: {error!r}"
         raise InvalidArgument(text, field="speculative_config") from None

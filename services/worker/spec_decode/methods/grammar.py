@@ -56,12 +56,12 @@ class JumpForward:
             return self._other.propose(request)
         max_counts = dict(zip(request.slots.tolist(), request.counts.tolist(), strict=True))
         drafts = None
-        found = {slot: np.array(tokens[: max_counts[slot]], dtype=np.int32) for slot, tokens in forced.items()}
+        chains = {slot: np.array(tokens[: max_counts[slot]], dtype=np.int32) for slot, tokens in forced.items()}
         free = np.array([slot not in forced for slot in request.slots.tolist()])
         if free.any():
             drafts = self._other.propose(DraftRequest(request.slots[free], request.counts[free], request.history))
-            found |= {} if drafts is None else _by_slot(drafts)
-        return Drafts.of(found) if drafts is None or drafts.parents is None else _with_trees(found, drafts)
+            chains |= {} if drafts is None else _by_slot(drafts)
+        return Drafts.of(chains) if drafts is None or drafts.parents is None else _with_trees(chains, drafts)
 
     def add_blocks(self, new: NewBlocks) -> None:
         self._other.add_blocks(new)
@@ -87,10 +87,10 @@ def _by_slot(drafts: Drafts) -> dict[int, I32]:
     return dict(zip(drafts.slots.tolist(), parts, strict=True))
 
 
-def _with_trees(found: dict[int, I32], trees: Drafts) -> Drafts | None:
+def _with_trees(chains: dict[int, I32], trees: Drafts) -> Drafts | None:
     """Merges chains and trees into trees."""
     assert trees.parents is not None
-    drafts = Drafts.of(found)
+    drafts = Drafts.of(chains)
     if drafts is None:
         return None
     within = np.arange(len(drafts.token_ids)) - np.repeat(np.cumsum(drafts.counts) - drafts.counts, drafts.counts)

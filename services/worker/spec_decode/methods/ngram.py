@@ -50,11 +50,11 @@ class NgramProposer(HostProposer):
         for rows in self.affordable(groups, [int(lengths[rows].sum()) for rows in groups]):
             slots = request.slots[rows]
             firsts[rows] = cpu.ends_of_matches(tokens, slots, lengths[rows], self._shortest, self._longest)
-        found = np.flatnonzero(firsts)
-        if not len(found):
+        matched = np.flatnonzero(firsts)
+        if not len(matched):
             return None
-        slots, firsts = request.slots[found], firsts[found]
-        counts = np.minimum(request.counts[found], lengths[found] - firsts)
+        slots, firsts = request.slots[matched], firsts[matched]
+        counts = np.minimum(request.counts[matched], lengths[matched] - firsts)
         owners, positions = spread(firsts, counts)
         return Drafts(slots, counts, tokens[slots[owners], positions])
 

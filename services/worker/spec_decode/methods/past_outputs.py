@@ -63,12 +63,12 @@ class IndexedOutputs:
 
     def places(self, first: int, second: int) -> Places:
         """Returns up to MAX_MATCHES positions of the pair, ascending."""
-        found: list[int] = []
+        positions: list[int] = []
         place = self._last.get(_key(first, second), NONE)
-        while place != NONE and len(found) < MAX_MATCHES:
-            found.append(place)
+        while place != NONE and len(positions) < MAX_MATCHES:
+            positions.append(place)
             place = self._before[place]
-        return np.array(found[::-1], dtype=np.intp)
+        return np.array(positions[::-1], dtype=np.intp)
 
     def add(self, output: I32) -> None:
         start, end = self._length, self._length + len(output)

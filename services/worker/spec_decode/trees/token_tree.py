@@ -110,7 +110,7 @@ class TokenTree:
 
 @dataclass(frozen=True, slots=True)
 class TreeLevel:
-    """Nodes of one depth."""
+    """Nodes of one depth of a token tree."""
 
     depth: int  # starting at 1
     first: int  # index of the level's first node in the tree

@@ -57,14 +57,16 @@ class TreeSampler:
 
     def drafts(self, counts: I32) -> Drafts | None:
         """Returns the most likely `counts` nodes of each slot; None if nothing could be sampled."""
-        taken = select_best_nodes(self._scores, counts)
-        has_nodes = taken.any(axis=1)
+        selected = select_best_nodes(self._scores, counts)
+        has_nodes = selected.any(axis=1)
         if not has_nodes.any():
             return None
-        taken, tokens, parents = taken[has_nodes], self._tokens[has_nodes], self._tree.parents
-        numbers = taken.cumsum(axis=1, dtype=np.int32) - 1
+        selected, tokens, parents = selected[has_nodes], self._tokens[has_nodes], self._tree.parents
+        numbers = selected.cumsum(axis=1, dtype=np.int32) - 1
         above = np.where(parents == ROOT, ROOT, numbers[:, parents]).astype(np.int32)
-        return Drafts(self._slots[has_nodes], taken.sum(axis=1, dtype=np.int32), tokens[taken], parents=above[taken])
+        return Drafts(
+            self._slots[has_nodes], selected.sum(axis=1, dtype=np.int32), tokens[selected], parents=above[selected]
+        )
 
     def _best_tokens(self, logits: Tensor, level: TreeLevel, rows_per_slot: int) -> tuple[Tensor, Tensor]:
         """Returns log-probabilities and tokens of the guesses for each row, [num_rows, width] each."""

@@ -54,17 +54,17 @@ class Automaton:
 
     def allowed(self, state: int, tokens: CharacterColumns) -> Ints:
         """Returns the ids of tokens that lead from `state` to a state from which a text may still match."""
-        dead, found = len(self.rows), []
+        dead, finished = len(self.rows), []
         alive = np.arange(len(tokens.token_ids), dtype=np.int32)
         states = np.full(len(alive), self.rows.get(state, dead), dtype=np.int32)
         flat, num_classes = self.transitions.ravel(), self.transitions.shape[1]
         for column in tokens.columns:
             num_longer = int(np.searchsorted(alive, len(column)))
-            found.append(alive[num_longer:])
+            finished.append(alive[num_longer:])
             alive, states = alive[:num_longer], states[:num_longer]
             classes = self.classes.take(column if num_longer == len(column) else column.take(alive))
             states = flat.take(states * num_classes + classes)
             is_alive = states != dead
             if not is_alive.all():
                 alive, states = alive[is_alive], states[is_alive]
-        return tokens.token_ids.take(np.concatenate([*found, alive]))
+        return tokens.token_ids.take(np.concatenate([*finished, alive]))

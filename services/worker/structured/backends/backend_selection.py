@@ -90,8 +90,8 @@ class MixedFiller:
     def accept(self, matchers: Sequence[Matcher], token_ids: Sequence[int]) -> list[bool]:
         accepted = [False] * len(matchers)
         for library, rows in _by_library(matchers).items():
-            taken = self._filler(library).accept([matchers[row] for row in rows], [token_ids[row] for row in rows])
-            for row, is_right in zip(rows, taken, strict=True):
+            results = self._filler(library).accept([matchers[row] for row in rows], [token_ids[row] for row in rows])
+            for row, is_right in zip(rows, results, strict=True):
                 accepted[row] = is_right
         return accepted
 
@@ -106,7 +106,7 @@ class MixedFiller:
 
 
 def _by_library(matchers: Sequence[Matcher]) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
+    rows_by_library: dict[str, list[int]] = {}
     for row, matcher in enumerate(matchers):
-        found.setdefault(matcher.library, []).append(row)
-    return found
+        rows_by_library.setdefault(matcher.library, []).append(row)
+    return rows_by_library

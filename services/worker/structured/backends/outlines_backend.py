@@ -141,7 +141,7 @@ def _anchor_pattern(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def end_id(vocabulary: ModelVocabulary) -> int:
-    """Token id of END."""
+    """Returns the token id of END."""
     return vocabulary.size
 
 
@@ -151,5 +151,5 @@ def end_of_text_id(vocabulary: ModelVocabulary) -> int:
 
 
 def begin_id(vocabulary: ModelVocabulary) -> int:
-    """Token id of BEGIN."""
+    """Returns the token id of BEGIN."""
     return vocabulary.size + 2

@@ -56,9 +56,9 @@ class XGrammarMatcher:
         """Returns all but the last token of the forced text: the last one may be spelled together with what follows."""
         text = self.inner.find_jump_forward_string()
         tokens = self._tokenizer.tokenize_str(text)[:-1] if text else []
-        taken = self.accept(tokens)
-        self.rollback(taken)
-        return list(tokens[:taken])
+        num_accepted = self.accept(tokens)
+        self.rollback(num_accepted)
+        return list(tokens[:num_accepted])
 
     @property
     def can_end(self) -> bool:
@@ -85,8 +85,8 @@ class XGrammarFiller:
         self._batch = xgrammar.BatchGrammarMatcher(max_threads=NUM_THREADS)
 
     def accept(self, matchers: Sequence[Any], token_ids: Sequence[int]) -> list[bool]:
-        taken = self._batch.batch_accept_token([matcher.inner for matcher in matchers], list(token_ids))
-        return [bool(is_right) for is_right in taken]
+        accepted = self._batch.batch_accept_token([matcher.inner for matcher in matchers], list(token_ids))
+        return [bool(is_right) for is_right in accepted]
 
     def fill(self, matchers: Sequence[Any], places: Sequence[int], masks: I32) -> None:
         if len(matchers) == 1:

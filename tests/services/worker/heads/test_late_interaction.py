@@ -221,7 +221,7 @@ def test_queries_beyond_the_cache_capacity_are_refused(checkpoint: Make, tmp_pat
     ("fields", "text"),
     [
         ({"query_id": b"short"}, "query_id: 5 bytes, expected 32"),
-        ({"pooling": PoolingParams(pooler=POOLER_LAST)}, "needs a vector for each"),
+        ({"pooling": PoolingParams(pooler=POOLER_LAST)}, "needs a vector per token"),
         (
             {"pooling": PoolingParams(pooler=POOLER_ALL, dimensions=3)},
             "3 elements cannot be compared with the query's 6",

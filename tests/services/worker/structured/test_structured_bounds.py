@@ -360,8 +360,8 @@ def test_the_vocabulary_is_read_before_the_first_grammar() -> None:
 
 def test_a_hanging_compilation_is_abandoned_and_others_run() -> None:
     backend = BlockingBackend()
-    bounds = CompileLimits(num_threads=1, max_wall_s=3)  # the limit applies to the successful compilation as well
-    pool = CompilePool(lambda: backend, bounds=bounds)  # type: ignore[arg-type, return-value]
+    limits = CompileLimits(num_threads=1, max_wall_s=3)  # the limit applies to the successful compilation as well
+    pool = CompilePool(lambda: backend, limits=limits)  # type: ignore[arg-type, return-value]
     assert pool.backend is backend
     outcomes: queue.SimpleQueue[tuple[str, CompileResult]] = queue.SimpleQueue()
     for name in ("hang", "next"):
@@ -381,8 +381,8 @@ def test_a_hanging_compilation_is_abandoned_and_others_run() -> None:
 def test_an_abandoned_thread_that_finishes_exits() -> None:
     """Otherwise each slow grammar would leave one more thread and subprocess."""
     before, backend = {*threading.enumerate()}, BlockingBackend()
-    bounds = CompileLimits(num_threads=1, max_wall_s=0.05)
-    pool = CompilePool(lambda: backend, bounds=bounds)  # type: ignore[arg-type, return-value]
+    limits = CompileLimits(num_threads=1, max_wall_s=0.05)
+    pool = CompilePool(lambda: backend, limits=limits)  # type: ignore[arg-type, return-value]
     assert pool.backend is backend
     outcomes: queue.SimpleQueue[CompileResult] = queue.SimpleQueue()
     for name in (b"first", b"second"):
@@ -411,7 +411,7 @@ def test_the_compile_limit_counts_cpu_time(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(threading.Timer, "start", start)
     backend = BlockingBackend()
-    pool = CompilePool(lambda: backend, bounds=CompileLimits(max_cpu_s=0.05))  # type: ignore[arg-type, return-value]
+    pool = CompilePool(lambda: backend, limits=CompileLimits(max_cpu_s=0.05))  # type: ignore[arg-type, return-value]
     assert pool.backend is backend
     outcomes: queue.SimpleQueue[CompileResult] = queue.SimpleQueue()
     pool.prepare(b"hang", pb.StructuredOutput(regex="hang"), outcomes.put)
@@ -428,7 +428,7 @@ def test_a_panic_of_a_library_is_reported() -> None:
 
     class Panicking:
         def compile(self, _: pb.StructuredOutput) -> None:
-            raise Panic("index out of bounds")
+            raise Panic("index out of limits")
 
     pool = CompilePool(Panicking)  # type: ignore[arg-type]
     outcomes: queue.SimpleQueue[CompileResult] = queue.SimpleQueue()
@@ -439,7 +439,7 @@ def test_a_panic_of_a_library_is_reported() -> None:
 
 
 def test_grammars_stay_while_used_and_then_until_evicted() -> None:
-    pool = CompilePool(BlockingBackend, bounds=CompileLimits(max_unused=2))  # type: ignore[arg-type]
+    pool = CompilePool(BlockingBackend, limits=CompileLimits(max_unused=2))  # type: ignore[arg-type]
     outcomes: queue.SimpleQueue[CompileResult] = queue.SimpleQueue()
     names = [str(i).encode() for i in range(5)]
     for name in names:
