@@ -120,7 +120,7 @@ async def test_callers_without_a_secret_are_refused_with_the_setting(guarded: Se
     assert e.value.code() is grpc.StatusCode.UNAUTHENTICATED
     frontend = FrontendPeer(guarded.address)
     await frontend.open()
-    with pytest.raises(grpc.aio.AioRpcError, match="scheduler s0 lets in who proves") as e:
+    with pytest.raises(grpc.aio.AioRpcError, match="scheduler s0 requires proof of its cluster secret") as e:
         await frontend.session
     assert e.value.code() is grpc.StatusCode.UNAUTHENTICATED
     await frontend.channel.close()
@@ -167,7 +167,7 @@ async def test_an_authenticated_worker_supersedes_one_with_its_name(guarded: Sec
 async def test_the_hello_must_have_the_authenticated_name(guarded: SecuredScheduler) -> None:
     dialler = guarded.dialler("worker other", RIGHT)
     peer = WorkerPeer(guarded.address, LIMITS, id="w0", dialler=dialler)
-    with pytest.raises(grpc.aio.AioRpcError, match="worker other proved itself, and says hello as worker w0"):
+    with pytest.raises(grpc.aio.AioRpcError, match="worker other authenticated, but its hello names worker w0"):
         await peer.run()
 
 
@@ -214,7 +214,7 @@ async def test_a_relayed_proof_is_refused(guarded: SecuredScheduler) -> None:
     async with dialler.connect(guarded.address) as channel:
         for address, text in (
             (guarded.address, ""),
-            ("127.0.0.1:9", "which is not scheduler s0 at .*: somebody stands between"),
+            ("127.0.0.1:9", "which is not the address of scheduler s0, .*: the connection may be intercep"),
         ):
             call = worker_pb2_grpc.WorkerServiceStub(channel).Attach()
             if not text:
@@ -276,7 +276,7 @@ async def test_silent_unauthenticated_callers_time_out(
 async def test_a_scheduler_refuses_remote_addresses_without_authentication(
     tmp_path: Path, fields: dict[str, Any]
 ) -> None:
-    with pytest.raises(InvalidArgument, match=r"host: scheduler s0 would listen on 0\.0\.0\.0 to anybody"):
+    with pytest.raises(InvalidArgument, match=r"host: scheduler s0 would accept any caller on 0\.0\.0\.0"):
         async with scheduler(tmp_path, host="0.0.0.0", **fields):
             pass
 
