@@ -141,17 +141,17 @@ class EngineAdapters:
         if order.HasField("unload_adapter"):
             self._device.remove(AdapterId(order.unload_adapter.name, order.unload_adapter.digest))
             return
-        asked = order.load_adapter
-        outcome = self._read(asked)
+        load = order.load_adapter
+        outcome = self._read(load)
         if isinstance(outcome, QuireError):
-            loaded = pb.AdapterLoaded(order_id=asked.order_id, error=to_proto(outcome))
+            loaded = pb.AdapterLoaded(order_id=load.order_id, error=to_proto(outcome))
         else:
-            loaded = pb.AdapterLoaded(order_id=asked.order_id, digest=outcome)
+            loaded = pb.AdapterLoaded(order_id=load.order_id, digest=outcome)
         self._worker.adapters.receive_loaded(loaded)
 
-    def _read(self, asked: pb.LoadAdapter) -> bytes | QuireError:
+    def _read(self, order: pb.LoadAdapter) -> bytes | QuireError:
         """Loads an adapter into its slot. Returns its digest, or the error."""
-        found = self._reader.find(asked.name, asked.path, asked.digest)
+        found = self._reader.find(order.name, order.path, order.digest)
         if isinstance(found, QuireError):
             return found
         try:
@@ -159,6 +159,6 @@ class EngineAdapters:
         except QuireError as error:
             return error
         except Exception as error:
-            log.exception("an adapter cannot be loaded", adapter=asked.name)
-            return Internal(f"lora: {asked.name}: {type(error).__name__}")
+            log.exception("an adapter cannot be loaded", adapter=order.name)
+            return Internal(f"lora: {order.name}: {type(error).__name__}")
         return found[1]

@@ -143,24 +143,24 @@ class InProcessEngine:
                 self._close(self._open.pop(update.request_id))
         return updates
 
-    def _update_of(self, request_id: str, one: ActiveRequest) -> RequestUpdate | None:
+    def _update_of(self, request_id: str, request: ActiveRequest) -> RequestUpdate | None:
         try:
-            deltas = one.generation.take_pending()
+            deltas = request.generation.take_pending()
         except QuireError as error:
             return RequestUpdate(request_id, error=error, finished=True)
         messages = []
         for delta in deltas:
             message = responses.generate_response(request_id, delta)
-            responses.add_details(message, delta, one.generation, one.is_first)
-            one.is_first = False
+            responses.add_details(message, delta, request.generation, request.is_first)
+            request.is_first = False
             messages.append(message)
-        return RequestUpdate(request_id, messages, finished=not one.generation.num_unread) if messages else None
+        return RequestUpdate(request_id, messages, finished=not request.generation.num_unread) if messages else None
 
-    def _close(self, one: ActiveRequest) -> None:
+    def _close(self, request: ActiveRequest) -> None:
         """Ends a request, including its unfinished samples."""
 
         async def close() -> None:
-            one.generation.__exit__(None, None, None)
+            request.generation.__exit__(None, None, None)
 
         self._loop.run_until_complete(close())
 

@@ -113,8 +113,8 @@ class ClusterAdapters:
 
     def _withdraw_lost(self) -> None:
         """Stops offering adapters that no worker has, where workers cannot load adapters at run time."""
-        held = {adapter for replica in self._replicas.values() for adapter in replica.adapters.loaded}
-        for adapter in self._known.keys() - held:
+        loaded = {adapter for replica in self._replicas.values() for adapter in replica.adapters.loaded}
+        for adapter in self._known.keys() - loaded:
             del self._known[adapter]
             log.warning("no worker has an adapter any more: it is not offered", adapter=adapter.name)
 
@@ -156,12 +156,12 @@ class ClusterAdapters:
 
     def _lacks(self, replica: AdapterWorker, adapter: AdapterId) -> bool:
         """Returns whether a worker has not loaded an adapter and could load it."""
-        own = replica.adapters
+        adapters = replica.adapters
         return (
-            own.can_load
-            and adapter not in own.loaded
-            and adapter not in own.rejected
-            and not own.is_loading(adapter.name)
+            adapters.can_load
+            and adapter not in adapters.loaded
+            and adapter not in adapters.rejected
+            and not adapters.is_loading(adapter.name)
         )
 
     def _free_slot(self, replica: AdapterWorker) -> bool:
@@ -320,18 +320,20 @@ class ClusterAdapters:
     def _agreed_adapter(self, outcomes: dict[AdapterWorker, Outcome]) -> AdapterId:
         """Returns the adapter that all attached workers have loaded. Otherwise undoes the loads and raises the
         reason."""
-        there = {replica: what for replica, what in outcomes.items() if self._replicas.get(replica.id) is replica}
-        found = {outcome for outcome in there.values() if isinstance(outcome, AdapterId)}
-        refusals = {replica: what for replica, what in there.items() if isinstance(what, QuireError)}
-        if not refusals and len(found) == 1:
-            return found.pop()
-        self._undo(there)
+        attached = {
+            replica: outcome for replica, outcome in outcomes.items() if self._replicas.get(replica.id) is replica
+        }
+        loaded = {outcome for outcome in attached.values() if isinstance(outcome, AdapterId)}
+        refusals = {replica: outcome for replica, outcome in attached.items() if isinstance(outcome, QuireError)}
+        if not refusals and len(loaded) == 1:
+            return loaded.pop()
+        self._undo(attached)
         for replica, refusal in refusals.items():
             raise type(refusal)(
                 f"{replica.id}: {refusal.message}", field=refusal.field, retry_after_ms=refusal.retry_after_ms
             )
-        if found:
-            text = "lora_path: workers find different contents there: " + ", ".join(replica.id for replica in there)
+        if loaded:
+            text = "lora_path: workers find different contents there: " + ", ".join(replica.id for replica in attached)
             raise FailedPrecondition(text, field="lora_path")
         raise Unavailable("the workers that were to load the adapter are gone", retry_after_ms=1000)
 

@@ -90,8 +90,8 @@ class WorkerCluster:
 
     def submit(self, owner: int, submission: pb.Submission) -> Iterator[None]:
         """Accepts a submission, one sequence per iteration of the caller; the owner must not be removed before the end.
-        A sequence that cannot be accepted ends with an error and leaves nothing behind. Raises InvalidArgument if the
-        error could not be reported by sequence id."""
+        A sequence that cannot be accepted ends with an error and leaves no state. Raises InvalidArgument if the error
+        could not be reported by sequence id."""
         parking = self.assignments.parking  # one decision for the whole submission
         next_id = submission.first_sequence_id
         end_id = next_id + submission.num_sequences

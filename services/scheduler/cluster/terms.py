@@ -63,18 +63,18 @@ class ClusterTerms:
     def agree_on_weights(self, hello: worker_pb2.WorkerHello, *, in_use: bool) -> bool:
         """Checks the weights that a worker starts with. While none of the agreed weights are `in_use`, others may
         replace them; returns whether they do."""
-        digest, who = hello.weights_state.weights_digest, f"worker {hello.worker_id}"
-        others = bool(digest and self._weights) and digest != self._weights
-        if others and in_use:
+        digest, worker = hello.weights_state.weights_digest, f"worker {hello.worker_id}"
+        has_changed = bool(digest and self._weights) and digest != self._weights
+        if has_changed and in_use:
             raise FailedPrecondition(
-                f"weights: {who} has {digest.hex()[:12]}, {self._weights_of} has {self._weights.hex()[:12]}, under the "
-                "same config.json: exchange them in all workers at once (quire weights), or end those that have the "
-                "others first",
+                f"weights: {worker} has {digest.hex()[:12]}, {self._weights_of} has {self._weights.hex()[:12]}, under "
+                "the same config.json: exchange them in all workers at once (quire weights), or end those that have "
+                "the others first",
                 field="weights",
             )
         if digest:
-            self._weights, self._weights_of = digest, who
-        return others
+            self._weights, self._weights_of = digest, worker
+        return has_changed
 
     def agree_on_layout(self, hello: worker_pb2.WorkerHello) -> None:
         layout = hello.layout
@@ -96,13 +96,13 @@ class ClusterTerms:
     def agree_on_groups(self, hello: worker_pb2.WorkerHello) -> tuple[KVSpec, ...]:
         """Checks the KV groups: the meaning of a block, and the prefixes that can be reused, must be the same on every
         worker."""
-        who = f"worker {hello.worker_id}"
-        specs = kv_wire.from_proto(hello.kv_cache.groups, who)
-        _check_held_groups(hello, len(specs), who)
+        worker = f"worker {hello.worker_id}"
+        specs = kv_wire.from_proto(hello.kv_cache.groups, worker)
+        _check_held_groups(hello, len(specs), worker)
         self.kv_specs = self.kv_specs or specs
         if specs != self.kv_specs:
             raise FailedPrecondition(
-                f"kv_groups: the cluster has {_list(self.kv_specs)}, {who} has {_list(specs)}", field="kv_groups"
+                f"kv_groups: the cluster has {_list(self.kv_specs)}, {worker} has {_list(specs)}", field="kv_groups"
             )
         return specs
 
@@ -119,12 +119,12 @@ class ClusterTerms:
     def agree_on_grammars(self, hello: worker_pb2.WorkerHello) -> None:
         """Checks that at least one grammar library is common to all workers, so that any worker can run an accepted
         constraint."""
-        theirs = tuple(hello.sampling.structured_output_backends) or (LLGUIDANCE,)
-        common = tuple(name for name in self.grammar_libraries or theirs if name in theirs)
+        worker_libraries = tuple(hello.sampling.structured_output_backends) or (LLGUIDANCE,)
+        common = tuple(name for name in self.grammar_libraries or worker_libraries if name in worker_libraries)
         if not common:
             raise FailedPrecondition(
                 f"structured_output_backends: the cluster has {', '.join(self.grammar_libraries)}, worker "
-                f"{hello.worker_id} has {', '.join(theirs)}",
+                f"{hello.worker_id} has {', '.join(worker_libraries)}",
                 field="structured_output_backends",
             )
         self.grammar_libraries = common
@@ -155,18 +155,18 @@ class ClusterTerms:
             return
         digests = _adapters(hello)
         adapters = {name: digests[name] for name in sorted(digests)}
-        ours = self.adapters or {}
-        changed = [name for name in adapters if adapters[name] != ours.get(name, adapters[name])]
+        agreed = self.adapters or {}
+        changed = [name for name in adapters if adapters[name] != agreed.get(name, adapters[name])]
         if changed:
             name = changed[0]
             raise FailedPrecondition(
-                f"adapters: {name!r} has another content: the cluster has {ours[name].hex()[:12]}, worker "
+                f"adapters: {name!r} has another content: the cluster has {agreed[name].hex()[:12]}, worker "
                 f"{hello.worker_id} has {adapters[name].hex()[:12]}; start all workers with the same files",
                 field="adapters",
             )
         # Workers may have fewer or more: a worker skips adapters whose file is damaged, and it may be the first to
         # attach.
-        self.adapters = dict(sorted({**ours, **adapters}.items()))
+        self.adapters = dict(sorted({**agreed, **adapters}.items()))
 
 
 def _list(specs: tuple[KVSpec, ...]) -> str:
@@ -204,17 +204,16 @@ def check_sizes(hello: worker_pb2.WorkerHello) -> None:
         "layout.block_size": (hello.layout.block_size, 1, MAX_BLOCK_SIZE),
     }
     check_name("worker_id", hello.worker_id)
-    who = f"worker {hello.worker_id}"
-    for name, (value, least, most) in bounds.items():
-        if value < least:
-            raise FailedPrecondition(f"{name}: {who} has {value}, needs at least {least}", field=name)
-        if value > most:
-            raise FailedPrecondition(f"{name}: {who} has {value}, the limit is {most}", field=name)
-    check_model(hello.model, who)
+    service = f"worker {hello.worker_id}"
+    for name, (value, minimum, maximum) in bounds.items():
+        if value < minimum:
+            raise FailedPrecondition(f"{name}: {service} has {value}, needs at least {minimum}", field=name)
+        if value > maximum:
+            raise FailedPrecondition(f"{name}: {service} has {value}, the limit is {maximum}", field=name)
+    check_model(hello.model, service)
     if len(hello.weights_state.weights_digest) not in (0, DIGEST_BYTES):
-        text = (
-            f"weights_digest: {who} sent {len(hello.weights_state.weights_digest)} bytes; {DIGEST_BYTES} are a digest"
-        )
+        num_bytes = len(hello.weights_state.weights_digest)
+        text = f"weights_digest: {service} sent {num_bytes} bytes; {DIGEST_BYTES} are a digest"
         raise FailedPrecondition(text, field="weights_digest")
     names = {
         "address": hello.address,
@@ -225,41 +224,45 @@ def check_sizes(hello: worker_pb2.WorkerHello) -> None:
     for name, text in names.items():
         check_name(name, text, needed=False)
     if len(hello.sampling.logits_processors) > MAX_PROCESSORS:
-        text = f"logits_processors: {who} has {len(hello.sampling.logits_processors)}, the limit is {MAX_PROCESSORS}"
+        text = (
+            f"logits_processors: {service} has {len(hello.sampling.logits_processors)}, the limit is {MAX_PROCESSORS}"
+        )
         raise FailedPrecondition(text, field="logits_processors")
     for name in hello.sampling.logits_processors:
         check_name("logits_processors", name)
     if len(hello.sampling.structured_output_backends) > MAX_LIBRARIES:
-        text = f"structured_output_backends: {who} has {len(hello.sampling.structured_output_backends)}"
+        text = f"structured_output_backends: {service} has {len(hello.sampling.structured_output_backends)}"
         raise FailedPrecondition(f"{text}, the limit is {MAX_LIBRARIES}", field="structured_output_backends")
     for name in hello.sampling.structured_output_backends:
         check_name("structured_output_backends", name)
     if len(hello.lora.names) > MAX_ADAPTERS:
-        text = f"adapters: {who} has {len(hello.lora.names)}, the limit is {MAX_ADAPTERS}"
+        text = f"adapters: {service} has {len(hello.lora.names)}, the limit is {MAX_ADAPTERS}"
         raise FailedPrecondition(text, field="adapters")
     for name in hello.lora.names:
         check_name("adapters", name)
     _adapters(hello)
-    _check_paths(hello, who)
-    _check_kv(hello, who)
-    _check_held(hello, who)
+    _check_paths(hello, service)
+    _check_kv(hello, service)
+    _check_held(hello, service)
 
 
-def _check_kv(hello: worker_pb2.WorkerHello, who: str) -> None:
+def _check_kv(hello: worker_pb2.WorkerHello, service: str) -> None:
     num_bytes, size = len(hello.kv_transfer.layout), hello.kv_transfer.block_bytes
     if num_bytes not in (0, LAYOUT_BYTES) or (num_bytes > 0) != (0 < size <= MAX_BLOCK_BYTES):
-        text = f"kv_layout: {who} sent {num_bytes} bytes, for blocks of {size}; {LAYOUT_BYTES} are a layout"
+        text = f"kv_layout: {service} sent {num_bytes} bytes, for blocks of {size}; {LAYOUT_BYTES} are a layout"
         raise FailedPrecondition(text, field="kv_layout")
 
 
-def check_model(model: model_pb2.ModelIdentity, who: str) -> None:
+def check_model(model: model_pb2.ModelIdentity, service: str) -> None:
     """Checks the fields of a model identity; the first service to connect fixes the model. Raises
     FailedPrecondition."""
     for name in ("name", "fingerprint"):
         check_name(f"model.{name}", getattr(model, name), needed=False)
     if not 1 <= model.vocab_size <= MAX_VOCABULARY:
         limit = f"the limit is {MAX_VOCABULARY}" if model.vocab_size else "needs at least 1"
-        raise FailedPrecondition(f"model.vocab_size: {who} has {model.vocab_size}, {limit}", field="model.vocab_size")
+        raise FailedPrecondition(
+            f"model.vocab_size: {service} has {model.vocab_size}, {limit}", field="model.vocab_size"
+        )
 
 
 def _adapters(hello: worker_pb2.WorkerHello) -> dict[str, bytes]:
@@ -270,10 +273,12 @@ def _adapters(hello: worker_pb2.WorkerHello) -> dict[str, bytes]:
         raise FailedPrecondition(text, field="adapter_digests") from None
 
 
-def _check_paths(hello: worker_pb2.WorkerHello, who: str) -> None:
+def _check_paths(hello: worker_pb2.WorkerHello, service: str) -> None:
     paths = hello.lora.paths
     if len(paths) not in (0, len(hello.lora.names)) or max(map(len, paths), default=0) > MAX_PATH_LENGTH:
-        text = f"adapter_paths: {who} sent {len(paths)} for {len(hello.lora.names)} adapters, or one that is no path"
+        text = (
+            f"adapter_paths: {service} sent {len(paths)} for {len(hello.lora.names)} adapters, or one that is no path"
+        )
         raise FailedPrecondition(text, field="adapter_paths")
 
 
@@ -284,12 +289,12 @@ def check_name(field: str, value: str, *, needed: bool = True) -> None:
         raise FailedPrecondition(f"{field}: {shown} is not a name of 1 to {MAX_NAME_LENGTH} characters", field=field)
 
 
-def _check_held(hello: worker_pb2.WorkerHello, who: str) -> None:
+def _check_held(hello: worker_pb2.WorkerHello, service: str) -> None:
     blocks = range(1, hello.kv_cache.num_blocks)
-    _check_ids("held_block_ids", hello.held.block_ids, hello.held.block_hashes, blocks, f"{who}'s blocks")
+    _check_ids("held_block_ids", hello.held.block_ids, hello.held.block_hashes, blocks, f"{service}'s blocks")
     places = range(hello.kv_cache.num_host_blocks)
-    _check_ids("held_place_ids", hello.held.host_place_ids, hello.held.host_place_hashes, places, f"{who}'s places")
-    places, on_disk = range(hello.kv_cache.num_disk_blocks), f"{who}'s places on disk"
+    _check_ids("held_place_ids", hello.held.host_place_ids, hello.held.host_place_hashes, places, f"{service}'s places")
+    places, on_disk = range(hello.kv_cache.num_disk_blocks), f"{service}'s places on disk"
     _check_ids("held_disk_place_ids", hello.held.disk_place_ids, hello.held.disk_place_hashes, places, on_disk)
 
 
@@ -308,16 +313,18 @@ def _check_ids(field: str, ids: bytes, hashes: bytes, valid: range, what: str) -
         )
 
 
-def _check_held_groups(hello: worker_pb2.WorkerHello, num_groups: int, who: str) -> None:
-    _check_groups("held_block_groups", hello.held.block_groups, hello.held.block_ids, num_groups, who)
-    _check_groups("held_place_groups", hello.held.host_place_groups, hello.held.host_place_ids, num_groups, who)
-    _check_groups("held_disk_place_groups", hello.held.disk_place_groups, hello.held.disk_place_ids, num_groups, who)
+def _check_held_groups(hello: worker_pb2.WorkerHello, num_groups: int, service: str) -> None:
+    _check_groups("held_block_groups", hello.held.block_groups, hello.held.block_ids, num_groups, service)
+    _check_groups("held_place_groups", hello.held.host_place_groups, hello.held.host_place_ids, num_groups, service)
+    _check_groups(
+        "held_disk_place_groups", hello.held.disk_place_groups, hello.held.disk_place_ids, num_groups, service
+    )
 
 
-def _check_groups(field: str, column: bytes, ids: bytes, num_groups: int, who: str) -> None:
+def _check_groups(field: str, column: bytes, ids: bytes, num_groups: int, service: str) -> None:
     num_held = len(ids) // TOKEN_BYTES
     if len(column) not in (0, TOKEN_BYTES * num_held):
-        raise FailedPrecondition(f"{field}: {who} sent {len(column)} bytes for {num_held} blocks", field=field)
+        raise FailedPrecondition(f"{field}: {service} sent {len(column)} bytes for {num_held} blocks", field=field)
     groups = u32(column)
     if len(groups) and int(groups.max()) >= num_groups:
-        raise FailedPrecondition(f"{field}: {who} has {num_groups} groups, and sent {groups.max()}", field=field)
+        raise FailedPrecondition(f"{field}: {service} has {num_groups} groups, and sent {groups.max()}", field=field)

@@ -134,22 +134,25 @@ class ResultProcessor:
         sequence."""
         running = self._running
         ends: dict[int, tuple[Sequence, Ending]] = {}  # by row
-        taken = np.zeros(len(slots), dtype=np.uint32)
+        num_applied = np.zeros(len(slots), dtype=np.uint32)
         for column, tokens in enumerate(rows.columns()):
-            on = np.flatnonzero((rows.counts > column) & (taken == column))
-            on = on[[row not in ends for row in on.tolist()]] if ends else on
-            self._tables.append_tokens(slots[on], tokens[on])
-            taken[on] += 1
-            ends |= {int(on[i]): (sequence, ending) for i, sequence, ending in self._endings(slots[on], tokens[on])}
-        kept = rows.truncate(taken) if ends else rows
+            active = np.flatnonzero((rows.counts > column) & (num_applied == column))
+            active = active[[row not in ends for row in active.tolist()]] if ends else active
+            self._tables.append_tokens(slots[active], tokens[active])
+            num_applied[active] += 1
+            ends |= {
+                int(active[i]): (sequence, ending)
+                for i, sequence, ending in self._endings(slots[active], tokens[active])
+            }
+        kept = rows.truncate(num_applied) if ends else rows
         self._state.counts.generated_tokens += len(kept.token_ids)
         owners, sequence_ids = running.owners[slots], running.sequence_ids[slots]
         if len(kept.token_ids):
             self._state.events.tokens.append(kept.token_columns(owners, sequence_ids))
         self._state.waiting.charge_output(
-            running, np.repeat(slots, np.maximum(taken, 1) - 1)
+            running, np.repeat(slots, np.maximum(num_applied, 1) - 1)
         )  # one token was charged when the step was planned
-        self._clear_suspects(slots[taken > 0])
+        self._clear_suspects(slots[num_applied > 0])
         for sequence, ending in ends.values():
             self._end(sequence, ending)
 
@@ -176,21 +179,21 @@ class ResultProcessor:
         sequence = self._state.sequences.get(key)
         if sequence is None or sequence.status is not SequenceStatus.PREEMPTED:
             return
-        taken, ending = 0, None
+        num_applied, ending = 0, None
         for token in rows.token_ids.tolist():
             self._tables.append_late_token(sequence, token)
-            taken += 1
+            num_applied += 1
             ending = ending_of(sequence, token)
             if ending is not None:
                 break
-        if not taken:
+        if not num_applied:
             return
-        self._state.counts.generated_tokens += taken
+        self._state.counts.generated_tokens += num_applied
         owners, sequence_ids = (
             np.array([sequence.owner], dtype=np.int32),
             np.array([sequence.sequence_id], dtype=np.uint32),
         )
-        kept = rows.truncate(np.array([taken], dtype=np.uint32))
+        kept = rows.truncate(np.array([num_applied], dtype=np.uint32))
         self._state.events.tokens.append(kept.token_columns(owners, sequence_ids))
         if ending is not None:
             self._end(sequence, ending)

@@ -111,25 +111,25 @@ class SlotTables:
     def schedule_tokens(self, builder: PlanBuilder, slot: int, num_tokens: int) -> None:
         """Schedules `num_tokens` of `slot`, whose blocks are allocated."""
         running = self.running
-        total, before = int(running.num_tokens[slot]), int(running.num_computed[slot])
+        total, num_computed = int(running.num_tokens[slot]), int(running.num_computed[slot])
         non_sampling = slot in running.non_sampling
         is_named = (
             non_sampling or bool(running.is_beam[slot]) or slot % running.num_micro_batches != builder.micro_batch
         )
-        implied = before == total - 1 and not is_named
-        computed = running.num_computed[slot] = before + num_tokens
-        whole = computed == total
-        if whole and not non_sampling:
+        implied = num_computed == total - 1 and not is_named
+        computed = running.num_computed[slot] = num_computed + num_tokens
+        is_complete = computed == total
+        if is_complete and not non_sampling:
             running.num_tokens[slot] = total + 1
-        if whole or (computed == total - 1 and not is_named):
+        if is_complete or (computed == total - 1 and not is_named):
             running.prefilling.discard(slot)
         drafts = implied and builder.num_drafts > 0
         if drafts and not builder.budget.try_take(builder.num_drafts):
             implied = drafts = False  # a named slot does not draft
         if drafts:
             running.assume_accepted(slot, builder.num_drafts)
-        builder.add_chunk(slot, num_tokens, implied=implied, samples=whole and not non_sampling, drafts=drafts)
-        if whole and non_sampling:
+        builder.add_chunk(slot, num_tokens, implied=implied, samples=is_complete and not non_sampling, drafts=drafts)
+        if is_complete and non_sampling:
             builder.mark_ending(slot)
 
     def append_tokens(self, slots: Slots, tokens: I32) -> None:

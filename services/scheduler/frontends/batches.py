@@ -102,8 +102,10 @@ def _part(columns: TokenColumns, rows: npt.NDArray[np.bool_], owner: int) -> Tok
     counts, logprobs, part = columns.token_counts, columns.logprobs, None
     tokens = rows if counts is None else np.repeat(rows, counts)
     if logprobs is not None:
-        mine = logprobs.owners == owner
-        part = LogprobColumns(logprobs.owners[mine], logprobs.sequence_ids[mine], logprobs.entries.select(mine))
+        is_owned = logprobs.owners == owner
+        part = LogprobColumns(
+            logprobs.owners[is_owned], logprobs.sequence_ids[is_owned], logprobs.entries.select(is_owned)
+        )
     return TokenColumns(
         columns.owners[rows],
         columns.sequence_ids[rows],
@@ -144,11 +146,11 @@ def _by_owner(parts: Iterable[Part]) -> dict[int, list[Part]]:
 def _add_prompts(batch: pb.PromptLogprobBatch, parts: list[PromptLogprobsPart]) -> None:
     entries = [part.entries for part in parts]
     batch.sequence_ids += u32_bytes([part.sequence.sequence_id for part in parts])
-    batch.position_counts += u32_bytes([len(one.ranks) for one in entries])
-    batch.entry_counts += b"".join(one.entry_counts.tobytes() for one in entries)
-    batch.token_ids += b"".join(one.token_ids.tobytes() for one in entries)
-    batch.logprobs += b"".join(one.logprobs.tobytes() for one in entries)
-    batch.ranks += b"".join(one.ranks.tobytes() for one in entries)
+    batch.position_counts += u32_bytes([len(part.ranks) for part in entries])
+    batch.entry_counts += b"".join(part.entry_counts.tobytes() for part in entries)
+    batch.token_ids += b"".join(part.token_ids.tobytes() for part in entries)
+    batch.logprobs += b"".join(part.logprobs.tobytes() for part in entries)
+    batch.ranks += b"".join(part.ranks.tobytes() for part in entries)
 
 
 def _add_vectors(batch: pb.PooledBatch, vectors: list[PooledOutput]) -> None:

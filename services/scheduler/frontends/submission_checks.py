@@ -38,7 +38,7 @@ def check_ids(submission: pb.Submission, taken: Collection[int]) -> None:
         raise _wrong("first_sequence_id", f"{first} and {count} sequences are beyond {LAST_ID}")
     for sequence_id in range(first, first + count):
         if sequence_id in taken:
-            raise _wrong("first_sequence_id", f"sequence {sequence_id} is under way already")
+            raise _wrong("first_sequence_id", f"sequence {sequence_id} is in use")
 
 
 def _wrong(field: str, problem: str) -> InvalidArgument:
@@ -112,11 +112,11 @@ NUMBERS: tuple[tuple[str, int, Callable[[pb.Submission], int]], ...] = tuple(
 REPETITION_FIELDS = ("min_pattern_size", "max_pattern_size", "min_count")
 
 
-def _wrong_search(asked: BeamSearch) -> str:
-    if asked.width > MAX_SEQUENCES:
-        return f"beam_search.width: {asked.width}, the limit is {MAX_SEQUENCES}"
-    if not -MAX_LENGTH_PENALTY <= asked.length_penalty <= MAX_LENGTH_PENALTY:
-        return f"beam_search.length_penalty: {asked.length_penalty:g}, the limit is {MAX_LENGTH_PENALTY} either way"
+def _wrong_search(search: BeamSearch) -> str:
+    if search.width > MAX_SEQUENCES:
+        return f"beam_search.width: {search.width}, the limit is {MAX_SEQUENCES}"
+    if not -MAX_LENGTH_PENALTY <= search.length_penalty <= MAX_LENGTH_PENALTY:
+        return f"beam_search.length_penalty: {search.length_penalty:g}, the limit is {MAX_LENGTH_PENALTY} either way"
     return ""
 
 

@@ -86,30 +86,30 @@ def adapter_of(submission: pb.Submission) -> AdapterId | None:
 def _late_query(submission: pb.Submission) -> LateQuery:
     """Returns the query, named by everything that its vectors depend on and by its tenant, so that no tenant shares the
     cached query of another."""
-    asked = submission.late_query
+    query = submission.late_query
     parts = (
         submission.root_hash,
         submission.tenant.encode(),
         submission.adapter.encode(),
         submission.adapter_digest,
-        asked.params,
-        asked.token_ids,
+        query.params,
+        query.token_ids,
     )
     name = hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).digest()
-    return LateQuery(name, asked.token_ids, Payload(asked.params))
+    return LateQuery(name, query.token_ids, Payload(query.params))
 
 
 def _root(outputs: list[Sequence], submission: pb.Submission) -> Sequence:
     """Returns the first of `outputs` as the root of a beam search, which represents all of them while the search
     runs."""
-    root, asked = outputs[0], submission.beam_search
+    root, search = outputs[0], submission.beam_search
     rules = BeamRules(
-        width=max(asked.width, len(outputs)),
+        width=max(search.width, len(outputs)),
         num_outputs=len(outputs),
         max_output_tokens=submission.max_tokens,
         end_token_ids=frozenset((*root.eos_token_ids, *root.stop_token_ids)),
-        length_penalty=asked.length_penalty if asked.HasField("length_penalty") else 1.0,
-        early_stopping=asked.early_stopping,
+        length_penalty=search.length_penalty if search.HasField("length_penalty") else 1.0,
+        early_stopping=search.early_stopping,
     )
     root.num_logprobs = submission.num_logprobs if submission.HasField("num_logprobs") else None
     root.payload = Payload(submission.params, num_logprobs=rules.num_candidates)

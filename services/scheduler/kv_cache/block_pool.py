@@ -46,7 +46,7 @@ class BlockPool:
 
     def __init__(self, num_blocks: int, observer: Observer | None = None, parts: PartIndex | None = None) -> None:
         """`parts`: None if only whole blocks are reused."""
-        assert num_blocks >= 2, "one block beside the null block"
+        assert num_blocks >= 2, "at least one block besides the null block"
         self.num_blocks = num_blocks
         self._free = FreeList(num_blocks, range(1, num_blocks))
         self._references = array("i", [0]) * num_blocks

@@ -100,13 +100,13 @@ class BlockTier:
     def adopt(self, held: Iterable[tuple[int, bytes]]) -> None:
         """Records the content of places that the worker kept while the scheduler was away, least recently used first.
         Only valid before any other operation."""
-        taken = set(self._held.values())
+        used_places = set(self._held.values())
         for place, block_hash in held:
-            if block_hash not in self._held and place not in taken:
+            if block_hash not in self._held and place not in used_places:
                 self._held[block_hash] = place
                 self._eviction.add(block_hash)
-                taken.add(place)
-        self._free = [place for place in self._free if place not in taken]
+                used_places.add(place)
+        self._free = [place for place in self._free if place not in used_places]
 
     def clear(self) -> int:
         """Drops all blocks; only valid while none is stored or read. Returns the number of dropped blocks."""

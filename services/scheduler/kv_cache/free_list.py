@@ -67,15 +67,15 @@ class FreeList:
     def popleft_n(self, count: int) -> list[int]:
         if count > self._size:
             raise IndexError(f"No free blocks available: {count} asked for, {self._size} there")
-        taken = []
+        blocks = []
         following, block = self._next, self._next[self._end]
         for _ in range(count):
-            taken.append(block)
+            blocks.append(block)
             block = following[block]
         following[self._end] = block
         self._prev[block] = self._end
         self._size -= count
-        return taken
+        return blocks
 
     def _insert(self, previous: int, block: int, following: int) -> None:
         self._next[previous] = block

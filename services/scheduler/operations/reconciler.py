@@ -52,30 +52,30 @@ class WorkerReconciler:
             await asyncio.sleep(LOOK_S)  # running sequences finish with the weights that they started with
         async with self._changing:
             await quiesce.wait_until_quiescent([replica])
-            wanted = self._cluster.target_state
-            if replica.asleep - wanted.asleep:
-                tags = replica.asleep - wanted.asleep
+            target = self._cluster.target_state
+            if replica.asleep - target.asleep:
+                tags = replica.asleep - target.asleep
                 await replica.orders.execute(pb.DeviceOrder(wake_up=pb.WakeUp(tags=sorted(tags))))
                 replica.asleep -= tags
-            if not replica.asleep and wanted.asleep:
+            if not replica.asleep and target.asleep:
                 quiesce.drop_prefix_cache(replica)
-                await replica.orders.execute(pb.DeviceOrder(sleep=pb.Sleep(level=wanted.sleep_level)))
+                await replica.orders.execute(pb.DeviceOrder(sleep=pb.Sleep(level=target.sleep_level)))
                 replica.asleep = ALL
-            elif WEIGHTS not in replica.asleep and not wanted.has_right_weights(replica):
+            elif WEIGHTS not in replica.asleep and not target.has_right_weights(replica):
                 await self._change_weights(replica)
-            replica.sleep_level = wanted.sleep_level if replica.asleep else 0
-            wanted.update_outdated(replica)
+            replica.sleep_level = target.sleep_level if replica.asleep else 0
+            target.update_outdated(replica)
         if not replica.outdated:
             log.info("a worker is up to date", worker=replica.id, version=replica.weights.version)
             self._cluster.on_workers_available()
 
     async def _change_weights(self, replica: Replica) -> None:
-        wanted = self._cluster.target_state.weights
-        if not wanted.path:
-            text = f"weights {wanted.version!r} came as a stream and are not stored: update the weights again"
+        weights = self._cluster.target_state.weights
+        if not weights.path:
+            text = f"weights {weights.version!r} came as a stream and are not stored: update the weights again"
             raise FailedPrecondition(text)
         quiesce.drop_prefix_cache(replica)
-        await replica.orders.execute(pb.DeviceOrder(stage_weights=pb.StageWeights(weights=wanted)))
-        swap = pb.DeviceOrder(swap_weights=pb.SwapWeights(update=wanted.update))
+        await replica.orders.execute(pb.DeviceOrder(stage_weights=pb.StageWeights(weights=weights)))
+        swap = pb.DeviceOrder(swap_weights=pb.SwapWeights(update=weights.update))
         await replica.orders.execute(swap, SWAP_TIMEOUT_S)
-        replica.weights = wanted
+        replica.weights = weights

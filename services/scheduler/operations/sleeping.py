@@ -43,16 +43,16 @@ class SleepOperations:
             raise InvalidArgument(f"level: 1 or 2, not {level}", field="level")
         self._check_free()
         async with self._changing:
-            cluster, wanted = self._cluster, self._cluster.target_state
-            if WEIGHTS in wanted.asleep and wanted.sleep_level != level:
-                text = f"level: workers sleep at level {wanted.sleep_level}: wake them up first"
+            cluster, target = self._cluster, self._cluster.target_state
+            if WEIGHTS in target.asleep and target.sleep_level != level:
+                text = f"level: workers sleep at level {target.sleep_level}: wake them up first"
                 raise InvalidArgument(text, field="level")
-            before = wanted.asleep, wanted.sleep_level
+            before = target.asleep, target.sleep_level
             try:
                 num_aborted = await quiesce.pause_cluster(cluster, PauseReason.SLEEP, request.mode)
                 await self._run_to_completion(self._sleep_all(level))
             except BaseException:
-                if (wanted.asleep, wanted.sleep_level) == before:
+                if (target.asleep, target.sleep_level) == before:
                     cluster.set_paused(PauseReason.SLEEP, bool(before[0]))
                 raise
             num_kept = cluster.num_waiting + cluster.num_running
@@ -83,7 +83,7 @@ class SleepOperations:
             raise
 
     async def _sleep_all(self, level: int) -> None:
-        cluster, wanted = self._cluster, self._cluster.target_state
+        cluster, target = self._cluster, self._cluster.target_state
         replicas = list(cluster.replicas.values())
         for replica in replicas:
             quiesce.drop_prefix_cache(replica)
@@ -91,28 +91,28 @@ class SleepOperations:
         refusals = await self._order(replicas, worker_pb2.DeviceOrder(sleep=order), frozenset(), ALL, level)
         if refusals:
             wake = worker_pb2.DeviceOrder(wake_up=worker_pb2.WakeUp())
-            await self._order([r for r in replicas if r.asleep == ALL and not wanted.asleep], wake, ALL, frozenset(), 0)
+            await self._order([r for r in replicas if r.asleep == ALL and not target.asleep], wake, ALL, frozenset(), 0)
             raise refusals[0]
-        wanted.set_sleep(ALL, level)
+        target.set_sleep(ALL, level)
         for replica in cluster.replicas.values():  # workers that attached meanwhile
-            wanted.update_outdated(replica)
+            target.update_outdated(replica)
         log.info("workers sleep", level=level, workers=len(replicas))
 
     async def _wake(self, tags: frozenset[str]) -> None:
-        cluster, wanted = self._cluster, self._cluster.target_state
+        cluster, target = self._cluster, self._cluster.target_state
         replicas = [replica for replica in cluster.replicas.values() if replica.asleep & tags]
         order = worker_pb2.DeviceOrder(wake_up=worker_pb2.WakeUp(tags=sorted(tags)))
-        refusals = await self._order(replicas, order, tags, frozenset(), wanted.sleep_level)
+        refusals = await self._order(replicas, order, tags, frozenset(), target.sleep_level)
         if refusals:
             raise refusals[0]
-        wanted.clear_sleep(tags)
+        target.clear_sleep(tags)
         for replica in cluster.replicas.values():
-            replica.sleep_level = wanted.sleep_level
-            wanted.update_outdated(replica)
+            replica.sleep_level = target.sleep_level
+            target.update_outdated(replica)
             if replica.outdated:
                 cluster.reassign_waiting(replica)
-        cluster.set_paused(PauseReason.SLEEP, bool(wanted.asleep))
-        log.info("workers are awake", tags=sorted(tags), workers=len(replicas), asleep=sorted(wanted.asleep))
+        cluster.set_paused(PauseReason.SLEEP, bool(target.asleep))
+        log.info("workers are awake", tags=sorted(tags), workers=len(replicas), asleep=sorted(target.asleep))
 
     async def _order(
         self,

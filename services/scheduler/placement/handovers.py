@@ -65,8 +65,8 @@ class Handovers:
         prefills = [replica for replica in replicas if replica.hello.role == PREFILL]
         if not prefills:
             return self._placement.place(sequence, replicas)
-        others = [replica for replica in replicas if replica.hello.role != PREFILL]
-        decoder = self._placement.place(sequence, others)
+        non_prefills = [replica for replica in replicas if replica.hello.role != PREFILL]
+        decoder = self._placement.place(sequence, non_prefills)
         if sequence.samples_nothing or decoder is None:
             return self._placement.place(sequence, replicas)
         prefill = self._placement.place(sequence, prefills) if can_be_handed_over(sequence) else None

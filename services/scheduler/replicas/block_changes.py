@@ -31,6 +31,6 @@ class BlockChanges:
 
     def take_changes(self) -> tuple[set[bytes], set[bytes]]:
         """Returns and clears (stored, removed)."""
-        taken = self._stored, self._removed
+        changes = self._stored, self._removed
         self._stored, self._removed = set(), set()
-        return taken
+        return changes

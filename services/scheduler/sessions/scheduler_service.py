@@ -63,14 +63,14 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             await context.abort(transport(error).grpc_code, error.message)
 
     async def _update_weights(
-        self, context: grpc.aio.ServicerContext[pb.AdministerRequest, pb.AdministerResponse], asked: pb.UpdateWeights
+        self, context: grpc.aio.ServicerContext[pb.AdministerRequest, pb.AdministerResponse], update: pb.UpdateWeights
     ) -> None:
         """Stages the weights; swaps them in if the caller says so, drops them if it leaves."""
-        if asked.request.path:
-            await self._staged(context, asked, None)
+        if update.request.path:
+            await self._staged(context, update, None)
             return
         try:
-            await self._staged(context, asked, _pieces(context))
+            await self._staged(context, update, _pieces(context))
         except QuireError as error:
             await context.write(pb.AdministerResponse(weights_refused=to_proto(error)))
             raise
@@ -78,14 +78,14 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def _staged(
         self,
         context: grpc.aio.ServicerContext[pb.AdministerRequest, pb.AdministerResponse],
-        asked: pb.UpdateWeights,
+        request: pb.UpdateWeights,
         pieces: AsyncIterator[WeightsPiece] | None,
     ) -> None:
-        async with self._administration.updates.staged(asked.update, asked.request, pieces) as update:
-            await context.write(pb.AdministerResponse(weights_staged=pb.WeightsStaged(num_workers=update.num_workers)))
+        async with self._administration.updates.staged(request.update, request.request, pieces) as staged:
+            await context.write(pb.AdministerResponse(weights_staged=pb.WeightsStaged(num_workers=staged.num_workers)))
             decision = await context.read()
             if isinstance(decision, pb.AdministerRequest) and decision.HasField("swap_weights"):
-                await context.write(pb.AdministerResponse(weights_updated=await update.swap()))
+                await context.write(pb.AdministerResponse(weights_updated=await staged.swap()))
 
     async def _answer(self, request: pb.AdministerRequest) -> pb.AdministerResponse:
         answer, administration = pb.AdministerResponse(), self._administration
@@ -103,8 +103,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
                 joined = await administration.groups.init(init.request, init.first_rank, init.num_ranks)
                 answer.weights_update_group.CopyFrom(joined)
             case "destroy_weights_update_group":
-                left = await administration.groups.destroy(request.destroy_weights_update_group)
-                answer.weights_update_group_destroyed.CopyFrom(left)
+                destroyed = await administration.groups.destroy(request.destroy_weights_update_group)
+                answer.weights_update_group_destroyed.CopyFrom(destroyed)
             case "sleep":
                 answer.slept.CopyFrom(await administration.sleep(request.sleep))
             case "wake_up":

@@ -108,14 +108,14 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
     ) -> None:
         try:
             caller = await self._door.authenticate(context, pb.FetchWeightsResponse, SERVICE_NAME)
-            asked = await context.read()
-            if not isinstance(asked, pb.FetchWeightsRequest):
+            request = await context.read()
+            if not isinstance(request, pb.FetchWeightsRequest):
                 return  # the caller left
-            if not asked.HasField("fetch"):
+            if not request.HasField("fetch"):
                 text = "the first message of a fetch must be fetch"
-                raise self._door.unexpected_handshake(asked.WhichOneof("message")) or FailedPrecondition(text)
-            self._door.check_name(caller, f"worker {asked.fetch.worker_id}")
-            async for piece in self._streams.pieces(asked.fetch.worker_id, asked.fetch.stream_id):
+                raise self._door.unexpected_handshake(request.WhichOneof("message")) or FailedPrecondition(text)
+            self._door.check_name(caller, f"worker {request.fetch.worker_id}")
+            async for piece in self._streams.pieces(request.fetch.worker_id, request.fetch.stream_id):
                 await context.write(pb.FetchWeightsResponse(piece=piece))
         except QuireError as error:
             await context.abort(transport(error).grpc_code, error.message)

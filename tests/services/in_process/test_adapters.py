@@ -32,7 +32,7 @@ def engine() -> Iterator[LLMEngine]:
         assert not made.has_unfinished_requests()
         assert (core.has_work, core.kv.use.used) == (False, 0)
         made.step()
-        assert not [*engine_core_of(made).adapters._live], "sequences that nobody has"
+        assert not [*engine_core_of(made).adapters._live], "live sequences without a request"
 
 
 def prompt(engine: LLMEngine) -> list[int]:

@@ -28,7 +28,7 @@ def made() -> Iterator[LLMEngine]:
 @pytest.fixture
 def engine(made: LLMEngine) -> Iterator[LLMEngine]:
     yield made
-    assert not made.has_unfinished_requests(), "a test left something behind"
+    assert not made.has_unfinished_requests(), "a test left state in the engine"
     core = engine_core_of(made).core
     assert not core.has_work
     assert core.kv.use.used == 0

@@ -103,7 +103,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         "minItems": 2,
         "additionalItems": False,
     },
-    "hindsight PR 1292": {  # Optional, const and a reference beside a description
+    "hindsight PR 1292": {  # Optional, const and a reference next to a description
         "$defs": {"Mood": {"enum": ["good", "bad"]}},
         "properties": {
             "version": {"const": 2},

@@ -149,7 +149,7 @@ def test_a_fault_anywhere_in_a_submission_ends_it_alone(way: str, has_worker: bo
     assert num_calls > 20
     for number in range(1, num_calls + 1):
         desk = ClusterHarness(has_worker=has_worker)
-        desk.submit(1, max_tokens=4)  # a neighbour, who notices nothing
+        desk.submit(1, max_tokens=4)  # another sequence, which is not affected
         before = desk.left()
         with faults.at(number):
             desk.submit(10, **WAYS[way])

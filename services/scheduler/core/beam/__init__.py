@@ -1,1 +1,1 @@
-"""Beam search: which sequences to keep, and their slots and blocks."""
+"""Beam search: selection of the beams to continue, and their slots and blocks."""

@@ -139,8 +139,10 @@ class BeamScheduler:
     def _free_blocks_for(self, builder: PlanBuilder, group: RunningSearch) -> None:
         state = self._state
         builder.short_of_blocks = True
-        others = any(self._groups.root_of(int(key)) is not group.root for key in state.running.keys[state.running.live])
-        if others or state.kv.num_fenced:
+        has_others = any(
+            self._groups.root_of(int(key)) is not group.root for key in state.running.keys[state.running.live]
+        )
+        if has_others or state.kv.num_fenced:
             preempt_for_blocks(state, builder)
         else:
             state.finish(group.root, Reason.ERROR, failure=TOO_FEW_BLOCKS)
@@ -163,9 +165,9 @@ class BeamScheduler:
         per_row = rows.logprobs.split([1] * len(rows.logprobs.ranks))
         touched: dict[int, RunningSearch] = {}
         for key, entries in zip(keys[rows.asks_logprobs].tolist(), per_row, strict=True):
-            found = self._groups.find(key)
-            if found is not None:
-                group, beam = found
+            search_and_beam = self._groups.find(key)
+            if search_and_beam is not None:
+                group, beam = search_and_beam
                 beam.candidates = BeamCandidates(entries.token_ids[1:], entries.logprobs[1:])
                 touched[group.root.key] = group
         for group in touched.values():
@@ -206,12 +208,12 @@ def _columns(root: Sequence, sequence_ids: list[int], paths: list[list[BeamNode]
     )
     if root.num_logprobs is None:
         return columns
-    most = root.num_logprobs
+    max_logprobs = root.num_logprobs
     of_positions = np.repeat(np.arange(len(sequence_ids)), lengths)
     entries = Logprobs(
-        np.array([1 + len(node.candidates.token_ids[:most]) for node in nodes], dtype=np.uint32),
-        np.concatenate([[node.token, *node.candidates.token_ids[:most]] for node in nodes]).astype(np.int32),
-        np.concatenate([[node.logprob, *node.candidates.logprobs[:most]] for node in nodes]).astype(np.float32),
+        np.array([1 + len(node.candidates.token_ids[:max_logprobs]) for node in nodes], dtype=np.uint32),
+        np.concatenate([[node.token, *node.candidates.token_ids[:max_logprobs]] for node in nodes]).astype(np.int32),
+        np.concatenate([[node.logprob, *node.candidates.logprobs[:max_logprobs]] for node in nodes]).astype(np.float32),
         np.array([node.rank for node in nodes], dtype=np.uint32),
     )
     logprobs = LogprobColumns(columns.owners[of_positions], columns.sequence_ids[of_positions], entries)

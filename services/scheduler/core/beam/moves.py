@@ -30,18 +30,18 @@ class BeamMover:
 
     def plan(self, slots: list[int], parents: list[int]) -> BeamMovePlan:
         """Assigns each child a slot. `parents`: the index in `slots` of each child's parent. Changes nothing."""
-        free = [slot for index, slot in enumerate(slots) if index not in parents]
+        free_slots = [slot for index, slot in enumerate(slots) if index not in parents]
         targets: list[int | None] = []
-        stays: set[int] = set()
+        continued: set[int] = set()
         for parent in parents:
-            if parent not in stays:
-                stays.add(parent)
+            if parent not in continued:
+                continued.add(parent)
                 targets.append(slots[parent])
             else:
-                targets.append(free.pop(0) if free else None)
+                targets.append(free_slots.pop(0) if free_slots else None)
         begins_block = self._begins_block(slots[0])
-        num_blocks = len(parents) - (0 if begins_block else len(stays))
-        return BeamMovePlan([slots[parent] for parent in parents], targets, free, num_blocks)
+        num_blocks = len(parents) - (0 if begins_block else len(continued))
+        return BeamMovePlan([slots[parent] for parent in parents], targets, free_slots, num_blocks)
 
     def _begins_block(self, slot: int) -> bool:
         """Returns whether the next token is the first one of a block."""

@@ -1,1 +1,1 @@
-"""Speculative decoding: how much each sequence may draft, and what came of it."""
+"""Speculative decoding: the draft length of each step, and the results of drafts."""

@@ -72,8 +72,8 @@ class DraftedRows:
     def truncate(self, counts: U32) -> DraftedRows:
         """Returns the first `counts` tokens of each row."""
         kept = self._within(self.counts) < np.repeat(counts, self.counts)
-        asked = self.counts[self.asks_logprobs]
-        positions = self._within(asked) < np.repeat(counts[self.asks_logprobs], asked)
+        asked_counts = self.counts[self.asks_logprobs]
+        positions = self._within(asked_counts) < np.repeat(counts[self.asks_logprobs], asked_counts)
         logprobs = None if self.logprobs is None else self.logprobs.select(positions)
         return DraftedRows(counts, self.token_ids[kept], self.assumed, self.verified, self.asks_logprobs, logprobs)
 

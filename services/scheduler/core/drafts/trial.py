@@ -64,12 +64,14 @@ class LengthTrial:
         """Returns the tokens per second and sequence."""
         return self._tokens(odds) / typical(self.times)
 
-    def compare_with(self, wanted: float, present: Collection[StepTime], odds: AcceptanceRates) -> TrialEvidence:
-        """Compares the trial's speed with the `wanted` speed. `present`: the step times behind that speed, which say
-        how much equal steps vary."""
+    def compare_with(
+        self, required_speed: float, present: Collection[StepTime], odds: AcceptanceRates
+    ) -> TrialEvidence:
+        """Compares the trial's speed with `required_speed`. `present`: the step times that it was derived from, which
+        show how much equal steps vary."""
         times = spread(present) ** 2 * (1 / len(self.times) + 1 / len(present))
         tokens = odds.deviation(self.length) ** 2 / max(self._num_counted, 1)
-        return TrialEvidence(self.speed(odds) / wanted - 1, max((times + tokens) ** 0.5, MIN_ERROR))
+        return TrialEvidence(self.speed(odds) / required_speed - 1, max((times + tokens) ** 0.5, MIN_ERROR))
 
     def _tokens(self, odds: AcceptanceRates) -> float:
         expected = odds.tokens(self.length)

@@ -1,1 +1,1 @@
-"""Prerequisites of sequences: each kind of thing that they wait for has the life cycle of port.py."""
+"""Prerequisites of sequences: each kind of resource that they wait for has the life cycle of port.py."""

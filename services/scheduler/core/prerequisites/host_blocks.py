@@ -118,18 +118,18 @@ class HostBlocks(BlockSource):
         """Orders copies of filled blocks to host memory, in order, as far as there is room; skips blocks that the
         device has evicted meanwhile."""
         self._filled += self._kv.take_filled()
-        found: list[tuple[int, int, bytes]] = []
-        room = self._most_storing - self.tier.num_storing
-        while self._filled and len(found) < room:
+        to_store: list[tuple[int, int, bytes]] = []
+        max_blocks = self._most_storing - self.tier.num_storing
+        while self._filled and len(to_store) < max_blocks:
             block, block_hash = self._filled[0]
             if self._is_worth_storing(block_hash) and self._kv.pool.find(block_hash) == block:
                 place = self.tier.begin_store(block_hash)
                 if place is None:
                     break
-                found.append((block, place, block_hash))
+                to_store.append((block, place, block_hash))
             self._filled.popleft()
-        if found:
-            blocks, places, hashes = map(list, zip(*found, strict=True))
+        if to_store:
+            blocks, places, hashes = map(list, zip(*to_store, strict=True))
             order = self._order(TransferOrder(next(self._ids), True, blocks, places, hashes))
             self._kv.hold_blocks(order.transfer_id, blocks)
 

@@ -67,13 +67,13 @@ class RunningScheduler:
     def _advance_prefill(self, builder: PlanBuilder, slot: int) -> None:
         running = self._running
         computed = int(running.num_computed[slot])
-        room = int(running.capacity[slot]) + self._kv.num_free * running.block_size - computed
-        if room <= 0:
+        num_free_tokens = int(running.capacity[slot]) + self._kv.num_free * running.block_size - computed
+        if num_free_tokens <= 0:
             preempt_for_blocks(self._state, builder)
             return
-        wanted = chunk_size(self._state, builder, min(int(running.num_tokens[slot]) - computed, room))
-        self._tables.grow(builder, slot, computed + wanted)
-        self._tables.schedule_tokens(builder, slot, wanted)
+        chunk = chunk_size(self._state, builder, min(int(running.num_tokens[slot]) - computed, num_free_tokens))
+        self._tables.grow(builder, slot, computed + chunk)
+        self._tables.schedule_tokens(builder, slot, chunk)
 
     def _grow(self, builder: PlanBuilder, slots: Slots) -> Slots:
         """Allocates a block for each of `slots` that needs one for its next token; returns the slots that can

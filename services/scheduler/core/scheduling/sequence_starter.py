@@ -55,9 +55,11 @@ class SequenceStarter:
         if donor is not None and state.kv.has_needed_blocks(donor, sequence.num_tokens - 1):
             return self._prefix_of_sibling(donor, sequence.num_tokens)
         match = self._match(sequence)
-        whole = match.blocks
-        start = CachedPrefix(whole, len(whole) // state.kv.num_groups * size, match=match, num_null=match.num_null)
-        part = self._match_part(sequence, len(whole))
+        full_blocks = match.blocks
+        start = CachedPrefix(
+            full_blocks, len(full_blocks) // state.kv.num_groups * size, match=match, num_null=match.num_null
+        )
+        part = self._match_part(sequence, len(full_blocks))
         if part is None:
             return start
         assert part.num_tokens < size, "whole blocks have been found"
@@ -65,9 +67,9 @@ class SequenceStarter:
         is_free = state.kv.pool.references(part.block) == 0
         if part.is_all and is_free:
             return CachedPrefix(
-                whole, num_cached, reused_block=part.block, match=match
+                full_blocks, num_cached, reused_block=part.block, match=match
             )  # no other sequence uses the block: no copy
-        with_copy = CachedPrefix(whole, num_cached, copied_blocks=(part.block,), match=match)
+        with_copy = CachedPrefix(full_blocks, num_cached, copied_blocks=(part.block,), match=match)
         return with_copy if not is_free or self.fits_now(sequence, with_copy, state.limits.watermark_blocks) else start
 
     def _prefix_of_sibling(self, donor: int, num_tokens: int) -> CachedPrefix:
@@ -75,9 +77,9 @@ class SequenceStarter:
         kv, size = self._state.kv, self._state.kv.num_groups
         table, end = kv.table(donor), num_tokens // kv.block_size * size
         last = table[end : end + size] if num_tokens % kv.block_size else ()
-        whole = table[:end]
+        full_blocks = table[:end]
         return CachedPrefix(
-            whole, num_tokens, copied_blocks=last, num_null=whole.count(0) if kv.groups.has_windows else 0
+            full_blocks, num_tokens, copied_blocks=last, num_null=full_blocks.count(0) if kv.groups.has_windows else 0
         )
 
     def _match_part(self, sequence: Sequence, num_whole: int) -> BlockPart | None:

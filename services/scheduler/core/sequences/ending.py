@@ -1,4 +1,4 @@
-"""Rules for the end of a sequence, and nothing else."""
+"""Rules for the end of a sequence."""
 
 from __future__ import annotations
 

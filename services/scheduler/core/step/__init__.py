@@ -1,1 +1,1 @@
-"""A step while schedule() puts it together."""
+"""A step while schedule() builds it."""

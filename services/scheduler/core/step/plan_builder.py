@@ -104,12 +104,12 @@ class PlanBuilder:
 
     def remove_slot(self, slot: int) -> None:
         """Removes a preempted slot from this step."""
-        taken = self._chunks.pop(slot, 0)
+        num_removed = self._chunks.pop(slot, 0)
         if slot in self.ready:
             self.ready = self.ready[self.ready != slot]
-            taken = 1 + self.num_drafts
-        self.num_tokens -= taken
-        self.budget.remaining += taken
+            num_removed = 1 + self.num_drafts
+        self.num_tokens -= num_removed
+        self.budget.remaining += num_removed
         self._finishing.discard(slot)
         self._drafting.discard(slot)
         self._ending.discard(slot)

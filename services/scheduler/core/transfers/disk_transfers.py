@@ -58,17 +58,17 @@ class DiskTransfers:
     def store_offered(self) -> None:
         """Orders writes of offered blocks, in order, as far as there is room; skips blocks that host memory has evicted
         meanwhile."""
-        found: list[tuple[int, bytes]] = []
+        to_store: list[tuple[int, bytes]] = []
         while self._offered and self.tier.num_storing < self._most_storing:
             block_hash = self._offered[0]
             if self._host.holds(block_hash) and not self.tier.holds_or_stores(block_hash):
                 place = self.tier.begin_store(block_hash)
                 if place is None:
                     break
-                found.append((place, block_hash))
+                to_store.append((place, block_hash))
             self._offered.popleft()
-        for start in range(0, len(found), ORDER_BLOCKS):
-            disk_places, hashes = map(list, zip(*found[start : start + ORDER_BLOCKS], strict=True))
+        for start in range(0, len(to_store), ORDER_BLOCKS):
+            disk_places, hashes = map(list, zip(*to_store[start : start + ORDER_BLOCKS], strict=True))
             self._order(DiskOrder(self._next_id(), True, self._host.pin(hashes), disk_places, hashes))
 
     def order_read(self, hashes: Blocks[bytes]) -> int | None:
@@ -79,19 +79,19 @@ class DiskTransfers:
             return transfer_id
         in_host = [block_hash for block_hash in hashes if self._host.holds(block_hash)]
         self._host.pin(in_host)  # otherwise the read blocks evict them
-        found: list[tuple[int, bytes]] = []
-        room = self._most_loading - len(self._incoming)
+        to_read: list[tuple[int, bytes]] = []
+        max_blocks = self._most_loading - len(self._incoming)
         for block_hash in hashes:
             if self._host.holds_or_stores(block_hash):
                 continue
-            place = self._host.begin_store(block_hash) if len(found) < room else None
+            place = self._host.begin_store(block_hash) if len(to_read) < max_blocks else None
             if place is None:
                 break
-            found.append((place, block_hash))
+            to_read.append((place, block_hash))
         self._host.end_read(in_host)
-        if not found:
+        if not to_read:
             return None
-        places, wanted = map(list, zip(*found, strict=True))
+        places, wanted = map(list, zip(*to_read, strict=True))
         order = DiskOrder(self._next_id(), False, places, self.tier.begin_read(wanted), wanted)
         self._incoming.update(dict.fromkeys(wanted, order.transfer_id))
         self._order(order)

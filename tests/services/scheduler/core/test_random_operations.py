@@ -206,7 +206,7 @@ class Cluster:
         tables = [core.kv.table(slot) for slot in range(self.limits.max_num_seqs)]
         owners = Counter(block for table in tables for block in table)
         self._check_windows(tables)
-        assert (0 not in owners) or core.kv.groups.has_windows, "the null block is nobody's"
+        assert (0 not in owners) or core.kv.groups.has_windows, "the null block has no owner"
         del owners[0]
         assert all(core.kv.pool.references(block) >= count for block, count in owners.items())
         assert not set(core.kv.pool.free_order) & set(owners), "free and owned are disjoint"
@@ -244,7 +244,7 @@ class Cluster:
                 assert 0 not in table[table.count(0) :]
                 ahead = self.limits.max_steps_in_flight * (1 + self.limits.num_speculative_tokens)
                 most = -(-(window.length + self.limits.max_num_batched_tokens + ahead) // size) + 2
-                assert held <= most, "as many as the window and what steps under way add"
+                assert held <= most, "as many as the window and the steps in flight need"
 
     def drain(self) -> None:
         for _ in range(100_000):

@@ -68,7 +68,7 @@ async def test_a_sequence_id_that_is_in_use_ends_the_session(running: SecuredSch
     liar = await frontend(running)
     await liar.submit(5, PROMPT, max_tokens=40, num_sequences=3)
     await liar.submit(7, PROMPT, max_tokens=40, behind_the_last=True)  # before the others can end
-    assert "first_sequence_id: sequence 7 is under way already" in await end_of(liar)
+    assert "first_sequence_id: sequence 7 is in use" in await end_of(liar)
     other = await frontend(running)
     await other.submit(7, PROMPT, max_tokens=4)
     await other.ended(7)

@@ -52,7 +52,7 @@ def test_a_block_with_a_failed_read_is_dropped_after_its_last_reader() -> None:
     tier.begin_read(names(1))
     tier.begin_read(names(1))
     tier.end_read(names(1), failed=True)
-    assert tier.holds(b"\x01"), "somebody still reads it"
+    assert tier.holds(b"\x01"), "it is still being read"
     tier.end_read(names(1), failed=True)
     assert not tier.holds_or_stores(b"\x01")
     assert tier.num_free == 2

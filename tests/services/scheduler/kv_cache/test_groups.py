@@ -85,9 +85,9 @@ def test_blocks_outside_the_window_are_free_and_still_cached() -> None:
     kv.slide(kv.num_hashed * SIZE, live)
     assert kv.table(0) == [*[0] * 8, *table[8:]], "position 40 sees 35 and up"
     assert kv.use.used == 2
-    assert kv.match(HASHES[:5]).blocks == [0, 0, 0, *table[3:5]], "nobody has taken them"
+    assert kv.match(HASHES[:5]).blocks == [0, 0, 0, *table[3:5]], "no sequence has allocated them"
     kv.grow(1, 60)
-    assert kv.match(HASHES[:5]).blocks == [], "now somebody has"
+    assert kv.match(HASHES[:5]).blocks == [], "now another sequence has"
 
 
 @pytest.mark.parametrize("computed", range(1, 60))
@@ -161,7 +161,7 @@ def test_a_prefix_with_states_ends_where_one_was_saved() -> None:
     assert kv.match(HASHES).blocks == [*(b for i in range(9) for b in (table[2 * i], 0)), *table[18:20]]
     forget(kv, table[2 * 9 + 1])
     forget(kv, table[2 * 8 + 1])
-    assert len(kv.match(HASHES).blocks) == 2 * 8, "the state behind the eighth block is the last that is there"
+    assert len(kv.match(HASHES).blocks) == 2 * 8, "the state after the eighth block is the last one"
     forget(kv, table[2 * 3 + 1])
     assert len(kv.match(HASHES).blocks) == 2 * 8, "of states no other is needed"
 
@@ -172,11 +172,11 @@ def test_a_state_is_kept_until_its_hash_is_known() -> None:
     kv.grow(0, 12)
     table, computed = list(kv.table(0)), np.array([9, 0, 0, 0])
     kv.slide(computed, computed > 0)
-    assert kv.table(0) == table, "steps under way have computed more than there are tokens known"
+    assert kv.table(0) == table, "steps in flight have computed more tokens than are known"
     kv.record_hashes(0, HASHES[:2])
     kv.slide(computed, computed > 0)
     assert kv.table(0) == [0, 0, table[2]]
-    assert kv.match(HASHES[:2]).blocks == [0, table[1]], "nobody has taken it"
+    assert kv.match(HASHES[:2]).blocks == [0, table[1]], "no sequence has allocated it"
 
 
 def test_layers_without_kv_cost_nothing() -> None:
@@ -189,5 +189,5 @@ def test_layers_without_kv_cost_nothing() -> None:
         0,
         512,
     )
-    with pytest.raises(FailedPrecondition, match="keep nothing beside others"):
+    with pytest.raises(FailedPrecondition, match="layers without KV in addition to others"):
         kv_wire.from_proto([*wire, pb.KVGroup(full=pb.KVFull(), num_layers=1)], "w")

@@ -160,7 +160,7 @@ def test_adopted_blocks_are_hit_and_evicted_in_the_order_of_adoption() -> None:
     pool = BlockPool(6)
     pool.adopt(4, b"a")
     pool.adopt(2, b"b")
-    pool.adopt(3, b"a")  # a second copy tells nothing new
+    pool.adopt(3, b"a")  # a second copy is no change
     assert (pool.find(b"a"), pool.find(b"b")) == (4, 2)
     assert pool.free_order == [1, 3, 5, 4, 2]
     assert pool.use.cached == 2

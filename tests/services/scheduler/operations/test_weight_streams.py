@@ -109,7 +109,7 @@ async def test_a_worker_that_stops_reading_ends_the_stream(start: Start, how: st
         reading = asyncio.ensure_future(call.read())
         with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             await send(call, PIECES)
-        await until(lambda: STAGE in second.operated)  # it may be told to drop them already
+        await until(lambda: STAGE in second.operated)  # it may have the order to drop them already
         if how == "is lost":
             second.task.cancel()
         assert "w1: " in (await reading).weights_refused.message

@@ -104,7 +104,7 @@ async def test_running_sequences_finish_with_their_weights(start: Start) -> None
     await begin(frontend, 2)
     await frontend.ended(0, 1, 2)
     assert (frontend.weight_versions[0], frontend.weight_versions[2]) == ({"0"}, {"one"})
-    assert frontend.weight_versions[1] in ({"0"}, {"one"}), "whether it came before the rest waited, or behind"
+    assert frontend.weight_versions[1] in ({"0"}, {"one"}), "whether it arrived before or after the pause"
     assert len(frontend.tokens[0]) == len(frontend.tokens[1]) == NUM_TOKENS
 
 

@@ -47,7 +47,7 @@ def test_blocks_are_sent_by_chunk_and_the_sequence_follows(pair: WorkerPair) -> 
             pair.copy(pair.b, order)
             pair.b.core.on_fetch_done(order.fetch_id)
             pair.b.watched()
-    assert sent[:3] == [(1, 4), (2, 4), (3, 2)], "each of them behind the step that fills them"
+    assert sent[:3] == [(1, 4), (2, 4), (3, 2)], "each fetch after the step that fills the blocks"
     before = pair.b.worker.num_computed_tokens
     assert pair.b.step()
     assert sequence.status is RUNNING

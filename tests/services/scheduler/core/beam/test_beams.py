@@ -206,7 +206,7 @@ def test_a_search_that_can_never_fit_fails(core: NewCore) -> None:
     while (plan := run.core.schedule(0)) is not None:
         run.core.apply(run.worker.execute(plan), 0)
     run.collect()
-    assert run.ended.pop(10) is Reason.LENGTH, "who waited behind it comes next"
+    assert run.ended.pop(10) is Reason.LENGTH, "the next waiting sequence is admitted"
     assert set(run.ended.values()) == {Reason.ERROR}
     assert len(run.ended) == 4
     assert {failure.code for failure in run.failures.values() if failure} == {"RESOURCE_EXHAUSTED"}

@@ -107,7 +107,7 @@ def test_a_plan_names_the_draft_length_when_it_changes(core: NewCore) -> None:
     began(c)
     plan = c.schedule(0)
     assert plan is not None
-    assert (plan.num_draft_tokens, plan.new_block_slots) == (None, [])  # told in the step before
+    assert (plan.num_draft_tokens, plan.new_block_slots) == (None, [])  # named in the step before
     plain = core()
     began(plain)
     plan = plain.schedule(0)
@@ -183,7 +183,7 @@ def test_sequences_certain_to_end_are_not_scheduled(core: NewCore) -> None:
     c.schedule(0)
     c.schedule(0)
     returned(c, [1])
-    assert c.schedule(0) is None  # its second token is under way
+    assert c.schedule(0) is None  # its second token is in flight
     returned(c, [2], drafts=[0])
     assert [end.reason for end in c.take_events().finished] == [Reason.LENGTH]
 

@@ -46,7 +46,7 @@ def test_a_grammar_is_ordered_once_and_unblocks_its_sequences(core: NewCore) -> 
     c.add(make_sequence(4, [4]))
     assert orders(c) == [("prepare", A), ("prepare", B)]
     assert (c.num_waiting, len(c.waiting)) == (4, 1)
-    assert run(c) == [4]  # those who need no grammar do not wait for one
+    assert run(c) == [4]  # sequences without a grammar do not wait
     c.on_grammar_prepared(A)
     assert run(c) == [4, 1, 2]
     c.on_grammar_prepared(B)

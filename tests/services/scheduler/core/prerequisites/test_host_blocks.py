@@ -155,7 +155,7 @@ def test_a_sequence_cancelled_while_waiting_is_not_resumed(full: OffloadHarness)
     full.step()
     load = full.load()
     full.core.cancel(sequence.key)
-    assert full.core.use.used == 10, "the transfer is still under way"
+    assert full.core.use.used == 10, "the transfer is still in flight"
     full.finish(load)
     assert (full.core.use.used, full.core.num_waiting, full.core.num_waiting_tokens) == (0, 0, 0)
     assert not full.core.has_work

@@ -18,7 +18,7 @@ from tests.services.scheduler.reference_worker import ReferenceWorker
 
 WINDOWS: tuple[KVSpec, ...] = (FULL, Window(9))
 STATES: tuple[KVSpec, ...] = (FULL, State(100))
-IN_WINDOW = 3  # blocks that a start behind a whole block needs of a window of 9
+IN_WINDOW = 3  # blocks of a window of 9 tokens that a start after a whole block needs
 
 
 class GroupOffloadHarness(OffloadHarness):
@@ -57,7 +57,7 @@ def test_window_pages_needed_after_the_prompt_are_stored() -> None:
 def test_state_pages_needed_by_the_same_prompt_are_stored() -> None:
     machine = GroupOffloadHarness(STATES)
     machine.run(prompt(0))
-    assert machine.stored(prompt(0), 1) == [8, 9], "behind the last block, and before it, if it is all that comes"
+    assert machine.stored(prompt(0), 1) == [8, 9], "after the last block, and before it, if the same prompt comes again"
 
 
 @pytest.mark.parametrize("specs", [WINDOWS, STATES])
