@@ -17,8 +17,8 @@ from tests.kv_groups.test_recurrent_drafts import (
     THREE,
     check_conversations,
     check_drafts,
+    draft_known_answers,
     drafting,
-    know,
     recurrences,
 )
 from tests.kv_groups.test_states import check, run_disturbed
@@ -99,7 +99,7 @@ def test_draft_states_are_measured_with_the_largest_steps(tmp_path: Path, monkey
     plain.run()
     layers.clear()
     run = pair(made, THREE, **{**SIZES, "num_blocks": 0, "gpu_memory_utilization": 0.3})
-    know(run, [answer])
+    draft_known_answers(run, [answer])
     taken = kept_of(layers)
     assert layers
     assert {len(part) for part in taken} == {(run.replica.limits.max_num_seqs + 1) * 3}

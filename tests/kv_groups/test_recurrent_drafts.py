@@ -59,11 +59,11 @@ def drafting(
     answers = [plain.ask(tokens, max_tokens=max_tokens, eos=()) for tokens in prompts]
     plain.run()
     run = pair(checkpoint, THREE, core, **sizes)
-    know(run, answers)
+    draft_known_answers(run, answers)
     return run
 
 
-def know(run: Pair, answers: list[Answer]) -> None:
+def draft_known_answers(run: Pair, answers: list[Answer]) -> None:
     """Gives the worker mostly right drafts for these answers from now on."""
     texts = [answer.prompt + answer.tokens for answer in answers]
     propose(run.replica, Knowing(texts, run.replica.limits.block_size))

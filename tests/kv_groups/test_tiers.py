@@ -61,7 +61,7 @@ def check(checkpoint: Checkpoint, answers: list[Answer]) -> None:
     assert [answer.tokens for answer in answers] == [confirmed(checkpoint, a.prompt, a.tokens) for a in answers]
 
 
-def say(run: Pair, prompts: list[list[int]]) -> list[Answer]:
+def generate_all(run: Pair, prompts: list[list[int]]) -> list[Answer]:
     """Answers the prompts one after the other."""
     answers = []
     for tokens in prompts:
@@ -74,14 +74,14 @@ def say(run: Pair, prompts: list[list[int]]) -> list[Answer]:
 def test_prompts_evicted_from_the_device_are_restored(made: Make, name: str) -> None:
     run = pair(replica_of(made, name))
     prompts = [prompt(50, seed) for seed in range(4)]
-    first = say(run, prompts)
+    first = generate_all(run, prompts)
     cached = run.core.counts.cached_tokens
     assert cached == 0
-    again = say(run, prompts)
+    again = generate_all(run, prompts)
     size = run.core.limits.block_size
     assert run.core.counts.cached_tokens >= 4 * (49 // size * size), "all but what lies behind the last whole block"
     assert run.core.counts.fetched_blocks > 0
-    longer = say(run, [answer.prompt + answer.tokens + prompt(3, 7) for answer in first])
+    longer = generate_all(run, [answer.prompt + answer.tokens + prompt(3, 7) for answer in first])
     assert run.core.counts.cached_tokens >= 4 * (49 // size + 59 // size) * size, "answers as well"
     check(made(name), [*first, *again, *longer])
     assert run.core.use.used == 0
@@ -97,9 +97,9 @@ def test_state_is_saved_where_prompts_diverge(made: Make, name: str) -> None:
     answers = []
     for seed in range(3):
         before = run.core.counts.cached_tokens
-        answers += say(run, [[*head, *prompt(9, 100 + seed)]])
+        answers += generate_all(run, [[*head, *prompt(9, 100 + seed)]])
         found.append(run.core.counts.cached_tokens - before)
-        answers += say(run, [[*tokens, seed] for tokens in flood])
+        answers += generate_all(run, [[*tokens, seed] for tokens in flood])
     assert found[2] == 32, "the second has left it, the third starts there"
     check(made(name), answers)
 
@@ -135,13 +135,13 @@ def adopt(run: Pair, held: RetainedState) -> None:
 def test_restarted_scheduler_learns_the_contents_of_lower_tiers(made: Make, name: str) -> None:
     run = pair(replica_of(made, name))
     prompts = [prompt(50, seed) for seed in range(4)]
-    say(run, prompts)
+    generate_all(run, prompts)
     held = run.replica.end_epoch()
     groups = {page_of(page)[0] for page in held.in_host_memory.values()}
     assert groups == set(range(run.core.kv.num_groups)), "pages of each group"
     later = pair(run.replica)
     adopt(later, held)
-    check(made(name), say(later, prompts[:2]))
+    check(made(name), generate_all(later, prompts[:2]))
     assert later.core.counts.cached_tokens >= 2 * 48
 
 
@@ -151,7 +151,7 @@ def test_restarted_worker_reads_the_disk_and_recomputes_damaged_blocks(made: Mak
     replica = replica_of(made, name, **settings)
     prompts = [prompt(50, seed) for seed in range(4)]
     run = pair(replica, num_host_blocks=60)
-    say(run, prompts)
+    generate_all(run, prompts)
     assert run.core.counts.disk_stored_blocks > 0
     close(replica)
     second = replica_of(made, name, **settings)
@@ -159,13 +159,13 @@ def test_restarted_worker_reads_the_disk_and_recomputes_damaged_blocks(made: Mak
     assert {page_of(page)[0] for page in held.on_disk.values()} == set(range(run.core.kv.num_groups))
     later = pair(second, num_host_blocks=60)
     adopt(later, held)
-    check(made(name), say(later, prompts[:1]))
+    check(made(name), generate_all(later, prompts[:1]))
     assert later.core.counts.cached_tokens >= 48
     assert later.core.counts.disk_fetched_blocks > 0
     for path in [*tmp_path.rglob("*.kv")][::2]:
         content = bytearray(path.read_bytes())
         content[-100] ^= 4
         path.write_bytes(content)
-    check(made(name), say(later, prompts[::-1]))
+    check(made(name), generate_all(later, prompts[::-1]))
     assert later.core.counts.disk_lost_blocks > 0
     close(second)

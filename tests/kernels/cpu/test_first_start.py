@@ -25,14 +25,14 @@ def nothing_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @needs_compiler
 def test_first_start_compiles_into_the_cache_and_logs_once(nothing_built: Path) -> None:
-    told: list[str] = []
+    messages: list[str] = []
     assert built.suitable() is None
-    assert first_start.ensure(told.append)
-    assert first_start.ensure(told.append)
+    assert first_start.ensure(messages.append)
+    assert first_start.ensure(messages.append)
     assert built.suitable() == built.cached()
     assert built.cached().is_relative_to(nothing_built / "cache")
-    assert len(told) == 1
-    assert "once for this machine" in told[0]
+    assert len(messages) == 1
+    assert "once for this machine" in messages[0]
     assert not list(built.cached().glob("*.o"))
 
 
@@ -47,26 +47,26 @@ def test_processes_that_start_together_compile_once(nothing_built: Path) -> None
         subprocess.Popen([sys.executable, "-c", script, str(nothing_built)], stdout=subprocess.PIPE, text=True)
         for _ in range(3)
     ]
-    told = "".join(process.communicate(timeout=60)[0] for process in started)
+    messages = "".join(process.communicate(timeout=60)[0] for process in started)
     assert [process.returncode for process in started] == [0, 0, 0]
-    assert told.count("\n") == 1, told
+    assert messages.count("\n") == 1, messages
 
 
 @needs_compiler
 def test_failed_builds_and_unwritable_caches_are_logged(nothing_built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
+    messages: list[str] = []
     (nothing_built / "one.cpp").write_text("nonsense\n")
-    first_start.ensure(told.append)
-    assert "nonsense" in told[-1]
+    first_start.ensure(messages.append)
+    assert "nonsense" in messages[-1]
     (nothing_built / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(nothing_built / "file"))
-    first_start.ensure(told.append)
-    assert "Not a directory" in told[-1]
+    first_start.ensure(messages.append)
+    assert "Not a directory" in messages[-1]
     assert built.suitable() is None
 
 
 def test_missing_compiler_is_logged(nothing_built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "COMPILERS", ())
-    told: list[str] = []
-    assert not first_start.ensure(told.append)
-    assert "no C++ compiler" in told[0]
+    messages: list[str] = []
+    assert not first_start.ensure(messages.append)
+    assert "no C++ compiler" in messages[0]

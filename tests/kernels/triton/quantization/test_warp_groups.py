@@ -162,7 +162,7 @@ def all_cuts(x: torch.Tensor, weight: PackedWeight) -> list[WarpGroupsCut]:
     return list(cuts_of(*x.shape, weight.codes.size(0), warp_groups.multiprocessors_of(x.device)))
 
 
-def leave_rubbish(cut: WarpGroupsCut, device: torch.device) -> None:
+def fill_memory_with_garbage(cut: WarpGroupsCut, device: torch.device) -> None:
     """Fills memory that may be reused for parts of tiles."""
     torch.full((cut.programs, 2, 64 * cut.rows), 1e6, device=device)
 
@@ -193,7 +193,7 @@ def test_products(device, tokens, in_features, out_features, group, more, dtype)
     made, want = pack(weight), reference.quantized_linear(x.float(), weight)
     assert warp_groups_take(made)
     for cut in all_cuts(x, made):
-        leave_rubbish(cut, device)
+        fill_memory_with_garbage(cut, device)
         assert_close(multiply(x, made, cut), want, SLACK)
 
 
@@ -222,7 +222,7 @@ def test_sums_are_the_same_every_time(device, tokens: int, sizes: tuple[int, int
         first = multiply(x, made, cut)
         assert_close(first, want, SLACK)
         for _ in range(100):
-            leave_rubbish(cut, device)
+            fill_memory_with_garbage(cut, device)
             assert torch.equal(multiply(x, made, cut), first), cut
 
 

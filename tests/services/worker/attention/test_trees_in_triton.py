@@ -58,7 +58,7 @@ def _interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(1)
 
 
-def said_by(replica: Replica) -> tuple[list[list[int]], tuple[int, int, int]]:
+def generated_by(replica: Replica) -> tuple[list[list[int]], tuple[int, int, int]]:
     """Returns the texts, the number of drafts and the number of accepted ones."""
     pair = Pair(replica)
     answers = [pair.ask(prompt, 12, eos=()) for prompt in sorted(questions(), key=len)[:2]]
@@ -74,8 +74,8 @@ def test_the_same_text_and_the_same_drafts(method: str, in_graphs: bool) -> None
         with torch.inference_mode():
             use_chunk_graphs(replica, SHAPES, features=True, has_trees=True)
         Interpreted.num_masked = 0
-    found, expected = said_by(replica), said_by(build(TREES[method]))
+    found, expected = generated_by(replica), generated_by(build(TREES[method]))
     assert found == expected
-    assert found[0] == said_by(build())[0]
+    assert found[0] == generated_by(build())[0]
     assert found[1][2] > 5
     assert Interpreted.num_masked > 10

@@ -37,7 +37,7 @@ ALL = METHODS | TREES
 SHAPES = [ChunkShape(4, 3), ChunkShape(4, 5), ChunkShape(8, 3), ChunkShape(8, 9), ChunkShape(16, 9)]
 
 
-class Seen:
+class LastForward:
     """Records the last batch passed to the model."""
 
     batch: ForwardBatch
@@ -47,7 +47,7 @@ class Seen:
 class SlowToLaunch(EagerRecorder):
     """Recorder for which computing takes longer than launching above a number of tokens."""
 
-    def __init__(self, seen: Seen, most_tokens: int) -> None:
+    def __init__(self, seen: LastForward, most_tokens: int) -> None:
         self._seen, self._most_tokens = seen, most_tokens
 
     def is_launch_bound(self, work: Recordable) -> bool:
@@ -57,13 +57,13 @@ class SlowToLaunch(EagerRecorder):
 
 def use_chunk_graphs(
     replica: Replica, shapes: list[ChunkShape], most_tokens: int = 0, *, features: bool = False, has_trees: bool = False
-) -> Seen:
+) -> LastForward:
     """Uses chunk graphs as on a GPU: separate memory, and a graph for every step that fits.
 
     `most_tokens`: limit above which graphs do not pay; `features`: hidden states may be requested; `has_trees`: drafts
     may be trees.
     """
-    runner, limits, seen = runner_of(replica), replica.limits, Seen()
+    runner, limits, seen = runner_of(replica), replica.limits, LastForward()
     decoder = whole_model_of(replica)
     give_memory_of_its_own(replica)
 
@@ -90,7 +90,7 @@ def use_chunk_graphs(
     return seen
 
 
-def chunk_rig(made: Checkpoint) -> tuple[Rig, Seen]:
+def chunk_rig(made: Checkpoint) -> tuple[Rig, LastForward]:
     rig = plain_rig(made, record_logits=False, num_blocks=400)
     return rig, use_chunk_graphs(rig.replica, SHAPES)
 

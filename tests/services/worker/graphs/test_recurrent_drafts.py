@@ -37,7 +37,7 @@ STATES = ("short_convolution", "gated_delta_rule", "gated_norm", "state_space_sc
 PLAIN = {**SMALL, **SIZES, "attention_backend": "reference"}
 
 
-class Seen:
+class GraphSteps:
     """Counts steps that used graphs."""
 
     def __init__(self) -> None:
@@ -45,25 +45,25 @@ class Seen:
         self.chunks: list[StepInputs] = []
 
 
-class SeenDecodes(DecodeGraphs):
-    seen: Seen
+class CountedDecodeGraphs(DecodeGraphs):
+    seen: GraphSteps
 
     def prepare(self, inputs: StepInputs, new_blocks: NewBlocks) -> ReadyStep:
         self.seen.decodes.append(inputs)
         return super().prepare(inputs, new_blocks)
 
 
-class SeenChunks(ChunkGraphs):
-    seen: Seen
+class CountedChunkGraphs(ChunkGraphs):
+    seen: GraphSteps
 
     def prepare(self, inputs: StepInputs, new_blocks: NewBlocks) -> ReadyStep:
         self.seen.chunks.append(inputs)
         return super().prepare(inputs, new_blocks)
 
 
-def use_graphs(replica: Replica) -> Seen:
+def use_graphs(replica: Replica) -> GraphSteps:
     """Uses graphs of both kinds with separate memory, as on a GPU."""
-    runner, limits, table, seen = runner_of(replica), replica.limits, replica.table, Seen()
+    runner, limits, table, seen = runner_of(replica), replica.limits, replica.table, GraphSteps()
     give_memory_of_its_own(replica)
     decoder = whole_model_of(replica)
     model = RecordedModel(
@@ -74,10 +74,10 @@ def use_graphs(replica: Replica) -> Seen:
         rows_per_prefix_tile=0,
     )
     memory, watch = runner.slot_memory, RowWatch(table.block_table, limits.block_size, 0)
-    decodes = SeenDecodes(
+    decodes = CountedDecodeGraphs(
         model, memory, [1, 4, limits.max_num_seqs], watch=watch, recorder=EagerRecorder(), staging=Copying()
     )
-    chunks = SeenChunks(model, memory, SHAPES, recorder=EagerRecorder(), staging=Copying())
+    chunks = CountedChunkGraphs(model, memory, SHAPES, recorder=EagerRecorder(), staging=Copying())
     decodes.seen = chunks.seen = seen
     decodes.record()
     chunks.record()
@@ -105,7 +105,7 @@ def _kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(kernels, "load", some_of_others)
 
 
-def knowing(made: Checkpoint, prompts: list[list[int]], count: int) -> Pair:
+def drafting_known_text(made: Checkpoint, prompts: list[list[int]], count: int) -> Pair:
     """Builds a worker whose drafts for these answers are mostly right."""
     plain = Pair(build(None, made.folder, **PLAIN))
     answers = [plain.ask(tokens, max_tokens=count, eos=()) for tokens in prompts]
@@ -122,7 +122,7 @@ def knowing(made: Checkpoint, prompts: list[list[int]], count: int) -> Pair:
 def test_all_steps_without_drafts_use_graphs(checkpoint: Make, family: str) -> None:
     """Chunked prompts share steps with drafts, and a sequence without drafts decodes alone."""
     made, prompts = checkpoint(family), [prompt(length, seed) for seed, length in enumerate((30, 3, 17))]
-    run = knowing(made, prompts, 18)
+    run = drafting_known_text(made, prompts, 18)
     seen = use_graphs(run.replica)
     answers = [run.ask(tokens, max_tokens=18, eos=()) for tokens in prompts]
     alone = run.ask(prompt(5, 9), max_tokens=30, eos=())
@@ -140,7 +140,7 @@ def test_largest_steps_allocate_the_memory_of_draft_states(checkpoint: Make, mon
     """These run before KV memory is measured; later steps allocate none."""
     layers = recurrences(monkeypatch)
     made = checkpoint("falcon-h1")
-    run = knowing(made, [prompt(9, 1)], 20)
+    run = drafting_known_text(made, [prompt(9, 1)], 20)
     layers = layers[len(layers) // 2 :]  # of the drafting worker
     use_graphs(run.replica)
     assert layers

@@ -63,7 +63,7 @@ NUM_BLOCKS = 1000
 Kernel = tuple[str, str]  # name, and the constants it is compiled for
 
 
-class Seen:
+class RequestedKernels:
     """Kernels requested since the last take()."""
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class Seen:
         return found
 
 
-class Once:
+class RunningRecorder:
     """Recorder that runs the work instead of recording it."""
 
     def record(self, first: Callable[[], Tensor], *others: Callable[[Tensor], Tensor]) -> list[Any]:
@@ -144,7 +144,7 @@ def record_all(settings: WorkerSettings) -> None:
         logits, choice, TritonStepEdges(), fitting.max_model_len, tile, adapters=step, has_trees=spec.has_trees
     )
     watch = RowWatch(SlotTable(fitting).block_table, fitting.block_size, tile)
-    tools: Any = {"recorder": Once(), "staging": NoCopies()}
+    tools: Any = {"recorder": RunningRecorder(), "staging": NoCopies()}
     for adapted in (False, True)[: 1 + bool(step)]:
         with step.recording_with(adapted) if step else nullcontext():
             DecodeGraphs(recorded, memory, graph_sizes(fitting.max_num_seqs), watch=watch, **tools).record()
@@ -162,12 +162,12 @@ def main(name: str, *options: str) -> None:
             lora_folders=folders,
             speculative_config=TREES if "trees" in options else "",
         )
-        seen = Seen()
+        requested = RequestedKernels()
         for call in precompile_calls(model_shape(settings, *described(settings))):
             call()
-        compiled = seen.take()
+        compiled = requested.take()
         record_all(settings)
-        called = seen.take()
+        called = requested.take()
     print(json.dumps({"called": sorted({k for k, _ in called}), "forgotten": sorted(k for k, _ in called - compiled)}))
 
 

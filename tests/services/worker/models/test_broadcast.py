@@ -151,7 +151,7 @@ def test_joining_without_a_trainer_fails() -> None:
         groups.join(pb.JoinWeightsGroup(master_address="127.0.0.1", backend="nccl", **place))
 
 
-class Several:
+class ReceivingRanks:
     """A trainer and ranks of workers, each on its own thread."""
 
     def __init__(self, count: int) -> None:
@@ -171,8 +171,8 @@ class Several:
 
 
 @pytest.fixture
-def several() -> Iterator[Several]:
-    made = Several(3)
+def receiving_ranks() -> Iterator[ReceivingRanks]:
+    made = ReceivingRanks(3)
     yield made
     for groups in made.ranks:
         groups.leave("g")
@@ -185,34 +185,35 @@ HEADS = [TensorHead(name=name, dtype="F32", shape=[10]) for name in ("a", "b")]
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("failing", range(3))
-def test_failed_member_ends_the_wait_of_others_with_its_error(several: Several, failing: int) -> None:
+def test_failed_member_ends_the_wait_of_others_with_its_error(receiving_ranks: ReceivingRanks, failing: int) -> None:
     """Any node of the broadcast tree may fail: the trainer sends no more, and its group stays open."""
 
     def refuse(_: str) -> None:
         raise InvalidArgument("b is no tensor of this model", field="names")
 
     waiting = [
-        several.pool.submit(several.receive, rank, HEADS, *([refuse] if rank == failing else [])) for rank in range(3)
+        receiving_ranks.pool.submit(receiving_ranks.receive, rank, HEADS, *([refuse] if rank == failing else []))
+        for rank in range(3)
     ]
     options = torch.distributed.BroadcastOptions()
     options.rootRank = 0
-    sent = several.group.broadcast([torch.ones(10).view(torch.uint8)], options)
+    sent = receiving_ranks.group.broadcast([torch.ones(10).view(torch.uint8)], options)
     for rank, one in enumerate(waiting):
         said = "b is no tensor" if rank == failing else r"another rank of the group has failed: b is no tensor"
         with pytest.raises(InvalidArgument, match=said) as raised:
             one.result()
         assert raised.value.field == "names"
         with pytest.raises(FailedPrecondition):
-            several.ranks[rank].find("g")
+            receiving_ranks.ranks[rank].find("g")
     del sent
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_killed_worker_ends_the_wait_of_other_members(several: Several) -> None:
+def test_killed_worker_ends_the_wait_of_other_members(receiving_ranks: ReceivingRanks) -> None:
     """The process of its group member detects its exit."""
-    waiting = [several.pool.submit(several.receive, rank, HEADS) for rank in (0, 1)]
-    process = process_of(several.ranks[2])
+    waiting = [receiving_ranks.pool.submit(receiving_ranks.receive, rank, HEADS) for rank in (0, 1)]
+    process = process_of(receiving_ranks.ranks[2])
     assert process.stdin is not None
     with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), process.stdin.fileno())  # closes the pipe, as if the process had exited
@@ -223,12 +224,12 @@ def test_killed_worker_ends_the_wait_of_other_members(several: Several) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_leaving_member_does_not_wait(several: Several) -> None:
+def test_leaving_member_does_not_wait(receiving_ranks: ReceivingRanks) -> None:
     """The other members do not wait either."""
-    waiting = [several.pool.submit(several.receive, rank, HEADS) for rank in range(3)]
-    several.store.wait(["g/receiving/0"], timedelta(seconds=LONGER_THAN_A_TEST_S))  # any rank
-    several.ranks[0].interrupt("g")
-    several.ranks[0].interrupt("another")
+    waiting = [receiving_ranks.pool.submit(receiving_ranks.receive, rank, HEADS) for rank in range(3)]
+    receiving_ranks.store.wait(["g/receiving/0"], timedelta(seconds=LONGER_THAN_A_TEST_S))  # any rank
+    receiving_ranks.ranks[0].interrupt("g")
+    receiving_ranks.ranks[0].interrupt("another")
     for one in waiting:
         with pytest.raises(Unavailable, match=r"group 'g': a \(tensor 1 of 2\)"):
             one.result()

@@ -19,7 +19,7 @@ PROMPT = [(7 * i + 3) % VOCAB_SIZE for i in range(9)]
 FILE = "model.safetensors"
 
 
-def say(folder: Path, *, outer: bool | None, inner: bool | None = None) -> None:
+def write_tying(folder: Path, *, outer: bool | None, inner: bool | None = None) -> None:
     """Writes the tie fields of config.json; None: absent."""
     path = folder / "config.json"
     values = json.loads(path.read_text())
@@ -53,7 +53,7 @@ def test_stored_output_head_overrides_the_config(
 ) -> None:
     """The default of a wrapper config in transformers 5 overrides the text model's value (vllm#51063)."""
     saved_untied(name, tmp_path)
-    say(tmp_path, outer=outer, inner=inner)
+    write_tying(tmp_path, outer=outer, inner=inner)
     check(tmp_path, name)
 
 
@@ -72,7 +72,7 @@ def test_a_plain_model_is_tied_only_to_an_equal_head(family: str, name: str, imp
     make(family, tmp_path)
     tensors = load_file(tmp_path / FILE)
     embedding = tensors["model.embed_tokens.weight"]
-    say(tmp_path, outer=True)
+    write_tying(tmp_path, outer=True)
     save_file({**tensors, "lm_head.weight": embedding.clone()}, tmp_path / FILE, {"format": "pt"})
     check(tmp_path, name, model_impl=impl)
     save_file({**tensors, "lm_head.weight": embedding.flip(0).contiguous()}, tmp_path / FILE, {"format": "pt"})

@@ -191,7 +191,7 @@ def test_content_is_shared_or_sent_completely(
         spooling.append(last)
 
 
-def told(tensors: dict[str, torch.Tensor]) -> list[admin_pb2.StreamWeightsRequest]:
+def share_requests(tensors: dict[str, torch.Tensor]) -> list[admin_pb2.StreamWeightsRequest]:
     with showing.messages(BEGIN, tensors.items()) as messages:
         return [*messages]
 
@@ -204,10 +204,10 @@ def test_full_host_memory_and_used_names_are_reported(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(showing, "_segment", full)
     with pytest.raises(ResourceExhausted, match="has no room for them: No space left"):
-        told({"a": torch.zeros(1 << 20)})
+        share_requests({"a": torch.zeros(1 << 20)})
     monkeypatch.setattr(weights_memory, "_BOOT", tmp_path / "none")
     with pytest.raises(FailedPrecondition, match="update_weights_from_tensor"):
-        told({})
+        share_requests({})
 
 
 @pytest.mark.gpu

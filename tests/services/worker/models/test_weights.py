@@ -36,7 +36,7 @@ DENSE = [
 MIXTURES = ["mixtral", "deepseek-v3", "gpt-oss", "granite-moe", "qwen2-moe", "llama4"]
 
 
-def shaken(folder: Path, target: Path) -> Path:
+def perturbed(folder: Path, target: Path) -> Path:
     """Writes the same model with every weight changed."""
     shutil.copytree(folder, target)
     generator = torch.Generator().manual_seed(5)
@@ -72,13 +72,13 @@ def check(folder: Path, other: Path, dtype: str) -> None:
 @pytest.mark.parametrize("family", [*DENSE, *MIXTURES])
 def test_logits_are_those_of_a_fresh_start(checkpoint: Make, tmp_path: Path, family: str, dtype: str) -> None:
     folder = checkpoint(family).folder
-    check(folder, shaken(folder, tmp_path / "other"), dtype)
+    check(folder, perturbed(folder, tmp_path / "other"), dtype)
 
 
 @pytest.mark.parametrize("layout", ["gptq", "awq", "ct-int8", "ct-w4-32"])
 def test_quantized_weights_are_updated(tmp_path: Path, layout: str) -> None:
     made = quantized.make(quantized.LAYOUTS[layout], tmp_path / "first")
-    check(made.folder, shaken(made.folder, tmp_path / "other"), "bfloat16")
+    check(made.folder, perturbed(made.folder, tmp_path / "other"), "bfloat16")
 
 
 def test_expert_counts_continue(checkpoint: Make) -> None:

@@ -19,7 +19,7 @@ from tests.services.worker.plans import New, PaperScheduler
 LIMITS = WorkerLimits(block_size=4, max_num_seqs=6, max_num_batched_tokens=64, max_model_len=40, num_blocks=61)
 
 
-class Both:
+class ScheduledTable:
     """The table under test with the test scheduler."""
 
     def __init__(self) -> None:
@@ -46,55 +46,55 @@ def tokens(count: int) -> list[int]:
 
 
 def test_sequence_with_one_missing_token_decodes_by_default() -> None:
-    both = Both()
-    assert summary(both.step([New(2, tokens(5))], {2: 5})) == [(2, 0, 5, True)]
-    assert summary(both.step()) == [(2, 5, 1, True)]
-    assert summary(both.step()) == [(2, 6, 1, True)]
+    scheduled = ScheduledTable()
+    assert summary(scheduled.step([New(2, tokens(5))], {2: 5})) == [(2, 0, 5, True)]
+    assert summary(scheduled.step()) == [(2, 5, 1, True)]
+    assert summary(scheduled.step()) == [(2, 6, 1, True)]
 
 
 def test_a_prefill_computes_only_what_is_counted() -> None:
-    both = Both()
-    assert summary(both.step([New(0, tokens(9))])) == []
-    assert summary(both.step(counts={0: 4})) == [(0, 0, 4, False)]
-    assert summary(both.step()) == []
-    assert summary(both.step(counts={0: 5})) == [(0, 4, 5, True)]
+    scheduled = ScheduledTable()
+    assert summary(scheduled.step([New(0, tokens(9))])) == []
+    assert summary(scheduled.step(counts={0: 4})) == [(0, 0, 4, False)]
+    assert summary(scheduled.step()) == []
+    assert summary(scheduled.step(counts={0: 5})) == [(0, 4, 5, True)]
 
 
 def test_a_one_token_prompt_runs_at_once() -> None:
-    assert summary(Both().step([New(4, tokens(1))])) == [(4, 0, 1, True)]
+    assert summary(ScheduledTable().step([New(4, tokens(1))])) == [(4, 0, 1, True)]
 
 
 def test_slot_with_zero_tokens_pauses_and_resumes() -> None:
-    both = Both()
-    both.step([New(0, tokens(3)), New(1, tokens(4))], {0: 3, 1: 4})
-    assert summary(both.step(counts={0: 0})) == [(1, 4, 1, True)]
-    assert summary(both.step()) == [(0, 3, 1, True), (1, 5, 1, True)]
+    scheduled = ScheduledTable()
+    scheduled.step([New(0, tokens(3)), New(1, tokens(4))], {0: 3, 1: 4})
+    assert summary(scheduled.step(counts={0: 0})) == [(1, 4, 1, True)]
+    assert summary(scheduled.step()) == [(0, 3, 1, True), (1, 5, 1, True)]
 
 
 def test_cached_tokens_are_skipped_but_for_the_last_one() -> None:
-    both = Both()
-    both.step([New(0, tokens(10))], {0: 10})
-    shared = tuple(both.paper.rows[0].blocks[:2])
-    assert summary(both.step([New(1, tokens(10), cached_blocks=shared)], {0: 0, 1: 2})) == [(1, 8, 2, True)]
-    assert summary(both.step([New(2, tokens(8), cached_blocks=shared)], {0: 0, 1: 0})) == [(2, 7, 1, True)]
-    assert both.table.block_table[1, :2].tolist() == list(shared)
+    scheduled = ScheduledTable()
+    scheduled.step([New(0, tokens(10))], {0: 10})
+    shared = tuple(scheduled.paper.rows[0].blocks[:2])
+    assert summary(scheduled.step([New(1, tokens(10), cached_blocks=shared)], {0: 0, 1: 2})) == [(1, 8, 2, True)]
+    assert summary(scheduled.step([New(2, tokens(8), cached_blocks=shared)], {0: 0, 1: 0})) == [(2, 7, 1, True)]
+    assert scheduled.table.block_table[1, :2].tolist() == list(shared)
 
 
 def test_cached_positions_are_mapped_to_the_null_block() -> None:
-    both = Both()
-    both.step([New(0, tokens(8))], {0: 8})
-    shared = tuple(both.paper.rows[0].blocks)
-    inputs = both.inputs([New(1, tokens(8), cached_blocks=shared), New(2, tokens(8))], {0: 0, 2: 8})
-    own = both.paper.rows[2].blocks
+    scheduled = ScheduledTable()
+    scheduled.step([New(0, tokens(8))], {0: 8})
+    shared = tuple(scheduled.paper.rows[0].blocks)
+    inputs = scheduled.inputs([New(1, tokens(8), cached_blocks=shared), New(2, tokens(8))], {0: 0, 2: 8})
+    own = scheduled.paper.rows[2].blocks
     assert inputs.slot_mapping.tolist() == [3, *(own[0] * 4 + i for i in range(4)), *(own[1] * 4 + i for i in range(4))]
-    following = both.inputs(counts={0: 0, 2: 0})
-    assert following.slot_mapping.tolist() == [both.paper.rows[1].blocks[2] * 4]
+    following = scheduled.inputs(counts={0: 0, 2: 0})
+    assert following.slot_mapping.tolist() == [scheduled.paper.rows[1].blocks[2] * 4]
 
 
 def test_inputs_of_a_mixed_step() -> None:
-    both = Both()
-    both.step([New(1, tokens(3))], {1: 3})
-    inputs = both.inputs([New(0, tokens(9)), New(3, tokens(5))], {0: 6, 3: 5})
+    scheduled = ScheduledTable()
+    scheduled.step([New(1, tokens(3))], {1: 3})
+    inputs = scheduled.inputs([New(0, tokens(9)), New(3, tokens(5))], {0: 6, 3: 5})
     assert inputs.slots.tolist() == [0, 1, 3]
     assert inputs.token_ids.tolist() == [100, 101, 102, 103, 104, 105, 0, 100, 101, 102, 103, 104]
     assert inputs.positions.tolist() == [0, 1, 2, 3, 4, 5, 3, 0, 1, 2, 3, 4]
@@ -108,20 +108,20 @@ def test_inputs_of_a_mixed_step() -> None:
 
 def test_tokens_that_came_with_an_admission_are_not_fed_from_the_device() -> None:
     """The sequence was preempted and resumes with its output, all of which but the last token is cached."""
-    both = Both()
-    both.step([New(0, tokens(8))], {0: 8})
-    shared = tuple(both.paper.rows[0].blocks)
-    inputs = both.inputs([New(1, tokens(9), num_prompt=6, cached_blocks=shared)], {0: 0})
+    scheduled = ScheduledTable()
+    scheduled.step([New(0, tokens(8))], {0: 8})
+    shared = tuple(scheduled.paper.rows[0].blocks)
+    inputs = scheduled.inputs([New(1, tokens(9), num_prompt=6, cached_blocks=shared)], {0: 0})
     assert inputs.token_ids.tolist() == [108]
     assert len(inputs.prev_sampled_tokens) == 0
-    assert both.inputs(counts={0: 0}).prev_sampled_slots.tolist() == [1]
+    assert scheduled.inputs(counts={0: 0}).prev_sampled_slots.tolist() == [1]
 
 
 def test_release_and_admission_of_a_slot_in_one_plan() -> None:
-    both = Both()
-    both.step([New(0, tokens(6))], {0: 6})
-    assert summary(both.step([New(0, tokens(3))], {0: 3}, released=[0])) == [(0, 0, 3, True)]
-    assert both.table.num_blocks[0] == 1
+    scheduled = ScheduledTable()
+    scheduled.step([New(0, tokens(6))], {0: 6})
+    assert summary(scheduled.step([New(0, tokens(3))], {0: 3}, released=[0])) == [(0, 0, 3, True)]
+    assert scheduled.table.num_blocks[0] == 1
 
 
 def test_random_plans_match_a_simple_model() -> None:
@@ -130,11 +130,11 @@ def test_random_plans_match_a_simple_model() -> None:
 
 
 def _run_randomly(rng: random.Random) -> None:
-    both = Both()
+    scheduled = ScheduledTable()
     for _ in range(40):
-        rows = both.paper.rows
+        rows = scheduled.paper.rows
         released = [slot for slot in rows if rows[slot].num_tokens >= 36 or rng.random() < 0.1]
-        both.paper.free = [*(b for slot in released for b in rows[slot].blocks), *both.paper.free]
+        scheduled.paper.free = [*(b for slot in released for b in rows[slot].blocks), *scheduled.paper.free]
         free_slots = [slot for slot in range(LIMITS.max_num_seqs) if slot not in rows or slot in released]
         admitted = [New(slot, tokens(rng.randint(1, 20))) for slot in free_slots if rng.random() < 0.4]
         counts, lacking = {}, {slot: row.num_tokens - row.num_computed for slot, row in rows.items()}
@@ -144,18 +144,18 @@ def _run_randomly(rng: random.Random) -> None:
         for slot, lack in lacking.items():
             if lack > 1 or rng.random() < 0.2:
                 counts[slot] = rng.randint(0, min(lack, 10))
-        inputs = both.inputs(admitted, counts, released)
-        _compare(both, inputs)
+        inputs = scheduled.inputs(admitted, counts, released)
+        _compare(scheduled, inputs)
 
 
-def _compare(both: Both, inputs: StepInputs) -> None:
-    table, rows = both.table, both.paper.rows
+def _compare(scheduled: ScheduledTable, inputs: StepInputs) -> None:
+    table, rows = scheduled.table, scheduled.paper.rows
     assert np.flatnonzero(table.live).tolist() == sorted(rows)
     for slot, row in rows.items():
         assert table.num_tokens[slot] == row.num_tokens
         assert table.num_computed_tokens[slot] == row.num_computed
         assert table.block_table[slot, : table.num_blocks[slot]].tolist() == row.blocks
-    assert inputs.sampling_slots.tolist() == both.paper.sampling[-1]
+    assert inputs.sampling_slots.tolist() == scheduled.paper.sampling[-1]
     owned = sorted(block for row in rows.values() for block in row.blocks)
     assert np.flatnonzero(table.owned_blocks()).tolist() == owned
     assert len(set(inputs.slot_mapping.tolist())) == inputs.num_tokens, "every token has a place of its own"
@@ -191,30 +191,30 @@ def u32(*values: int) -> bytes:
     ],
 )
 def test_a_plan_that_breaks_the_rules_is_refused(plan: pb.StepPlan, text: str) -> None:
-    both = Both()
-    both.step([New(0, tokens(4))], {0: 4})  # its block is full: the next token needs another one
+    scheduled = ScheduledTable()
+    scheduled.step([New(0, tokens(4))], {0: 4})  # its block is full: the next token needs another one
     with pytest.raises(PlanViolation, match=text):
-        both.table.apply(decode_plan(plan))
+        scheduled.table.apply(decode_plan(plan))
 
 
 def test_a_step_over_the_token_budget_is_refused() -> None:
-    both = Both()
+    scheduled = ScheduledTable()
     with pytest.raises(PlanViolation, match="66 tokens in a step of at most 64"):
-        both.step([New(slot, tokens(33)) for slot in (0, 1)], {0: 33, 1: 33})
+        scheduled.step([New(slot, tokens(33)) for slot in (0, 1)], {0: 33, 1: 33})
 
 
 def test_a_sequence_cannot_outgrow_its_table() -> None:
-    both = Both()
-    both.step([New(0, tokens(40))], {0: 40})
+    scheduled = ScheduledTable()
+    scheduled.step([New(0, tokens(40))], {0: 40})
     with pytest.raises(PlanViolation, match="outgrows 10 blocks"):
-        both.step()
+        scheduled.step()
 
 
 def test_clear_forgets_everything() -> None:
-    both = Both()
-    both.step([New(0, tokens(4)), New(3, tokens(2))], {0: 4, 3: 2})
-    both.table.clear()
-    assert both.table.num_live == 0
-    fresh = both.paper = PaperScheduler(LIMITS.block_size, LIMITS.num_blocks)
-    assert summary(both.step([New(3, tokens(2))], {3: 2})) == [(3, 0, 2, True)]
-    assert both.table.block_table[3, 0] == fresh.rows[3].blocks[0]
+    scheduled = ScheduledTable()
+    scheduled.step([New(0, tokens(4)), New(3, tokens(2))], {0: 4, 3: 2})
+    scheduled.table.clear()
+    assert scheduled.table.num_live == 0
+    fresh = scheduled.paper = PaperScheduler(LIMITS.block_size, LIMITS.num_blocks)
+    assert summary(scheduled.step([New(3, tokens(2))], {3: 2})) == [(3, 0, 2, True)]
+    assert scheduled.table.block_table[3, 0] == fresh.rows[3].blocks[0]

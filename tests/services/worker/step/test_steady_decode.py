@@ -22,7 +22,7 @@ from tests.services.worker.plans import New, PaperScheduler, admission
 from tests.services.worker.step.test_slots import LIMITS, tokens
 
 
-class Twice:
+class SteadyAndGeneral:
     """One table with derived steps, one without."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ def assert_equal(got: StepInputs | NewBlocks, want: StepInputs | NewBlocks) -> N
 def test_random_work() -> None:
     """Covers admissions, chunks, cached prompts, pauses and releases, with pure decode steps in between."""
     choose = random.Random(7)
-    both = Twice()
+    both = SteadyAndGeneral()
     for _ in range(600):
         rows = both.paper.rows
         grown = [slot for slot, row in rows.items() if row.num_tokens >= 36]
@@ -86,13 +86,13 @@ def test_random_work() -> None:
     assert both.num_followed > 100
 
 
-def shared_blocks(both: Twice, slot: int) -> set[int]:
+def shared_blocks(both: SteadyAndGeneral, slot: int) -> set[int]:
     return {block for other, row in both.paper.rows.items() if other != slot for block in row.blocks}
 
 
 def test_a_prompt_that_is_cached_whole_is_not_followed_into_its_shared_block() -> None:
     """Its last token is recomputed into the null block; later tokens are written to its own block."""
-    both = Twice()
+    both = SteadyAndGeneral()
     both.step([New(0, tokens(8))], {0: 8})
     both.step([New(3, tokens(8), cached_blocks=tuple(both.paper.rows[0].blocks[:2]))])
     for _ in range(6):
@@ -101,7 +101,7 @@ def test_a_prompt_that_is_cached_whole_is_not_followed_into_its_shared_block() -
 
 
 def test_blocks_that_do_not_fit_the_rows_break_the_session() -> None:
-    both = Twice()
+    both = SteadyAndGeneral()
     both.step([New(0, tokens(3)), New(1, tokens(6))], {0: 3, 1: 6})
     both.step()
     plan = StepPlan(epoch=1, step_id=3)
@@ -112,7 +112,7 @@ def test_blocks_that_do_not_fit_the_rows_break_the_session() -> None:
         both.steady.follow(plan)
 
 
-class TwiceDrafting:
+class SteadyAndGeneralDrafting:
     """Both tables for a worker that may draft but does not, whose plans assign blocks early, in time or late."""
 
     def __init__(self, seed: int) -> None:
@@ -167,7 +167,7 @@ class TwiceDrafting:
 
 
 def test_blocks_that_are_named_come_early_in_time_or_late() -> None:
-    drafting = [TwiceDrafting(seed) for seed in range(8)]
+    drafting = [SteadyAndGeneralDrafting(seed) for seed in range(8)]
     lengths = [3, 4, 6]
     for both in drafting:
         new = [admission(New(slot, tokens(length)), LIMITS.block_size) for slot, length in enumerate(lengths)]

@@ -33,7 +33,7 @@ STANDARD = {"method": "ngram", "num_speculative_tokens": 2, "rejection_sample_me
 
 
 @pytest.fixture(params=WAYS)
-def way(request: pytest.FixtureRequest) -> dict[str, Any]:
+def options(request: pytest.FixtureRequest) -> dict[str, Any]:
     return {"batch_invariant": True, "attention_backend": "auto", **request.param}
 
 
@@ -64,9 +64,9 @@ def test_ranks_use_one_all_reduce_algorithm() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family not in GELU | OTHERS | LATENT])
 def test_logits_are_the_same_bits_in_any_batch_and_any_chunks(
-    checkpoint: Make, way: dict[str, Any], family: str, dtype: str
+    checkpoint: Make, options: dict[str, Any], family: str, dtype: str
 ) -> None:
-    same_bits(Rig(checkpoint(family).folder, dtype=dtype, num_blocks=1500, **way))
+    same_bits(Rig(checkpoint(family).folder, dtype=dtype, num_blocks=1500, **options))
 
 
 @pytest.mark.skipif(**needs_library)
@@ -100,13 +100,13 @@ def same_bits(rig: Rig) -> None:
     rig.step(released=[3])
     for seed in range(5):
         rig.logits.clear()
-        in_company(rig, tokens, random.Random(seed), len(expected))
+        run_with_others(rig, tokens, random.Random(seed), len(expected))
         assert rig.tokens(3) == said
         assert torch.equal(torch.stack(rig.logits[3]), expected)
         rig.step(released=list(rig.scheduler.rows))
 
 
-def in_company(rig: Rig, tokens: list[int], draw: random.Random, num_sampled: int) -> None:
+def run_with_others(rig: Rig, tokens: list[int], draw: random.Random, num_sampled: int) -> None:
     """Computes `tokens` in slot 3 in chunks and samples, while other slots run prompts or sample."""
     left, pending = len(tokens), {}
     others = draw.sample([0, 1, 2, 4, 5, 6, 7], draw.randrange(1, 8))
@@ -123,9 +123,9 @@ def in_company(rig: Rig, tokens: list[int], draw: random.Random, num_sampled: in
 
 
 @pytest.mark.parametrize("chunks", [[1, 22], [5, 5, 13], [22, 1]])
-def test_log_probabilities_of_a_prompt(checkpoint: Make, way: dict[str, Any], chunks: list[int]) -> None:
+def test_log_probabilities_of_a_prompt(checkpoint: Make, options: dict[str, Any], chunks: list[int]) -> None:
     folder, tokens = checkpoint("qwen3-tied").folder, prompt(23)
-    rig = Rig(folder, dtype="bfloat16", **way)
+    rig = Rig(folder, dtype="bfloat16", **options)
     asked = New(0, tokens, sampling=asking(prompt_logprobs=3))
     rig.step([asked], {0: 23})
     expected = found(rig)
@@ -139,9 +139,9 @@ def test_log_probabilities_of_a_prompt(checkpoint: Make, way: dict[str, Any], ch
 
 
 @pytest.mark.parametrize("pooler", [pooling_pb2.POOLER_LAST, pooling_pb2.POOLER_MEAN])
-def test_vectors_of_whole_texts(checkpoint: Make, way: dict[str, Any], pooler: pooling_pb2.Pooler) -> None:
+def test_vectors_of_whole_texts(checkpoint: Make, options: dict[str, Any], pooler: pooling_pb2.Pooler) -> None:
     """Texts are pooled alone, beside others of the same kind, and beside those of another kind."""
-    rig = Rig(checkpoint("qwen3-tied").folder, dtype="bfloat16", max_num_batched_tokens=256, **way)
+    rig = Rig(checkpoint("qwen3-tied").folder, dtype="bfloat16", max_num_batched_tokens=256, **options)
     tokens, asked = prompt(23), pooling_pb2.PoolingParams(pooler=pooler)
     vectors = []
     for beside in ([], [asked] * 7, [asked, pooling_pb2.PoolingParams(dimensions=5), asked]):
