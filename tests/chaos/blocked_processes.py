@@ -1,5 +1,5 @@
-"""Processes held up at a known moment: whoever opens certain files, or is within a certain function, waits at a pipe
-first, until it is let go."""
+"""Processes blocked at a known moment: opening certain files or calling a certain function waits on a pipe until the
+test releases it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ PATIENCE_S = 60.0
 
 
 def block_on_open(folder: Path, opened: str) -> Path:
-    """A module in `folder` that every process of Python imports first, if that is in PYTHONPATH: who opens a file for
-    which `opened` holds, an expression of `path` and `flags`, reads the pipe before, if that is there. The pipe."""
+    """Installs a module in `folder` that every Python process imports first if PYTHONPATH contains it. Opening a file
+    for which the expression `opened` of `path` and `flags` holds reads the pipe first, if it exists. Returns the pipe.
+    """
     pipe = folder / "pipe"
     (folder / "sitecustomize.py").write_text(f"""
 import os, sys
@@ -33,8 +34,8 @@ sys.addaudithook(on_event)
 
 
 def block_in_function(folder: Path, module: str, function: str, body: str) -> Path:
-    """The same for who calls a function of a module, such as "Weights._copy": `body` is done in its place, with
-    `original`, its `arguments` and wait(), which reads the pipe, if that is there. The pipe."""
+    """Blocks calls of a function such as "Weights._copy" in the same way: `body` replaces it and can use `original`,
+    its `arguments` and wait(), which reads the pipe, if it exists. Returns the pipe."""
     pipe = folder / "pipe"
     (folder / "sitecustomize.py").write_text(f"""
 import functools, importlib.machinery, os, sys
@@ -79,17 +80,17 @@ else:
 
 
 async def wait_until_blocked(pipe: Path, *processes: int) -> int:
-    """Holds an end to write to, without which nobody gets beyond opening the other one."""
+    """Waits for a process to open the pipe; holds a writing end, without which open() would block."""
 
     async def opened() -> int:
         return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
 
-    writer = await accepted(opened, OSError, patience_s=PATIENCE_S)  # nobody reads yet
+    writer = await accepted(opened, OSError, patience_s=PATIENCE_S)  # no reader yet
     await eventually(lambda: all(reads(process, pipe) for process in processes), patience_s=PATIENCE_S)
     return writer
 
 
 def reads(process: int, pipe: Path) -> bool:
-    """Whether it has it open: it waits for what is written there."""
+    """Returns whether the process has the pipe open, so that it is blocked."""
     links = Path(f"/proc/{process}/fd")
     return any(os.path.realpath(link) == str(pipe) for link in links.iterdir())

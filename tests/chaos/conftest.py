@@ -1,4 +1,4 @@
-"""What undisturbed runs say, and the clusters that are disturbed."""
+"""Outputs of undisturbed runs, and the clusters that tests disturb."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FRONTEND = {"unavailable_after_s": 120.0}
 
 
 async def listen(cluster: Cluster, *kinds: Callable[[int], SamplingParams]) -> dict[str, Said]:
-    """What the streams of a crowd of each kind say, by the name of its function."""
+    """Returns the outputs of a crowd of each kind, by the name of the kind's function."""
     said = {}
     for params in kinds:
         crowd = Crowd(cluster.grpc_address, params)
@@ -43,7 +43,7 @@ async def listen(cluster: Cluster, *kinds: Callable[[int], SamplingParams]) -> d
 
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Said]:
-    """What every stream says when nothing happens. One process of a test run finds out, for all."""
+    """Outputs of all streams without disturbance, computed once per test run."""
     if "PYTEST_XDIST_WORKER" not in os.environ:
         return hear()
     kept = tmp_path_factory.getbasetemp().parent / "undisturbed.pickle"
@@ -82,7 +82,7 @@ def page(address: str) -> str:
 
 
 def leaves_nothing_behind(cluster: Cluster, page: Callable[[str], str] = page) -> None:
-    """Soon no worker owns a block and nobody runs or waits; no block is ever without an owner."""
+    """Waits until no worker owns a block and no sequence runs or waits; checks that no block is ever unowned."""
     workers: list[admin_pb2.ServiceStatus] = []
 
     def are_idle() -> bool:

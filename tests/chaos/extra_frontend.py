@@ -1,4 +1,4 @@
-"""A frontend beside those of a cluster, which a test may kill."""
+"""An additional frontend of a cluster, which a test may kill."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from quire.cluster import Cluster
 
 
 class ExtraFrontend(NamedTuple):
-    """A frontend that may be killed."""
+    """Addresses and process of an additional frontend."""
 
     grpc: str
     http: str
@@ -22,7 +22,7 @@ class ExtraFrontend(NamedTuple):
 
 @asynccontextmanager
 async def extra_frontend(cluster: Cluster, name: str = "other", **settings: object) -> AsyncIterator[ExtraFrontend]:
-    """Of the same cluster, with ports and settings of its own."""
+    """Runs an additional frontend of the cluster with separate ports and settings."""
     spec = cluster.process("frontend-0").spec
     shared = ("redis", "redis_password_file", "cluster_secret_file")
     flags = {name: spec.flags[name] for name in shared if name in spec.flags}

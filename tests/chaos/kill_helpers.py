@@ -1,4 +1,4 @@
-"""Killing somebody amid work, which counters of those that are left show: what it had went on elsewhere."""
+"""Killing a service while it works, verified by the counters of the surviving services."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ Answer = TypeVar("Answer")
 
 
 def kill_while_answering(cluster: Cluster, victim: str, ask: Callable[[], Answer], num_askers: int) -> list[Answer]:
-    """What those are told who ask again and again until the victim has been killed amid work, and once more when it is
-    back. Raises what one of them was refused with."""
+    """Returns the answers of clients that ask repeatedly until the victim has been killed while working, and once more
+    after its restart. Raises the refusal of any of them."""
     killed = threading.Event()
 
     def ask_on() -> list[Answer]:
@@ -42,8 +42,8 @@ def kill_while_answering(cluster: Cluster, victim: str, ask: Callable[[], Answer
 
 
 def kill_when_busy(cluster: Cluster, victim: str) -> None:
-    """While others ask again and again: once it has something to do, and again if it had nothing left at that
-    moment."""
+    """Kills the victim once it has work, while other threads send requests; again if the counters show that nothing was
+    interrupted."""
     process = cluster.process(victim)
     while not num_interrupted(cluster, victim):
         before = process.restarts
@@ -53,7 +53,7 @@ def kill_when_busy(cluster: Cluster, victim: str) -> None:
 
 
 def has_work(cluster: Cluster, victim: str) -> bool:
-    """A worker that runs something or lets it wait; of a scheduler, any."""
+    """Returns whether a worker runs or queues sequences; for a scheduler, whether any worker does."""
     try:
         found = services(cluster.grpc_address).values()
     except Unavailable:  # it has only just come
@@ -63,7 +63,7 @@ def has_work(cluster: Cluster, victim: str) -> bool:
 
 
 def num_interrupted(cluster: Cluster, victim: str) -> float:
-    """Sequences that the victim had when it was killed: who counts them lives on."""
+    """Number of sequences that the victim had when it was killed, counted by surviving services."""
     if victim.startswith("worker"):
         return told(cluster, "quire_scheduler_sequences_moved_total")
     return page(cluster.http_address)["quire_frontend_resubmitted_sequences_total"]

@@ -1,4 +1,4 @@
-"""Processes that are stopped for a while, and faults that last."""
+"""Processes that are stopped for a while, and faults that persist."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import signal
 
 
 async def keep_fault(seconds: float) -> None:
-    """Keeps a fault up for as long."""
+    """Keeps a fault active for `seconds`."""
     await asyncio.sleep(seconds)
 
 
 async def pause_processes(seconds: float, *pids: int) -> None:
-    """Stops processes, and lets them go on after so long a time."""
+    """Stops processes (SIGSTOP) and continues them after `seconds`."""
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     try:

@@ -1,4 +1,4 @@
-"""A TCP relay between two services that can cut, delay or swallow what passes."""
+"""A TCP relay between two services that can cut, delay or swallow traffic."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ CHUNK = 65_536
 
 
 class Proxy:
-    """Listens on a port of its own and relays to `target` (HOST:PORT)."""
+    """Listens on a free port and relays to `target` (HOST:PORT)."""
 
     def __init__(self, target: str) -> None:
         self._host, port = target.rsplit(":", 1)
@@ -26,12 +26,12 @@ class Proxy:
         self.port = self._server.sockets[0].getsockname()[1]
 
     def cut(self) -> None:
-        """Breaks every connection; new ones are taken."""
+        """Breaks every connection; new ones are accepted."""
         for writer in list(self._writers):
             writer.transport.abort()
 
     def swallow(self) -> None:
-        """Nothing passes any more, and nobody is told."""
+        """Drops all traffic without closing connections."""
         self.open.clear()
 
     def restore(self) -> None:

@@ -1,10 +1,10 @@
-"""Services that stand still for a while, with streams open, at random moments: all is then as if nothing had been.
+"""Services that are stopped for a while at random moments, with streams open; nothing may be lost.
 
     python -m tests.chaos.stalls --rounds 50 --service frontend,worker,scheduler --seconds 1,7,20,40
 
-A process that is stopped costs nothing, so several clusters are disturbed side by side, each by one stall at a time.
-Every stream must say what an undisturbed one says, each token once; the process must be the same one afterwards, its
-sessions must be back and its blocks owned, and what was cached must still be.
+A stopped process costs nothing, so several clusters are disturbed in parallel, each by one stall at a time. Every
+stream must return the output of an undisturbed one, each token once. Afterwards the process must be the same one, its
+sessions must be restored, its blocks owned, and its cache intact.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ SETTINGS = {
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """One service stops for so long; `number` makes the moment."""
+    """Stop of one service for some seconds; `number` determines the moment."""
 
     service: str
     seconds: float
@@ -57,7 +57,7 @@ class Stall:
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of it."""
+    """Result of a stall."""
 
     stall: Stall
     faults: list[str] = field(default_factory=list)
@@ -68,7 +68,7 @@ class Outcome:
 
 
 class PatientClient(AsyncClient):
-    """Does not ping the frontend, whose silence it would take for death after 20 s."""
+    """Client without keepalive pings, which would take the stopped frontend for dead after 20 s."""
 
     def __init__(self, address: str) -> None:
         self._channel = grpc.aio.insecure_channel(address)
@@ -86,7 +86,7 @@ class Lane:
         self._prompts = prompts()[:num_streams]
 
     async def undisturbed(self) -> list[Said]:
-        """What the streams say when nothing happens."""
+        """Returns the outputs of the streams without disturbance."""
         client = PatientClient(self._cluster.grpc_address)
         streams = [Stream(prompt, greedy(0)) for prompt in self._prompts]
         await asyncio.gather(*(stream.run(client) for stream in streams))
@@ -123,7 +123,7 @@ class Lane:
         return outcome
 
     async def _moment(self, stall: Stall, streams: Sequence[Stream], said: Sequence[Said]) -> None:
-        """Returns when so many tokens have come, which may be none."""
+        """Waits until the stall's number of tokens has arrived, which may be none."""
         share = random.Random(repr(stall)).uniform(0, LATEST_MOMENT)
         until = share * sum(len(ids) for token_ids, *_ in said for ids in token_ids.values())
 
@@ -152,7 +152,7 @@ class Lane:
         return sum(worker.blocks.cached for worker in self._workers())
 
     def _keeps(self, cached: int) -> bool:
-        """Soon: a worker whose session has ended is on its way back with its blocks."""
+        """Returns whether the cache is intact soon: a worker whose session has ended attaches again with its blocks."""
         deadline_s = time.monotonic() + 15
         while self._num_cached() < cached:
             if time.monotonic() > deadline_s:
@@ -161,7 +161,7 @@ class Lane:
         return True
 
     def _await_sessions(self, outcome: Outcome, ended_s: float) -> None:
-        """The frontend lists its scheduler, and the scheduler a worker that is ready."""
+        """Waits until the frontend lists its scheduler, and the scheduler a ready worker."""
         waiting.until(
             lambda: any(worker.state == admin_pb2.STATE_READY for worker in self._workers()),
             ended_s + END_S - time.monotonic(),
@@ -182,7 +182,7 @@ async def lanes(count: int, num_streams: int) -> AsyncIterator[list[Lane]]:
 
 
 async def programme(stalls: Sequence[Stall], num_lanes: int, num_streams: int) -> list[Outcome]:
-    """All of them, in as many clusters side by side."""
+    """Runs all stalls in several clusters in parallel."""
     left = list(stalls)
     outcomes: list[Outcome] = []
 
@@ -200,7 +200,7 @@ async def programme(stalls: Sequence[Stall], num_lanes: int, num_streams: int) -
 
 
 def report(outcomes: Sequence[Outcome]) -> str:
-    """A table: a row for each service and time."""
+    """Prints a table with a row for each service and duration."""
     heads = (
         "stopped",
         "for, s",
@@ -225,7 +225,7 @@ def report(outcomes: Sequence[Outcome]) -> str:
 
 
 def plan(services: Sequence[str], seconds: Sequence[float], rounds: int, seed: int = 0) -> list[Stall]:
-    """In random order."""
+    """Returns all stalls in random order."""
     stalls = [Stall(service, length, number) for service in services for length in seconds for number in range(rounds)]
     random.Random(seed).shuffle(stalls)
     return stalls

@@ -1,4 +1,4 @@
-"""Many live streams, watched token by token: what they say, when, and whether anybody saw an error."""
+"""Many live streams, recorded token by token: outputs, times and errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GREEDY_TOKENS = 240  # together as many as the samples of `everything`
 
 
 def prompts() -> list[str]:
-    """Questions with long answers: counting on and on."""
+    """Prompts with long answers, which count on and on."""
     items = [item for item in held_back_items(per_size=40, names=("counting",)) if item.max_tokens >= MAX_TOKENS]
     chosen = items[:NUM_STREAMS]
     assert len(chosen) == NUM_STREAMS
@@ -36,7 +36,7 @@ def prompts() -> list[str]:
 
 @dataclass
 class Stream:
-    """One stream as its client saw it."""
+    """One stream as seen by its client."""
 
     prompt: str
     params: SamplingParams
@@ -75,7 +75,7 @@ class Crowd:
         self._tasks = [asyncio.ensure_future(stream.run(self._client)) for stream in self.streams]
 
     async def all_streaming(self, tokens: int = 20) -> None:
-        """Until every stream has so many tokens."""
+        """Waits until every stream has received `tokens` tokens."""
         await eventually(
             lambda: all(stream.error or sum(map(len, stream.token_ids.values())) >= tokens for stream in self.streams)
         )
@@ -99,12 +99,12 @@ def greedy(_index: int) -> SamplingParams:
 
 
 def everything(index: int) -> SamplingParams:
-    """Samples, seeds and log-probabilities."""
+    """Parameters with sampling, seeds and log-probabilities."""
     return SamplingParams(n=2, temperature=0.8, top_p=0.9, seed=1000 + index, logprobs=2, max_tokens=120)
 
 
 def constrained(index: int) -> SamplingParams:
-    """A form of its own for each stream; two samples share it."""
+    """Parameters with a different schema for each stream, shared by two samples."""
     words = {"type": "string", "pattern": "^[a-z]{2,6}( [a-z]{2,6}){2}$"}
     count = {"type": "integer", "minimum": 0, "maximum": 99 + index}
     record = {"type": "object", "properties": {f"words{index}": words, "count": count}, "additionalProperties": False}

@@ -1,4 +1,5 @@
-"""A worker or the scheduler is killed while an adapter is loaded: no stream loses a token, and the adapter comes."""
+"""A worker or the scheduler is killed while an adapter is loaded: no stream loses a token, and the adapter
+is loaded."""
 
 from __future__ import annotations
 
@@ -40,12 +41,12 @@ async def until_both_have_it(client: Client) -> None:
 
 
 async def until_offered(client: Client) -> None:
-    """A frontend hears of it from the scheduler, which need not have asked for it."""
+    """Waits until a frontend lists the adapter, which it learns from the scheduler."""
     await eventually(lambda: asyncio.to_thread(client.models), lambda found: "late" in [model.name for model in found])
 
 
 async def until_loaded(client: Client, name: str) -> None:
-    """Asks again: by then the scheduler may know from the workers that they have it."""
+    """Requests the load repeatedly; the scheduler may learn from the workers that they have it."""
 
     async def is_loaded() -> bool:
         try:
@@ -61,14 +62,14 @@ async def until_loaded(client: Client, name: str) -> None:
 
 
 def held_up_at(config: Path, folder: Path) -> Path:
-    """Whoever opens it waits at this pipe."""
+    """Returns the pipe at which processes that open the file block."""
     pipe = block_on_open(folder, f"path == {str(config.resolve())!r}")
     os.mkfifo(pipe)
     return pipe
 
 
 async def load_and_kill(cluster: Cluster, client: Client, name: str, pipe: Path, victim: str) -> int:
-    """Both workers are in the middle of reading the adapter when somebody is killed. Returns how many then have it."""
+    """Kills a service while both workers read the adapter; returns how many workers then have it."""
     loading = asyncio.ensure_future(asyncio.to_thread(client.load_adapter, "late", name))
     writer = await wait_until_blocked(pipe, pid(cluster, "worker-0"), pid(cluster, "worker-1"))
     os.unlink(pipe)  # for the one that comes
@@ -105,7 +106,7 @@ async def test_a_worker_is_killed_while_it_loads_an_adapter(
 async def test_the_scheduler_is_killed_while_workers_load_an_adapter(
     tmp_path: Path, undisturbed: dict[str, Said], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever asked for it hears that nobody knows how it went, and asks again."""
+    """The caller learns that the outcome is unknown, and asks again."""
     folder = tmp_path / "adapters" / "pirate"
     shutil.copytree(ADAPTERS / "pirate", folder)
     pipe = held_up_at(folder / "adapter_config.json", tmp_path)

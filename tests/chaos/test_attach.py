@@ -1,4 +1,4 @@
-"""Frontends that are killed while they stream, and readers who take their streams up at another."""
+"""Frontends that are killed while streaming, and clients that resume their streams at another frontend."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def greedy(_index: int) -> SamplingParams:
 
 
 def seeded(index: int) -> SamplingParams:
-    """Two samples each, with log-probabilities."""
+    """Parameters of two samples with log-probabilities."""
     drawn = {"temperature": 0.8, "top_p": 0.9, "seed": 1000 + index}
     return SamplingParams(n=2, **drawn, logprobs=2, max_tokens=SEEDED_TOKENS, ignore_eos=True)
 
@@ -48,7 +48,7 @@ def with_redis() -> Iterator[Cluster]:
 
 @dataclass
 class Reader:
-    """One stream as it was read, at whichever frontend."""
+    """One stream as read, at any frontend."""
 
     prompt: str
     params: SamplingParams
@@ -57,7 +57,7 @@ class Reader:
     broke: bool = False
 
     async def begin(self, client: AsyncClient) -> None:
-        """Until its frontend dies."""
+        """Reads until the frontend dies."""
         try:
             async for delta in client.stream(self.prompt, self.params, self.options):
                 self.deltas.append(delta)
@@ -70,7 +70,7 @@ class Reader:
 
     @property
     def said(self) -> dict[int, tuple[str, list[int], list[str]]]:
-        """By sample: text, tokens, ends."""
+        """Text, tokens and finish reason of each sample."""
         return {
             sample: (
                 "".join(delta.text for delta in own),
@@ -86,7 +86,7 @@ class Reader:
 async def test_a_frontend_is_killed_and_its_streams_go_on_at_another(
     with_redis: Cluster, kind: Callable[[int], SamplingParams]
 ) -> None:
-    """To the last token as if nothing had happened, none lost and none twice; and for readers who come later."""
+    """Every token arrives exactly once, also for readers that resume later."""
     options = [RequestOptions(request_id=f"{kind.__name__}-{i}", resumable=True) for i in range(NUM_STREAMS)]
     readers = [Reader(prompt, kind(i), options[i]) for i, prompt in enumerate(prompts()[:NUM_STREAMS])]
     async with extra_frontend(with_redis) as other:
@@ -113,7 +113,7 @@ async def test_a_frontend_is_killed_and_its_streams_go_on_at_another(
 
 
 async def ended(http: httpx.AsyncClient, response_id: str) -> dict[str, Any]:
-    """Polls until it has."""
+    """Polls until the response has ended."""
 
     async def ask() -> dict[str, Any]:
         found: dict[str, Any] = (await http.get(f"/v1/responses/{response_id}")).json()
@@ -123,7 +123,7 @@ async def ended(http: httpx.AsyncClient, response_id: str) -> dict[str, Any]:
 
 
 async def test_a_frontend_is_killed_and_responses_in_the_background_go_on_at_another(with_redis: Cluster) -> None:
-    """They were never streamed: whoever polls has them gone on with."""
+    """Polling continues responses that were never streamed."""
     bodies = [
         {"input": prompt, "temperature": 0, "max_output_tokens": BACKGROUND_TOKENS, "ignore_eos": True}
         for prompt in prompts()[:NUM_STREAMS]

@@ -1,4 +1,4 @@
-"""A frontend that is killed with batches and uploads under way, which were sent over gRPC."""
+"""A frontend that is killed with batches and uploads in progress, which were sent over gRPC."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 async def test_a_frontend_is_killed_and_its_batch_goes_on_at_another(tmp_path: Path) -> None:
-    """Every line is answered once, with the words of an undisturbed batch; of half an upload nothing is kept."""
+    """Every line is answered once, with the output of an undisturbed batch; half an upload is discarded."""
     with running_cluster(redis="embedded", worker=WORKER, scheduler=SCHEDULER, frontend=FRONTEND) as cluster:
         batch_id = await _killed_in_the_middle(cluster, tmp_path)
         async with extra_frontend(cluster, "heir", batch_folder=tmp_path) as heir, AsyncClient(heir.grpc) as client:
@@ -73,7 +73,7 @@ async def test_a_frontend_is_killed_and_its_batch_goes_on_at_another(tmp_path: P
 
 
 async def _killed_in_the_middle(cluster: Cluster, folder: Path) -> str:
-    """Of a batch; returns its id."""
+    """Kills the frontend in the middle of a batch; returns the batch's id."""
     content = b"".join(json.dumps(line).encode() + b"\n" for line in lines())
     settings = {"batch_folder": folder, "batch_concurrency": 2}
     async with extra_frontend(cluster, "doomed", **settings) as doomed, AsyncClient(doomed.grpc) as client:

@@ -1,4 +1,4 @@
-"""A worker is killed amid weights that a trainer broadcasts: the others wait no longer, and keep the old ones."""
+"""A worker is killed while a trainer broadcasts weights: the others stop waiting and keep the old weights."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ SENT = 3  # tensors
 
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
-    """With the usual heartbeats: workers of a busy machine say nothing for a second while they import what a group
-    needs, and one that is given up joins none."""
+    """Cluster with default heartbeats: on a busy machine workers are silent for a second while they import what a group
+    needs, and a worker that was given up joins none."""
     with running_cluster(workers=2, worker=WORKER, frontend=FRONTEND) as running:
         yield running
 
 
 def num_ready(client: Client) -> int:
-    """Workers."""
+    """Number of ready workers."""
     return sum(one.role == admin_pb2.ROLE_WORKER and one.state == admin_pb2.STATE_READY for one in client.status())
 
 
 def test_a_worker_is_killed_while_it_receives(cluster: Cluster, tmp_path: Path) -> None:
-    """The trainer goes on to hold its group open, as one does that does not look; asked again it is done."""
+    """The trainer keeps its group open, as one that does not check; the repeated update succeeds."""
     folder_of(tmp_path / "step-1", shake(1))
     tensors = load_file(next((tmp_path / "step-1").glob("*.safetensors")))
     victim = cluster.process("worker-1")

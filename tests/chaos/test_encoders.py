@@ -1,4 +1,4 @@
-"""Embedding while workers and schedulers are killed: every input has its vector, and it is the one it always has."""
+"""Embedding while workers and schedulers are killed: every input gets the same vector as without disturbance."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ INPUTS = [[2, *([4 + i % 40] * (1 + i * 7 % 90)), 3] for i in range(200)]
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    """Two workers with small steps, so that there are many."""
+    """Two workers with small steps, so that there are many steps."""
     encoder_folder.write(tmp_path, "bert", "Model", num_hidden_layers=12)
     worker = {"threads": 1, "max_num_seqs": 2, "max_num_batched_tokens": 128}
     settings = {"worker": worker, "scheduler": SCHEDULER}

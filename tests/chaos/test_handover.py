@@ -1,4 +1,5 @@
-"""A worker or the scheduler is killed while prompts go over from the worker that computes them: no stream tells."""
+"""A worker or the scheduler is killed while prompts are handed over from the worker that computes them: outputs do not
+change."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
 HANDOVERS = "quire_scheduler_handovers_total"
 APART = SCHEDULER | {"prefill_threshold": 16}
-VICTIMS = ["worker-0", "worker-1", "scheduler-0"]  # who computes the prompts, who goes on with them, who decides
+VICTIMS = ["worker-0", "worker-1", "scheduler-0"]  # the prefill worker, the decode worker, the scheduler
 
 
 @pytest.mark.parametrize("victim", VICTIMS)
@@ -36,8 +37,8 @@ async def test_streams_survive(victim: str, undisturbed: dict[str, Said]) -> Non
 
 @pytest.mark.parametrize("victim", VICTIMS)
 async def test_streams_survive_while_all_of_it_is_on_its_way(victim: str, undisturbed: dict[str, Said]) -> None:
-    """The worker that is to go on is stopped, so that nothing arrives, and nobody takes it for lost: what is said is
-    said where its prompt was computed, and all blocks are still to go over when somebody is killed."""
+    """The decoding worker is stopped, so that no block arrives but it is not given up: all output comes from the
+    prefilling worker, and all blocks are still to be transferred at the kill."""
     patient = APART | {"heartbeat_interval_ms": 20_000, "step_deadline_s": 120.0}
     with running_cluster(apart=(1, 1), worker=WORKER, scheduler=patient, frontend=FRONTEND) as cluster:
         decoder = pid(cluster, "worker-1")

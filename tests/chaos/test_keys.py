@@ -1,4 +1,4 @@
-"""Certificates, secrets and keys that go wrong while streams are open, and come right again."""
+"""Certificates, secrets and keys that become invalid while streams are open, and valid again."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WITHOUT_S = 3.0  # that something is wrong
 
 @dataclass
 class Kept:
-    """A cluster whose services have everything that there is to prove, each in files of its own."""
+    """A cluster with TLS, secrets and keys, all in separate files per service."""
 
     cluster: Cluster
     folder: Path
@@ -47,7 +47,7 @@ class Kept:
         secret_file.write(self.folder / f"{role}.secret", value)
 
     def page(self, address: str) -> str:
-        """Of metrics, which want a certificate, too."""
+        """Reads a metrics page, which requires a client certificate."""
         context = ssl.create_default_context(cafile=self.folder / "frontend.ca")
         context.load_cert_chain(self.folder / "frontend.cert", self.folder / "frontend.key")
         return httpx.get(f"https://{address}/metrics", verify=context).text
@@ -56,7 +56,7 @@ class Kept:
         await survives(self.cluster, undisturbed, fault, page=self.page)
 
     async def restarted(self, name: str) -> None:
-        """Killed, and begun again; whether it gets ready is another matter."""
+        """Kills a service and waits until its process has been restarted, ready or not."""
         process = self.cluster.process(name)
         before = process.restarts
         os.kill(pid(self.cluster, name), signal.SIGKILL)
@@ -103,7 +103,7 @@ async def status_with(kept: Kept, key: str) -> int:
 async def test_a_certificate_that_has_expired_is_a_pause_until_there_is_another(
     kept: Kept, undisturbed: dict[str, Said], name: str
 ) -> None:
-    """What is open goes on; after a restart nobody speaks to the service until its certificate is renewed."""
+    """Open connections continue; after a restart the service is rejected until its certificate is renewed."""
 
     async def expire_and_renew() -> None:
         role = name.partition("-")[0]
@@ -118,7 +118,7 @@ async def test_a_certificate_that_has_expired_is_a_pause_until_there_is_another(
 
 @pytest.mark.slow
 async def test_certificates_of_another_authority_take_over(kept: Kept, undisturbed: dict[str, Said]) -> None:
-    """All are renewed one by one, between two restarts; those between whom trust is missing meanwhile try again."""
+    """All certificates are replaced one by one between two restarts; services without common trust retry meanwhile."""
 
     async def renew() -> None:
         kept.authority = trustme.CA()
@@ -147,7 +147,7 @@ async def test_a_wrong_secret_behind_a_restart_is_a_pause_until_it_is_right(
 async def test_files_that_are_torn_or_gone_leave_the_old_ones_in_force(
     kept: Kept, undisturbed: dict[str, Said], how: str
 ) -> None:
-    """Of keys, secrets and certificates at once; a worker that has to start meanwhile comes when they are back."""
+    """Keys, secrets and certificates at once; a worker that starts meanwhile attaches when they are restored."""
     files = [path for path in kept.folder.iterdir() if path.suffix in {".key", ".cert", ".secret", ".yaml"}]
 
     async def spoil_and_restore() -> None:

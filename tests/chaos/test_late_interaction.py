@@ -1,5 +1,5 @@
-"""Documents compared with queries while workers and schedulers are killed: each has its score, and it is the one that
-it always has, though workers have room for two queries at a time."""
+"""Document scores of queries while workers and schedulers are killed: each score is the same as without disturbance,
+though workers cache only two queries at a time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DOCUMENTS = [f"{'and two ' * (number % 17)} hello four {number}" for number in r
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    """Two workers with small steps, so that there are many."""
+    """Two workers with small steps, so that there are many steps."""
     encoder_folder.write_colbert(tmp_path, SIZE, QUERY_LENGTH, DOCUMENT_LENGTH, num_hidden_layers=6)
     worker = {"threads": 1, "max_num_seqs": 4, "max_num_batched_tokens": 128, "query_cache_mb": 1}
     settings = {"worker": worker, "scheduler": SCHEDULER}
@@ -36,7 +36,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 def scores(client: Client) -> list[list[float]]:
-    """Each query with all documents, and all queries at once, with one document each."""
+    """Scores of each query with all documents, and of all queries at once with one document each."""
     of_queries = [client.score(query, DOCUMENTS) for query in QUERIES]
     return [*of_queries, client.score(QUERIES * 10, DOCUMENTS)]
 

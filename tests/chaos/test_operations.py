@@ -1,5 +1,5 @@
-"""A worker or the scheduler is killed amid what an operator does to all workers: sleep, waking, other weights. The call
-ends, done or with an error; asked again it is done; no stream loses a token, or has one of other weights."""
+"""A worker or the scheduler is killed during an operation on all workers: sleep, wake-up, weight updates. The call
+ends, successful or with an error; a repeated call succeeds; no stream loses a token or mixes weights."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PATIENCE_S = 120.0  # processes start anew
 
 
 class Operated:
-    """A cluster of two workers, which wait at the pipe at a certain moment, while that is there."""
+    """A cluster of two workers, which block at the pipe at a certain moment, while it exists."""
 
     def __init__(self, cluster: Cluster, client: Client, pipe: Path) -> None:
         self.cluster, self.client, self._pipe = cluster, client, pipe
@@ -57,18 +57,20 @@ class Operated:
     async def kill_amid(
         self, victim: str, operation: Callable[[], object], meanwhile: Callable[[], object] = lambda: None
     ) -> object:
-        """Both workers are at that moment by then, and `meanwhile` has been called. What it gave, or Unavailable."""
+        """Kills the victim when both workers are blocked and `meanwhile` has been called; returns the operation's
+        result, or Unavailable."""
         os.mkfifo(self._pipe)
         operating = asyncio.ensure_future(asyncio.to_thread(operation))
         writer = await wait_until_blocked(self._pipe, pid(self.cluster, "worker-0"), pid(self.cluster, "worker-1"))
         meanwhile()
-        os.unlink(self._pipe)  # for whoever comes
+        os.unlink(self._pipe)  # for later processes
         os.kill(pid(self.cluster, victim), signal.SIGKILL)
         os.close(writer)
         return await outcome(operating)
 
     async def kill_before_it_can_end(self, victim: str, operation: Callable[[], object]) -> object:
-        """It cannot end while a worker stands still. What it gave, or Unavailable."""
+        """Kills the victim while a stopped worker keeps the operation from ending; returns its result, or
+        Unavailable."""
         standing = pid(self.cluster, "worker-0")
         os.kill(standing, signal.SIGSTOP)
         operating = asyncio.ensure_future(asyncio.to_thread(operation))
@@ -88,7 +90,7 @@ async def outcome(operating: asyncio.Future[object]) -> object:
 
 
 async def until_done(operation: Callable[[], object]) -> None:
-    """Asked again while a scheduler starts, or a worker is brought to where the others are."""
+    """Repeats the operation while a scheduler starts or a worker catches up."""
 
     def is_done() -> bool:
         try:
@@ -102,8 +104,8 @@ async def until_done(operation: Callable[[], object]) -> None:
 
 @contextmanager
 def operated_cluster(folder: Path, patch: pytest.MonkeyPatch, hold: Callable[[Path], Path]) -> Iterator[Operated]:
-    """The bundled model in a folder whose weights are found by an index, which Python reads, and others beside it.
-    `hold`: puts what makes processes wait into a folder."""
+    """Runs the bundled model from a folder whose weights have an index, which Python reads, with other weights next to
+    it. `hold`: installs into a folder what blocks processes."""
     folders = folder / "folders"
     shutil.copytree(bundled.FOLDER, folders / "model")
     folder_of(folders / "step-1", shake(1, strength=STRENGTH))
@@ -123,7 +125,7 @@ def operated_cluster(folder: Path, patch: pytest.MonkeyPatch, hold: Callable[[Pa
 
 @pytest.fixture
 def operated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Operated]:
-    """Workers wait before they read weights."""
+    """Cluster whose workers block before they read weights."""
     opened = f"path.startswith({str((tmp_path / 'folders').resolve())!r}) and path.endswith('.index.json')"
     with operated_cluster(tmp_path, monkeypatch, lambda folder: block_on_open(folder, opened)) as made:
         yield made
@@ -131,7 +133,7 @@ def operated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Operat
 
 @pytest.fixture
 def swapping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Operated]:
-    """Workers wait when they have copied half of the tensors to their places."""
+    """Cluster whose workers block when they have copied half of the tensors."""
     body = """
 weights, pairs = arguments
 half = len(pairs) // 2
@@ -148,13 +150,14 @@ original(weights, pairs[half:])
 
 
 def told(model: Path) -> list[int]:
-    """By an engine that has begun with these weights."""
+    """Outputs of an engine started with these weights."""
     with LLMEngine(str(model), threads=1, num_blocks=100) as engine:
         return list(engine.generate(PROMPT, SHORT)[0].outputs[0].token_ids)
 
 
 def check_no_mixture(crowd: Crowd, old: Said, new: Path) -> int:
-    """Each stream has tokens of the old weights, and behind them what the new ones say behind these. How many have."""
+    """Checks that each stream has tokens of the old weights, followed by those that the new weights generate after
+    them; returns how many streams have both."""
     with LLMEngine(str(new), threads=1, num_blocks=600) as engine:
         switched = 0
         for stream, (before, _, _) in zip(crowd.streams, old, strict=False):
@@ -198,7 +201,7 @@ async def test_somebody_is_killed_while_workers_fall_asleep_and_while_they_wake(
 async def test_somebody_is_killed_while_weights_change(
     operated: Operated, undisturbed: dict[str, Said], victim: str, tmp_path: Path
 ) -> None:
-    """Then none has changed: the streams that go on have the old ones, to their ends."""
+    """No worker has new weights then: running streams finish with the old ones."""
     client = operated.client
     crowd = Crowd(operated.cluster.grpc_address, greedy)
     await crowd.all_streaming()
@@ -219,7 +222,7 @@ async def test_somebody_is_killed_while_weights_change(
 async def test_somebody_is_killed_while_weights_are_swapped(
     swapping: Operated, undisturbed: dict[str, Said], victim: str, tmp_path: Path
 ) -> None:
-    """Then all have the new ones: what was asked meanwhile is of these alone, and streams go on with them."""
+    """All workers have the new weights then: requests sent meanwhile use only these, and streams continue with them."""
     client, new = swapping.client, tmp_path / "folders" / "step-1"
     wanted, old = [await asyncio.to_thread(told, folder) for folder in (new, new.with_name("model"))]
     assert wanted != old

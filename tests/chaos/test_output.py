@@ -1,4 +1,4 @@
-"""Nobody serves less because what it says cannot be written."""
+"""Services keep serving when their output cannot be written."""
 
 from __future__ import annotations
 

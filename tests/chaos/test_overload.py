@@ -1,4 +1,4 @@
-"""Ten times what the cluster takes: refusals are quick and say when to come back, the rest is served as ever."""
+"""Ten times the cluster's capacity: refusals are quick and say when to retry, accepted requests are served as usual."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def small() -> Iterator[Cluster]:
 
 @dataclass
 class Seen:
-    """What the clients of one run saw, seconds."""
+    """Observations of the clients of one run; seconds."""
 
     served: list[float] = field(default_factory=list)
     refused: list[float] = field(default_factory=list)
@@ -46,7 +46,7 @@ class Seen:
 
 
 async def insist(client: AsyncClient, until: float, seen: Seen) -> None:
-    """Asks again and again; comes back a little later when refused."""
+    """Sends requests repeatedly, with a short pause after a refusal."""
     params = SamplingParams(temperature=0, max_tokens=32, ignore_eos=True)
     while time.monotonic() < until:
         begin = time.monotonic()

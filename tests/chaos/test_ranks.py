@@ -1,4 +1,5 @@
-"""Ranks of a worker that die or hang: its epoch ends, streams go on elsewhere or after a restart; no process stays."""
+"""Ranks of a worker that die or hang: its epoch ends, streams continue elsewhere or after a restart; no process
+remains."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ RANKS = {**WORKER, "tensor_parallel_size": 2}
 
 @pytest.fixture(scope="module")
 def undisturbed() -> dict[str, Said]:
-    """Sums over ranks round otherwise than one rank's: this is what two of them say."""
+    """Outputs of two ranks: sums over ranks round differently than those of one rank."""
 
     with running_cluster(worker=RANKS, scheduler=SCHEDULER, frontend=FRONTEND) as cluster:
         return asyncio.run(listen(cluster, greedy))
@@ -34,7 +35,7 @@ def undisturbed() -> dict[str, Said]:
 
 @pytest.fixture(scope="module")
 def heard() -> dict[str, Said]:
-    """What ranks of another kind say, once somebody has listened."""
+    """Outputs by kind of ranks, recorded on first use."""
     return {}
 
 
@@ -51,7 +52,7 @@ def two() -> Iterator[Cluster]:
 
 
 def children(worker: int) -> list[int]:
-    """Processes that are a rank of it: of the same command line, by way of what they are forked from."""
+    """Process ids of a worker's ranks: those with its command line, via the fork server."""
     commands, parents = {}, {}
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -78,7 +79,7 @@ async def gone(number: int) -> None:
 
 
 def num_restarts(cluster: Cluster) -> dict[str, int]:
-    """Of each worker's process, once that of worker-0 has begun anew."""
+    """Restarts of each worker's process, once that of worker-0 has restarted."""
     until(lambda: cluster.process("worker-0").restarts)
     return {one.spec.id: one.restarts for one in cluster.processes if one.spec.role == "worker"}
 
@@ -113,7 +114,7 @@ async def test_the_rank_with_the_stream_is_killed_and_leaves_none_behind(
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
 async def test_a_stage_of_one_of_two_workers_is_killed_or_hangs(fault: signal.Signals) -> None:
-    """Steps are with it, and with the first stage, at that moment."""
+    """Steps are in flight on this stage and on the first one at that moment."""
     staged = {**WORKER, "pipeline_parallel_size": 2}
     with running_cluster(workers=2, worker=staged, scheduler=SCHEDULER, frontend=FRONTEND) as cluster:
         undisturbed = await listen(cluster, greedy)
@@ -134,7 +135,8 @@ async def test_a_stage_of_one_of_two_workers_is_killed_or_hangs(fault: signal.Si
 async def test_a_rank_that_has_a_part_of_the_prompts_is_killed_or_hangs(
     victim: str, fault: signal.Signals, heard: dict[str, Said]
 ) -> None:
-    """Either of the two that share them out. Prompts of all streams come at once, and again where they go on."""
+    """Either of the two ranks that divide prompts. Prompts of all streams arrive at once, and again when they are
+    resubmitted."""
     sharing = {**WORKER, "context_parallel_size": 2}
     with running_cluster(workers=2, worker=sharing, scheduler=SCHEDULER, frontend=FRONTEND) as cluster:
         undisturbed = heard or await listen(cluster, greedy)
@@ -151,7 +153,7 @@ async def test_a_rank_that_has_a_part_of_the_prompts_is_killed_or_hangs(
 
 @pytest.mark.slow
 async def test_a_rank_hangs(two: Cluster, undisturbed: dict[str, Said]) -> None:
-    """It is killed by its worker, which starts again: nobody else could tell it to go."""
+    """The worker kills the rank and restarts, as no other service can end it."""
 
     async def hang() -> None:
         rank = rank_of(two, "worker-0")
@@ -189,7 +191,7 @@ async def test_a_rank_of_the_only_worker_is_killed_again_and_again_while_it_star
 
 @pytest.mark.slow
 async def test_a_group_that_is_stopped_as_a_whole_goes_on(alone: Cluster, undisturbed: dict[str, Said]) -> None:
-    """As on a machine that is suspended: nobody is taken for dead."""
+    """No rank is taken for dead after a pause of all ranks, as when a machine is suspended."""
     pids = [pid(alone, "worker-0"), rank_of(alone, "worker-0")]
 
     async def stop() -> None:

@@ -46,7 +46,7 @@ async def test_the_scheduler_is_killed(two_workers: Cluster, undisturbed: dict[s
 
 @pytest.mark.slow
 async def test_the_scheduler_is_killed_ten_times_in_a_row(one_worker: Cluster, undisturbed: dict[str, Said]) -> None:
-    """Each time as soon as it serves again: it comes back before anybody's patience ends."""
+    """Killed each time as soon as it serves; it is back before any request times out."""
 
     async def kill_again_and_again() -> None:
         scheduler = one_worker.process("scheduler-0")
@@ -59,7 +59,7 @@ async def test_the_scheduler_is_killed_ten_times_in_a_row(one_worker: Cluster, u
 
 @pytest.mark.slow
 async def test_a_restarted_scheduler_finds_the_cache_warm(one_worker: Cluster) -> None:
-    """Workers keep their blocks and say what they hold."""
+    """Workers keep their blocks and report their contents."""
     params = SamplingParams(temperature=0, max_tokens=4)
 
     def cached_tokens() -> int:

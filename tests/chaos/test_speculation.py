@@ -1,4 +1,4 @@
-"""Workers that draft, and die of it no more than others: streams say what they say where nobody drafts."""
+"""Workers that draft and are killed: outputs are those without drafting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A few rounds of what `python -m tests.chaos.stalls` does at length."""
+"""A few rounds of `python -m tests.chaos.stalls`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""KV below the device in trouble: whatever host memory and disk do, texts are those of a run that nothing disturbs."""
+"""Failures of host memory and disk below the device: outputs are those of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MOVES = {
 
 @pytest.fixture(scope="module")
 def expected() -> list[str]:
-    """What is said with a device that has room for everything, and nothing below it."""
+    """Outputs with a device that holds everything and no lower tiers."""
     with running_cluster(worker={"num_blocks": 2000}) as cluster, Client(cluster.grpc_address) as client:
         return say(client, questions())[0]
 
@@ -53,13 +53,13 @@ def files(folder: Path) -> list[Path]:
 
 
 def stored(client: Client, count: int, said: Future[Any]) -> None:
-    """Once so many more blocks are on disk, or all has been said."""
+    """Waits until `count` more blocks are on disk, or all output has arrived."""
     before = worker_of(client).disk.stored
     until(lambda: worker_of(client).disk.stored >= before + count or said.done())
 
 
 def test_a_worker_that_is_killed_while_it_stores(expected: list[str], tmp_path: Path, region: str) -> None:
-    """Three times, with host memory in a region and a disk: it comes back to what was whole."""
+    """Killed three times with a host memory region and a disk; it finds the completely written blocks again."""
     settings = few(tmp_path) | {"kv_offloading_region": region}
     with (
         running_cluster(worker=settings, scheduler=SMALL, frontend=FRONTEND) as cluster,
@@ -80,7 +80,8 @@ def test_a_worker_that_is_killed_while_it_stores(expected: list[str], tmp_path: 
 
 
 def test_the_scheduler_is_killed_while_blocks_are_moved(expected: list[str], tmp_path: Path) -> None:
-    """Three times, to host memory, to the disk and back: the next one knows nothing of what was on its way."""
+    """Killed three times, during transfers to host memory, to disk and back; the next scheduler does not
+    know of them."""
     with (
         running_cluster(worker=few(tmp_path), scheduler=SMALL, frontend=FRONTEND) as cluster,
         Client(cluster.grpc_address) as client,
@@ -104,7 +105,7 @@ def test_the_scheduler_is_killed_while_blocks_are_moved(expected: list[str], tmp
 async def test_killed_in_the_middle_of_a_move(
     expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, move: str, victim: str
 ) -> None:
-    """A thread of the worker is about to open a block's file and goes no further before somebody is dead."""
+    """A worker thread blocks before opening a block's file until a process has been killed."""
     kept, imported = tmp_path / "kv", tmp_path / "imported"
     kept.mkdir()
     imported.mkdir()
@@ -156,7 +157,7 @@ def test_torn_swapped_and_missing_files(expected: list[str], tmp_path: Path) -> 
 
 
 def test_a_full_disk(expected: list[str], tmp_path: Path) -> None:
-    """No file of the worker may grow beyond what a header takes."""
+    """Files of the worker cannot grow beyond a header."""
     with running_cluster(worker=few(tmp_path)) as cluster, Client(cluster.grpc_address) as client:
         resource.prlimit(pid(cluster, "worker-0"), resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
         assert say(client, questions())[0] == expected
@@ -173,7 +174,7 @@ def test_a_full_disk(expected: list[str], tmp_path: Path) -> None:
 
 
 def test_a_disk_that_hangs(expected: list[str], tmp_path: Path) -> None:
-    """Whoever opens one of these files waits for ever."""
+    """Opening one of these files blocks forever."""
     with running_cluster(worker=few(tmp_path)) as cluster, Client(cluster.grpc_address) as client:
         say(client, questions())
         until_nothing_moves(client)
@@ -187,7 +188,7 @@ def test_a_disk_that_hangs(expected: list[str], tmp_path: Path) -> None:
 
 
 def test_other_weights_in_the_same_folder(tmp_path: Path, region: str) -> None:
-    """Made-up weights of the same shapes: nothing of what others left is believed."""
+    """Random weights of the same shapes: stored blocks of other weights are not used."""
     settings = few(tmp_path) | {"kv_offloading_region": region}
     dummy = settings | {"load_format": "dummy", "seed": 5}
     alone = {"num_blocks": 2000, "load_format": "dummy", "seed": 5}

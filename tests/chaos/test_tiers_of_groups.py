@@ -1,4 +1,4 @@
-"""KV of windows, and of ranks, below the device in trouble: texts are those of a run that nothing disturbs."""
+"""KV of windows and of ranks below the device under failures: outputs are those of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def region() -> Iterator[str]:
 
 
 def test_a_worker_with_windows_that_is_killed_while_it_stores(tmp_path: Path, region: str) -> None:
-    """Twice, with host memory in a region and a disk, some of whose files are then torn and others gone."""
+    """Killed twice with a host memory region and a disk, some of whose files are then corrupt or missing."""
     model = windowed(tmp_path / "model")
     expected, num_prompt_tokens = undisturbed(EXACT, model)
     folder = tmp_path / "kv"
@@ -60,7 +60,7 @@ def test_a_worker_with_windows_that_is_killed_while_it_stores(tmp_path: Path, re
 
 
 def test_a_rank_that_is_killed_while_it_stores() -> None:
-    """Twice: its worker's epoch ends, and the next one begins with nothing in host memory."""
+    """Killed twice: the worker's epoch ends, and the next one starts with empty host memory."""
     ranks = {"tensor_parallel_size": 2} | EXACT
     expected, _ = undisturbed(ranks)
     with (

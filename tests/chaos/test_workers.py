@@ -1,4 +1,5 @@
-"""Workers that die, hang, leave and multiply: every stream says what it would have said, each token once, in order."""
+"""Workers that die, hang, leave and multiply: every stream returns the undisturbed output, each token
+once, in order."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ def pid(cluster: Cluster, name: str) -> int:
 
 
 def num_connections(number: int) -> int:
-    """Established TCP connections of a process: a worker's first one is that to its scheduler."""
+    """Established TCP connections of a process; a worker's first one is to its scheduler."""
     table = [
         line for kind in ("tcp", "tcp6") for line in Path(f"/proc/{number}/net/{kind}").read_text().splitlines()[1:]
     ]
@@ -50,8 +51,7 @@ async def survives(
     kind: str = "greedy",
     page: Callable[[str], str] = page,
 ) -> Crowd:
-    """Disturbs a crowd in full flow and checks that no stream noticed more than a pause. `page`: reads a page of
-    metrics."""
+    """Disturbs a streaming crowd and checks that no stream saw more than a pause. `page`: reads a metrics page."""
     kinds = {"greedy": greedy, "everything": everything, "constrained": constrained}
     crowd = Crowd(cluster.grpc_address, kinds[kind])
     await crowd.all_streaming()
@@ -73,7 +73,7 @@ async def test_one_of_two_workers_is_killed(two_workers: Cluster, undisturbed: d
 
 @pytest.mark.slow
 async def test_forms_are_filled_across_a_dead_worker(one_worker: Cluster, undisturbed: dict[str, Said]) -> None:
-    """The grammar is compiled anew and the tokens so far are replayed: what is said is one whole JSON text."""
+    """The grammar is compiled again and earlier tokens are replayed: the output is one valid JSON text."""
     crowd = await survives(
         one_worker, undisturbed, lambda: os.kill(pid(one_worker, "worker-0"), signal.SIGKILL), "constrained"
     )
@@ -90,7 +90,7 @@ async def test_the_only_worker_is_killed(one_worker: Cluster, undisturbed: dict[
 
 @pytest.mark.slow
 async def test_a_worker_is_killed_while_it_attaches(one_worker: Cluster, undisturbed: dict[str, Said]) -> None:
-    """Its process has begun, its scheduler may or may not have heard of it, and then a little later."""
+    """Killed before and after its scheduler may have heard of it."""
 
     async def kill_early() -> None:
         for pause_s in (0.0, 0.1):  # a third time would look like a sequence that kills workers

@@ -24,8 +24,8 @@ def running_cluster(
     model: str = "",
     **settings: dict[str, Any],
 ) -> Iterator[Cluster]:
-    """A cluster with `worker={...}`, `scheduler={...}`, `frontend={...}` settings; its logs go to stderr.
-    `apart`: workers that compute prompts, and that decode, in place of `workers`."""
+    """Runs a cluster with `worker={...}`, `scheduler={...}`, `frontend={...}` settings; its logs go to stderr. `apart`:
+    numbers of prefill and decode workers, instead of `workers`."""
     options = ClusterOptions(
         workers=0 if any(apart) else workers,
         prefill_workers=apart[0],
@@ -53,7 +53,7 @@ def _has_descriptor(stream: io.TextIOBase | Any) -> bool:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """One for all tests that leave it as they found it."""
+    """Cluster shared by all tests that leave its state unchanged."""
     with running_cluster(worker={"num_blocks": 2000}) as running:
         yield running
 

@@ -57,7 +57,7 @@ def test_every_way_to_ask_gives_the_right_answer_on_the_gpu(cuda_cluster: Cluste
 
 
 def num_right(items: list[Item], results: list[RequestOutput]) -> int:
-    """Answers that were cut short count if they begin well."""
+    """Number of right answers; truncated answers count if they begin correctly."""
     cut = [result.outputs[0].finish_reason == "length" for result in results]
     return sum(
         item.expected.startswith(result.text) if short else check(item, result.text).right
@@ -88,7 +88,7 @@ WAYS: dict[str, dict[str, dict[str, object]]] = {
 
 
 def texts(settings: dict[str, dict[str, object]]) -> list[str]:
-    """Greedy answers in float32, in which nothing is a close call, several at a time."""
+    """Greedy answers in float32, where no choice is a near tie, several at a time."""
     worker = {"device": "cuda", "dtype": "float32", "num_blocks": 2000, **settings.get("worker", {})}
     with running_cluster(**{**settings, "worker": worker}) as cluster, Client(cluster.grpc_address) as client:
         return [result.text for result in ask(client, conversations()[:32], at_a_time=8)]
@@ -122,7 +122,7 @@ def test_8_bits_know_the_answers(settings: dict[str, object]) -> None:
 
 
 def test_small_steps_in_graphs_know_the_answers() -> None:
-    """In 16 bits and blocks of 64, in which keys and values come by the copy engine."""
+    """In 16 bits with blocks of 64, whose keys and values the copy engine loads."""
     items = conversations()
     worker = {"device": "cuda", "dtype": "bfloat16", "attention_backend": "triton", "num_blocks": 2000}
     with running_cluster(worker=worker) as cluster, Client(cluster.grpc_address) as client:
@@ -131,7 +131,7 @@ def test_small_steps_in_graphs_know_the_answers() -> None:
 
 
 def test_prompts_computed_apart_get_the_same_answers_on_gpus() -> None:
-    """Where there are two GPUs each worker has one."""
+    """With two GPUs each worker has one."""
     asked = questions(6)
     params = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
 

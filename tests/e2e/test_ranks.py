@@ -1,4 +1,4 @@
-"""A model that is cut among the processes of a worker, behind the same faces."""
+"""A model sharded among the processes of a worker, behind the same APIs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_two_ranks_answer_under_a_form_with_drafts_and_with_logprobs() -> None:
 
 
 def test_two_ranks_that_share_out_long_prompts_answer_with_drafts_and_under_a_form() -> None:
-    """Six prompts are one long step, and so is one of four times the length."""
+    """Six prompts form one long step, and so does one prompt of four times the length."""
     worker = {"context_parallel_size": 2, "threads": 1, "num_blocks": 200, "speculative_config": json.dumps(EAGLE)}
     with running_cluster(worker=worker) as cluster, Client(cluster.grpc_address) as client:
         epoch = worker_of(client).epoch

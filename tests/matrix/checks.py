@@ -1,4 +1,4 @@
-"""How an answer shows that a feature was heeded, and the values that its request gave."""
+"""Checks that an answer shows a feature's effect, and the parameter values of its requests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ THINK, DONE = 5, 6  # <think>, </think> of quire-tiny
 COMMA, PERIOD = 27, 29
 BUDGET = 6  # tokens of reasoning
 LEAST = 32  # tokens of an answer
-START, TOLD = 20, 3  # the first prompt position whose log-probabilities are told, how many have NAMED ones
+START, TOLD = 20, 3  # first prompt position with log-probabilities, and how many have NAMED ones
 NAMED = [5, 300, 17, 300]
 BANNED = ("wise", "friend")
 STOP = "bread"
@@ -45,11 +45,11 @@ TAG = {
 
 
 def nothing(_sample: CompletionOutput, _result: RequestOutput, _asked: SamplingParams) -> None:
-    """Comparisons with other answers say it all."""
+    """No check: the comparison with other answers suffices."""
 
 
 def is_likely(sample: CompletionOutput, _result: RequestOutput, asked: SamplingParams) -> None:
-    """Equals of the least likely token that a filter keeps stay."""
+    """Checks that tokens pass the filter; ties with the least likely kept token count."""
     assert asked.min_p is not None
     farthest = -math.log(asked.min_p) * (asked.temperature or 1)
     for entry in sample.logprobs or ():
@@ -131,7 +131,7 @@ def is_a_choice(sample: CompletionOutput, _result: RequestOutput, _asked: Sampli
 
 
 def _is_whole(sample: CompletionOutput) -> bool:
-    """Whether an end of sequence ended it."""
+    """Returns whether the sample ended with an end-of-sequence token."""
     return sample.finish_reason == "stop" and sample.stop_reason is None
 
 

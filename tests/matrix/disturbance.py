@@ -1,4 +1,4 @@
-"""Killing parts of a cluster while requests run, and counters that a killed scheduler does not take along."""
+"""Disturbances of a cluster while requests run, and counters that survive killed schedulers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ QUESTION = [{"role": "user", "content": "What is 23 + 45?"}]
 
 
 class Disturbance:
-    """Of one cluster."""
+    """Disturbs one cluster."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -54,18 +54,18 @@ class Disturbance:
         self._lost: dict[str, Totals] = {}  # by scheduler: what it had counted when it was killed
 
     async def preempt(self) -> None:
-        """Again and again all that run, besides those whose blocks others need."""
+        """Waits until running sequences have been preempted repeatedly, as blocks are short."""
         with Client(self._cluster.grpc_address) as client:
             for _ in range(TIMES):
                 await self._flowing()
                 await asyncio.to_thread(client.reset_prefix_cache, preempt_running=True)
 
     async def crowd_out(self) -> None:
-        """Prompts for which the device has no room come, and come again, until one was fetched."""
+        """Sends prompts that exceed the device's memory repeatedly, until one was fetched from host memory."""
         await self._come_again(NUM_PROMPTS, FETCHED)
 
     async def crowd_onto_disk(self) -> None:
-        """More of them than host memory has room for as well."""
+        """Sends more prompts than host memory holds as well."""
         await self._come_again(NUM_ON_DISK, READ_BACK)
 
     async def _come_again(self, num_prompts: int, counter: str) -> None:
@@ -79,7 +79,7 @@ class Disturbance:
             await client.close()
 
     async def hand_over(self) -> None:
-        """Prompts that the decoder has not come, until one went over while it was answered."""
+        """Sends prompts that the decoding worker does not have, until one was handed over while it was answered."""
         client = AsyncClient(self._cluster.grpc_address)
         numbers = itertools.count(10)
         try:
@@ -90,7 +90,7 @@ class Disturbance:
             await client.close()
 
     async def pause(self) -> None:
-        """Between two steps, for a moment, in which nothing is generated."""
+        """Pauses generation for a moment between two steps."""
         with Client(self._cluster.grpc_address) as client:
             for _ in range(TIMES):
                 await self._flowing()
@@ -101,7 +101,7 @@ class Disturbance:
                 await asyncio.to_thread(client.resume_generation)
 
     async def ask_adapter(self) -> None:
-        """In the same steps, whose other rows it must leave as they are."""
+        """Sends adapter requests in the same steps, whose other rows must not change."""
         client = AsyncClient(self._cluster.grpc_address)
         try:
             for _ in range(TIMES):
@@ -113,7 +113,7 @@ class Disturbance:
             await client.close()
 
     async def embed(self) -> None:
-        """Texts are read for their vectors in the same steps."""
+        """Requests embeddings computed in the same steps."""
         inputs = [[number] * PROMPT for number in range(30, 34)]
         with Client(self._cluster.grpc_address) as client:
             found = []
@@ -124,8 +124,8 @@ class Disturbance:
         self.num_embedded += len(found)
 
     async def compare(self, done: asyncio.Event) -> None:
-        """Texts token by token, in the same steps, whatever happens until `done`: documents with one query, and with as
-        many queries as there are; what they are to have is said by the vectors of their tokens."""
+        """Requests late-interaction scores in the same steps until `done`: documents with one query, and with as many
+        queries as documents; the expected scores come from the token vectors."""
         with Client(self._cluster.grpc_address) as client:
 
             async def vectors(texts: Sequence[str], part: str) -> list[np.ndarray[Any, Any]]:
@@ -143,7 +143,7 @@ class Disturbance:
                 self.num_compared += 1
 
     async def renew_weights(self) -> None:
-        """By those that there are: what runs goes on, and its KV is computed anew."""
+        """Updates to the same weights: running sequences continue, and their KV is recomputed."""
         with Client(self._cluster.grpc_address) as client:
             for number in range(2):
                 await self._flowing()
@@ -151,7 +151,7 @@ class Disturbance:
                 self.num_renewed += 1
 
     async def sleep(self) -> None:
-        """At both levels, while everything waits: what ran is computed anew."""
+        """Sleeps at both levels while requests wait; the KV of running sequences is recomputed."""
         with Client(self._cluster.grpc_address) as client:
             for level in (1, 2):
                 await self._flowing()
@@ -163,7 +163,7 @@ class Disturbance:
                 self.num_slept += 1
 
     async def kill_workers(self) -> None:
-        """One after the other, so that nothing that runs is spared, until something ran when it was killed."""
+        """Kills the workers one after the other, until something ran when one was killed."""
         while True:
             for name in self._names("worker"):
                 await self._flowing()
@@ -173,8 +173,8 @@ class Disturbance:
                 return
 
     async def kill_schedulers(self) -> None:
-        """Each until something ran when it was killed: it may be between two rounds of requests. If its workers have
-        left it for another, that one."""
+        """Kills each scheduler until something ran when it was killed; if its workers have moved to another scheduler,
+        that one."""
         for name in self._names("scheduler"):
             before = (await self.frontend())[RESUBMITTED]
             while (await self.frontend())[RESUBMITTED] == before:
@@ -182,7 +182,7 @@ class Disturbance:
                 await self._flowing()
 
     async def _generating(self, wanted: str) -> str:
-        """A scheduler whose workers generate: the wanted one, if it has any."""
+        """Returns a scheduler whose workers generate, preferably `wanted`."""
         before = await self.schedulers()
         await self._flowing()
         grown = {
@@ -191,7 +191,7 @@ class Disturbance:
         return wanted if grown[wanted] > 0 else max(grown, key=lambda name: grown[name])
 
     async def schedulers(self) -> dict[str, Totals]:
-        """Of each since the cluster began."""
+        """Counters of each scheduler since the cluster was started, across restarts."""
         found = {}
         for process in self._cluster.processes:
             if process.spec.role == "scheduler":
@@ -203,7 +203,7 @@ class Disturbance:
         return Counter(await asyncio.to_thread(page, self._cluster.http_address))
 
     async def _flowing(self) -> None:
-        """Until more tokens have come than now."""
+        """Waits until more tokens have been generated."""
         before = await self._counted(GENERATED)
         await eventually(lambda: self._counted(GENERATED), lambda found: found >= before + FLOWING)
 
@@ -214,7 +214,7 @@ class Disturbance:
         return [process.spec.id for process in self._cluster.processes if process.spec.role == role]
 
     async def _kill(self, name: str) -> None:
-        """The supervisor starts it again."""
+        """Kills a service; the supervisor restarts it."""
         process = self._cluster.process(name)
         before = process.restarts
         await eventually(lambda: process.ready.is_set() and process.running)
@@ -226,17 +226,17 @@ class Disturbance:
 
 
 def best_matches(query: np.ndarray[Any, Any], document: np.ndarray[Any, Any]) -> float:
-    """ColBERT's score (MaxSim): for each of a query's tokens, the document's that is nearest to it."""
+    """ColBERT's score (MaxSim): for each query token the similarity of the nearest document token."""
     return float((query @ document.T).max(1).sum())
 
 
 async def _patiently(call: Callable[..., Result], *arguments: Any) -> Result:
-    """By then a process that was killed is back."""
+    """Repeats a call until a killed process is back."""
     return await accepted(lambda: asyncio.to_thread(call, *arguments), Unavailable)
 
 
 def _page(scheduler: ServiceProcess) -> Totals:
-    """Nothing while it is not there."""
+    """Returns a scheduler's metrics, nothing while it is not running."""
     try:
         return Counter(page(scheduler.addresses["metrics"]))
     except (httpx.ConnectError, httpx.ReadError, httpx.RemoteProtocolError):

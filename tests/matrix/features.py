@@ -1,4 +1,4 @@
-"""What requests may ask for, an entry for each feature: how it is asked for, how an answer shows that it was heeded."""
+"""Features of requests: how each is requested, and how an answer shows its effect."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BASE: Mapping[str, Any] = {"temperature": 0.8, "seed": 13, "max_tokens": 40}
 
 @dataclass(frozen=True)
 class Feature:
-    """`asks`: fields of SamplingParams; `observes`: it must not change which tokens are said; `moves`: it must."""
+    """`asks`: fields of SamplingParams; `observes`: it must not change the tokens; `moves`: it must change them."""
 
     asks: Mapping[str, Any]
     check: Check = checks.nothing
@@ -87,7 +87,7 @@ REQUESTS: dict[str, Feature] = {
 
 
 def params(*names: str) -> SamplingParams:
-    """Of a request that asks for all of these."""
+    """Parameters of a request with all of the features."""
     merged = dict(BASE)
     for name in names:
         merged |= REQUESTS[name].asks
@@ -95,11 +95,11 @@ def params(*names: str) -> SamplingParams:
 
 
 def are_ways_of_one(one: str, other: str) -> bool:
-    """Whether both are values of the same field, of which a request can give one."""
+    """Returns whether both features set the same field, so that a request can have only one."""
     asks = REQUESTS[one].asks
     return any(asks.get(name, value) != value for name, value in REQUESTS[other].asks.items())
 
 
 def refused_field(one: str, other: str) -> str | None:
-    """What the refusal of a pair names; None if the two go together."""
+    """Returns the field that the refusal of a pair names; None if the pair is allowed."""
     return REQUESTS[one].not_with.get(other) or REQUESTS[other].not_with.get(one)

@@ -1,4 +1,4 @@
-"""Many requests at a time, and what of their answers must not depend on anything around them."""
+"""Many concurrent requests, and the parts of their answers that must not depend on other load."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Said:
-    """One sample."""
+    """Comparable output of one sample."""
 
     token_ids: tuple[int, ...]
     text: str
@@ -53,18 +53,18 @@ class Said:
 
 
 def prompts(cluster: Cluster) -> list[list[int]]:
-    """Several that begin alike."""
+    """Several prompts with a common prefix."""
     with Client(cluster.grpc_address) as client:
         return [client.tokenize(STORY + ending) for ending in ENDINGS]
 
 
 def question(prompt: list[int], *names: str, options: RequestOptions = PLAIN) -> Question:
-    """What a request with these features asks; where reasoning is to be bounded, the prompt has begun it."""
+    """Request with these features; where reasoning is to be bounded, the prompt begins it."""
     return Question([*prompt, THINK] if "thinking" in names else prompt, params(*names), options)
 
 
 async def ask_all(client: AsyncClient, questions: Mapping[Key, Question]) -> dict[Key, Answer]:
-    """All at once."""
+    """Sends all requests at once."""
     answers = await asyncio.gather(*(_ask(client, one) for one in questions.values()))
     return dict(zip(questions, answers, strict=True))
 
@@ -88,14 +88,14 @@ def ask_now(cluster: Cluster, questions: Mapping[Key, Question]) -> dict[Key, An
 
 
 def result_of(answer: Answer) -> RequestOutput:
-    """Raises what was refused."""
+    """Returns the result; raises the refusal."""
     if isinstance(answer, QuireError):
         raise answer
     return answer
 
 
 def said(answer: Answer) -> list[Said]:
-    """Of every sample."""
+    """Comparable output of every sample."""
     result = result_of(answer)
     return [
         Said(

@@ -1,4 +1,4 @@
-"""What may be so around a request, or happen to it, without its having asked: none of it may change what is said."""
+"""Scenarios around a request that must not change its output: cluster settings and disturbances."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SPECULATION = {"method": "eagle", "model": str(EAGLE), "num_speculative_tokens":
 
 
 async def _always(_disturbance: Disturbance) -> bool:
-    """The settings leave no choice."""
+    """True: the settings guarantee that it occurs."""
     return True
 
 
@@ -58,24 +58,24 @@ async def _all_generated(disturbance: Disturbance) -> bool:
 
 @dataclass(frozen=True)
 class Scenario:
-    """Settings of the services, options of request number i, what is done while requests run, and whether the counters
-    show that it was really so."""
+    """Settings of the services, options of request number i, a disturbance while requests run, and a check of the
+    counters that it occurred."""
 
     worker: Mapping[str, Any] = field(default_factory=dict)
     scheduler: Mapping[str, Any] = field(default_factory=dict)
     workers: int = 1
-    apart: tuple[int, int] = (0, 0)  # workers that compute prompts, and that decode, in their place
+    apart: tuple[int, int] = (0, 0)  # numbers of prefill and of decode workers, instead of `workers`
     schedulers: int = 1
     options: Callable[[int], RequestOptions] = lambda _number: PLAIN
     on_disk: bool = False  # workers have a folder
     disturb: Callable[[Disturbance], Awaitable[None]] | None = None
     beside: Callable[[Disturbance, asyncio.Event], Awaitable[None]] | None = None  # all others, until the event
-    late: bool = False  # the model compares texts token by token besides
+    late: bool = False  # the model also computes late-interaction scores
     occurred: Occurred = _always
 
 
 SCENARIOS: dict[str, Scenario] = {
-    "prefix cache": Scenario(  # of which a few tokens of a block are used, too
+    "prefix cache": Scenario(  # with partial block matches
         scheduler={"prefix_grain": 2}, occurred=_counted("vllm:prefix_cache_hits_total")
     ),
     "chunked prefill": Scenario(
@@ -87,12 +87,12 @@ SCENARIOS: dict[str, Scenario] = {
         disturb=Disturbance.preempt,
         occurred=_counted("vllm:num_preemptions_total"),
     ),
-    "host memory": Scenario(  # from where prompts come back that the device has no room for
+    "host memory": Scenario(  # prompts exceed the device's memory
         {"num_blocks": 60, "kv_offloading_size": 0.02},
         disturb=Disturbance.crowd_out,
         occurred=_counted(FETCHED),
     ),
-    "KV on disk": Scenario(  # from where they come back that host memory has no room for either
+    "KV on disk": Scenario(  # prompts exceed host memory, too
         {"num_blocks": 60, "kv_offloading_size": 0.0036},
         on_disk=True,
         disturb=Disturbance.crowd_onto_disk,
@@ -138,29 +138,29 @@ SCENARIOS: dict[str, Scenario] = {
 INCOMPATIBLE = {
     frozenset(pair)
     for pair in (
-        ("an adapter beside", "weights that are renewed"),  # which workers with adapters refuse
-        ("an adapter beside", "sleep"),  # at level 2 they refuse that, too
-        ("comparisons beside", "vectors beside"),  # such a model has no vector of a whole text
+        ("an adapter beside", "weights that are renewed"),  # refused by workers with adapters
+        ("an adapter beside", "sleep"),  # refused at level 2
+        ("comparisons beside", "vectors beside"),  # such a model has no sentence embeddings
         ("KV on disk", "speculation"),
         ("prefill apart from decode", "KV on disk"),
-        ("host memory", "speculation"),  # a drafter with KV of its own keeps it on the device
+        ("host memory", "speculation"),  # a drafter's KV stays on the device
         ("prefill apart from decode", "speculation"),
-        ("prefill apart from decode", "preemption"),  # who decodes has no room for what comes
+        ("prefill apart from decode", "preemption"),  # the decoding worker has no room for handed-over blocks
         ("prefill apart from decode", "host memory"),
-        ("prefill apart from decode", "several schedulers"),  # of two workers each would have one
-        ("prefill apart from decode", "resubmission"),  # who begins anew finds the prompts with the decoder
+        ("prefill apart from decode", "several schedulers"),  # each scheduler would have one worker
+        ("prefill apart from decode", "resubmission"),  # resubmitted prompts are found on the decoding worker
     )
 }
 
 
 @dataclass(frozen=True)
 class ScenarioGroup:
-    """Several at once."""
+    """Several scenarios at once."""
 
     parts: Sequence[Scenario]
 
     def cluster(self, folder: Path) -> dict[str, Any]:
-        """Arguments of running_cluster; `folder` is theirs alone."""
+        """Arguments of running_cluster; `folder` is used by this cluster only."""
         worker: dict[str, Any] = {"threads": 1, "num_blocks": 1000}
         scheduler: dict[str, Any] = {"heartbeat_interval_ms": 200}
         for part in self.parts:
@@ -185,13 +185,13 @@ class ScenarioGroup:
 
 
 def pairs(names: Sequence[str]) -> set[frozenset[str]]:
-    """That can be together."""
+    """All pairs of scenarios that can be combined."""
     return {pair for two in itertools.combinations(names, 2) if (pair := frozenset(two)) not in INCOMPATIBLE}
 
 
 def crowds(names: Sequence[str], size: int) -> list[tuple[str, ...]]:
-    """Few groups of `size`, or less where many cannot be together, in which each pair is together at least once:
-    always the one with most new pairs."""
+    """Few groups of at most `size` scenarios that contain every pair at least once; greedy by the number
+    of new pairs."""
     bits = {pair: 1 << number for number, pair in enumerate(map(frozenset, itertools.combinations(names, 2)))}
     apart = sum(bits.get(frozenset(pair), 0) for pair in INCOMPATIBLE)
     groups = (some for count in (size, size - 1, size - 2) for some in itertools.combinations(names, count))

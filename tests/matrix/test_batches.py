@@ -1,4 +1,4 @@
-"""Every feature in a line of a batch, which is sent and fetched over gRPC, HTTP and from Python: the same answer."""
+"""Every feature in a line of a batch, sent and fetched over gRPC, HTTP and from Python: equal answers."""
 
 from __future__ import annotations
 

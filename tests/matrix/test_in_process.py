@@ -1,5 +1,4 @@
-"""An engine inside of a program, without sockets: each feature gives a cluster's answer, and forms are heeded by
-whichever library makes them."""
+"""An in-process engine without sockets: each feature returns a cluster's answer, with every grammar backend."""
 
 from __future__ import annotations
 
@@ -41,7 +40,7 @@ def engine(**settings: object) -> Iterator[LLMEngine]:
 def answers(
     made: LLMEngine, questions: Mapping[str, Question], adapters: Mapping[str, LoRARequest] = NONE
 ) -> dict[str, Answer]:
-    """All at once, each through its adapter, if it has one."""
+    """Answers of all requests at once, each through its adapter, if any."""
     found: dict[str, Answer] = {}
     for name, one in questions.items():
         made.add_request(name, one.prompt, one.params, lora_request=adapters.get(name), options=one.options)
@@ -63,7 +62,7 @@ def test_an_engine_says_what_a_cluster_says(cluster: Cluster) -> None:
 
 @pytest.mark.skipif(quire.kernels.cpu.unavailable() is not None, reason="plain torch rounds otherwise in other batches")
 def test_an_engine_says_through_adapters_what_a_cluster_says(cluster: Cluster) -> None:
-    """Each feature through one of two, which take turns where there is a place for one."""
+    """Each feature through one of two adapters, which alternate in one slot."""
     names = [*REQUESTS]
     chosen = {name: ADAPTERS[number % len(ADAPTERS)] for number, name in enumerate(names)}
     prompt = prompts(cluster)[0]

@@ -1,4 +1,4 @@
-"""What operators do to a cluster, over gRPC, HTTP and from Python: every feature's answer is afterwards what it was."""
+"""Operations on a cluster over gRPC, HTTP and from Python: afterwards every feature's answer is unchanged."""
 
 from __future__ import annotations
 

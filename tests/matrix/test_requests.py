@@ -1,4 +1,4 @@
-"""Every pair of things that a request may ask for: both are heeded, or the request is refused by name."""
+"""Every pair of request features: both take effect, or the request is refused by field."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Answers = dict[tuple[str, ...], Answer]
 
 @pytest.fixture(scope="module")
 def answers(cluster: Cluster) -> Answers:
-    """Of all pairs and of each feature alone, in one crowd."""
+    """Answers of all pairs and of each feature alone, requested concurrently."""
     prompt = prompts(cluster)[0]
     names: list[tuple[str, ...]] = [*((name,) for name in REQUESTS), *PAIRS]
     return ask_now(cluster, {asked: question(prompt, *asked) for asked in names})
@@ -68,7 +68,7 @@ def test_what_does_not_go_together_is_refused_by_name(answers: Answers, one: str
 
 
 def listed() -> set[tuple[str, str]]:
-    """Fields that the page says are refused together, the second by its name."""
+    """Pairs of fields that the documentation lists as refused, the second by name."""
     section = PAGE.read_text(encoding="utf-8").partition("## Refused together")[2].partition("\n## ")[0]
     rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| `")]
     return {(cells[0].split("`")[1], field) for cells in rows for field in re.findall("`([a-z_]+)`", cells[1])}

@@ -1,8 +1,5 @@
-"""Whatever is so around a request, it is answered alike: tokens, text, log-probabilities, endings.
-
-In every crowd of surroundings all features are asked for at once: while its disturbances happen, and again with the
-prompts in the prefix cache.
-"""
+"""Answers do not depend on the scenario: tokens, text, log-probabilities, finish reasons. In every group of scenarios
+all features are requested at once, during the disturbances and again with the prompts cached."""
 
 from __future__ import annotations
 
@@ -42,7 +39,7 @@ Names = tuple[str, int]
 
 
 def questions(prompts: list[list[int]], group: ScenarioGroup, *also: str) -> dict[Names, Question]:
-    """Combinations of features, each about one prompt, the larger ones about all."""
+    """Combinations of features, each for one prompt, the larger ones for all."""
     asked = [(name, i) for name in TOGETHER for i in range(1 if name in REQUESTS else len(prompts))]
     return {
         (name, i): question(prompts[i], *TOGETHER[name], *also, options=group.options(number))
@@ -102,7 +99,7 @@ async def _live_through(
 
 
 async def _disturb(disturbance: Disturbance, crowd: tuple[str, ...]) -> None:
-    """One after the other, and what goes on beside all of them."""
+    """Runs the disturbances one after the other, and those that run concurrently with all."""
     done, around = asyncio.Event(), [SCENARIOS[name] for name in crowd]
     async with asyncio.TaskGroup() as group:
         for each in around:

@@ -1,4 +1,4 @@
-"""However a request is made, each feature gives the same answer: whole or as a stream, over gRPC or HTTP, echoed."""
+"""Each feature returns the same answer over every delivery path: whole or streamed, over gRPC or HTTP, echoed."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def test_a_stream_adds_up_to_the_whole(
 async def test_a_stream_that_is_taken_up_again_adds_up_to_the_whole(
     cluster: Cluster, questions: dict[str, Question], whole: dict[str, Answer]
 ) -> None:
-    """Behind its second message, by whoever knows its id; beams, whose results come at their end, are refused."""
+    """Resumed by id after its second message; beams, whose results come at the end, are refused."""
     client = AsyncClient(cluster.grpc_address)
 
     async def read(name: str, asked: Question) -> Answer:
@@ -117,7 +117,7 @@ async def test_http_says_what_grpc_says(
 
 
 def body(prompt: list[int], params: SamplingParams) -> dict[str, Any]:
-    """The same request over HTTP."""
+    """The same request as an HTTP body."""
     given = {name: value for name, value in asdict(params).items() if value not in (None, (), {}, False)}
     given["temperature"] = params.temperature
     if (search := given.pop("beam_search", None)) is not None:
@@ -130,7 +130,7 @@ def body(prompt: list[int], params: SamplingParams) -> dict[str, Any]:
 
 
 def choices(reply: str) -> dict[int, tuple[str, list[int], str | None, int | str | None]]:
-    """Text, token ids and endings by index, of a whole answer or of a stream's events."""
+    """Text, token ids and finish reasons by index, of a whole answer or of a stream's events."""
     events = [line.removeprefix("data: ") for line in reply.splitlines() if line and line != "data: [DONE]"]
     found: dict[int, tuple[str, list[int], str | None, int | str | None]] = {}
     for choice in (choice for event in events for choice in json.loads(event)["choices"]):

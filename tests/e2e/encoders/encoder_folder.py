@@ -1,4 +1,4 @@
-"""A small random encoder as a folder that a cluster serves: weights, a WordPiece tokenizer, no chat template."""
+"""A small random encoder as a folder to serve: weights, a WordPiece tokenizer, no chat template."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ CLS, SEP = WORDS.index("[CLS]"), WORDS.index("[SEP]")
 
 
 def tokenizer(*more: str) -> Tokenizer:
-    """As BERT's; letters beside a few words, so that no text is unknown. `more`: special tokens."""
+    """Writes a tokenizer like BERT's, with all letters besides a few words, so that no text is unknown. `more`: special
+    tokens."""
     letters = "abcdefghijklmnopqrstuvwxyz0123456789.,"
     pieces = [*WORDS, *letters, *(f"##{letter}" for letter in letters)]
     made = Tokenizer(models.WordPiece({piece: i for i, piece in enumerate(pieces)}, unk_token="[UNK]"))
@@ -34,7 +35,7 @@ def tokenizer(*more: str) -> Tokenizer:
 
 
 def write(folder: Path, family: str, ending: str, *special: str, **changes: Any) -> Any:
-    """Returns the model of transformers."""
+    """Writes the encoder; returns the transformers model."""
     _, model = encoders.make(family, ending, folder, **changes)
     tokenizer(*special).save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer"}))
@@ -44,8 +45,8 @@ def write(folder: Path, family: str, ending: str, *special: str, **changes: Any)
 def write_colbert(
     folder: Path, size: int, query_length: int, document_length: int, **changes: Any
 ) -> tuple[Any, torch.Tensor]:
-    """As its authors publish it: the projection among the model's tensors, names in artifact.metadata. Returns the
-    model of transformers and the projection [size, hidden_size]."""
+    """Writes a ColBERT checkpoint as its authors publish it: projection among the model's tensors, names in
+    artifact.metadata. Returns the transformers model and the projection [size, hidden_size]."""
     model = write(folder, "bert", "Model", *LATE_WORDS, **changes)
     projection = torch.randn(size, model.config.hidden_size)
     tensors = {f"bert.{name}": tensor for name, tensor in load_file(folder / "model.safetensors").items()}

@@ -1,5 +1,4 @@
-"""The bundled model as one that compares texts token by token besides: with a random projection behind it, as PyLate
-publishes one."""
+"""The bundled model as a late-interaction model: with a random projection after it, in PyLate's layout."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ SIZE = 16  # of a token's vector
 
 
 def write(folder: Path) -> Path:
-    """Into a folder that is not there yet."""
+    """Writes the model into a new folder."""
     shutil.copytree(bundled.FOLDER, folder)
     hidden = json.loads((folder / "config.json").read_text())["hidden_size"]
     (folder / "1_Dense").mkdir()

@@ -27,7 +27,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, dict[str, Any]]]:
-    """A cluster of one class, its address, and the models: the adapter "own" is loaded by whoever asks for it."""
+    """A cluster of a model class, its address, and the models; requests load the adapter "own"."""
     folder: Path = tmp_path_factory.mktemp("classes")
     made = checkpoints.make("qwen3-tied", folder / "model", classifies=True, vocab_size=4096, num_labels=1)
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -75,7 +75,7 @@ def test_each_input_goes_through_its_adapter(served: tuple[str, dict[str, Any]])
 
 
 async def test_asyncio_has_the_same(served: tuple[str, dict[str, Any]]) -> None:
-    """Several name an adapter at once that nobody has yet; it is loaded once."""
+    """Several concurrent requests name an adapter that is not loaded; it is loaded once."""
     address, models = served
     async with AsyncLLM(address=address) as llm:
         if "own" in {model.name for model in await asyncio.to_thread(llm._blocking.models)}:

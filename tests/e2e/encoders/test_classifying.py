@@ -1,4 +1,4 @@
-"""Classes, scores and ranks over every door, from real processes: those that transformers computes."""
+"""Classes, scores and ranks over every API, from real processes: those of transformers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def tokenizer() -> transformers.PreTrainedTokenizerFast:
 
 @pytest.fixture(scope="module")
 def reranker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, transformers.PreTrainedModel]]:
-    """With random weights, in float32."""
+    """Reranker with random weights in float32."""
     folder: Path = tmp_path_factory.mktemp("reranker")
     torch.manual_seed(3)
     config = transformers.Qwen3Config(

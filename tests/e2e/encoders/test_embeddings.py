@@ -1,4 +1,4 @@
-"""Vectors of texts over every door, from real processes: those of the model's hidden states, beside running streams."""
+"""Embeddings over every API, from real processes: those of the model's hidden states, while streams run."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def expected(token_ids: list[int], pooler: str = "last") -> Vector:
 
 
 def close(found: list[float] | Vector, wanted: Vector, least: float = 0.999) -> bool:
-    """By cosine; workers may compute in bfloat16, where transformers computes in float32 here."""
+    """Compares by cosine; workers may compute in bfloat16, and transformers computes in float32 here."""
     return len(found) == len(wanted) and float(np.dot(found, wanted)) > least
 
 
@@ -56,7 +56,7 @@ def test_vectors_are_those_of_the_hidden_states(cluster: Cluster, pooler: str) -
 
 
 def test_openais_package_gets_them(cluster: Cluster) -> None:
-    """It asks for base64 by itself."""
+    """The package requests base64 by default."""
     with openai.OpenAI(base_url=f"http://{cluster.http_address}/v1", api_key="none", max_retries=0) as client:
         whole = client.embeddings.create(model="", input=TEXTS)
         listed = client.embeddings.create(model="", input=TEXTS, encoding_format="float")

@@ -1,4 +1,4 @@
-"""Encoders behind every door, from real processes: vectors and scores of transformers, and no word generated."""
+"""Encoders over every API, from real processes: vectors and scores of transformers; generation is refused."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def serve(folder: Path, **settings: Any) -> Cluster:
 
 @pytest.fixture(scope="module")
 def sentences(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, Any]]:
-    """A BERT in a folder of sentence-transformers: the mean, of length 1; 48 tokens at most."""
+    """A BERT in a sentence-transformers folder: mean pooling, normalized, at most 48 tokens."""
     folder = tmp_path_factory.mktemp("some-bert")
     model = encoder_folder.write(folder, "bert", "Model")
     kinds = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}

@@ -1,5 +1,5 @@
-"""What comparing documents with a query costs the services, and what goes between them, beside what vectors cost that
-travel. `pytest -s` prints the figures."""
+"""Processor time and traffic of comparing documents with a query, compared with sending vectors. `pytest -s` prints the
+figures."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def carried(descriptor: int) -> int:
-    """0 for what is no connection of TCP."""
+    """Bytes of a connection; 0 if it is not TCP."""
     with socket.socket(fileno=os.dup(descriptor)) as one:
         try:
             found = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 192)
@@ -41,7 +41,7 @@ def carried(descriptor: int) -> int:
 
 
 def num_bytes(pid: int) -> int:
-    """That the TCP connections of a process, those that are open, have carried either way."""
+    """Bytes that the open TCP connections of a process have carried in both directions."""
     call = ctypes.CDLL(None, use_errno=True).syscall
     process = call(PIDFD_OPEN, pid, 0)
     total = 0
@@ -64,7 +64,7 @@ def cpu_s(pid: int) -> float:
 
 
 def costs(cluster: Cluster, run: Callable[[], object]) -> dict[str, float]:
-    """Of one document: milliseconds of a processor in each service; bytes that the worker has exchanged."""
+    """Costs of one document: processor milliseconds in each service, and bytes that the worker exchanged."""
     pids = {name: pid for name in SERVICES if (pid := cluster.process(name).pid)}
     run()  # all is there
     before, carried = {name: cpu_s(pid) for name, pid in pids.items()}, num_bytes(pids["worker-0"])

@@ -1,4 +1,4 @@
-"""A model that goes on, and compares texts token by token as well: scores beside chats, in the same steps."""
+"""A decoder that also computes late-interaction scores: scores and chats in the same steps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CHAT = {"messages": [{"role": "user", "content": QUERY}], "temperature": 0, "max
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Prompts come in chunks."""
+    """Cluster with chunked prefill."""
     folder = late_interaction_folder.write(tmp_path_factory.mktemp("late") / "model")
     worker = {"threads": 1, "dtype": "float32", "num_blocks": 1000, "max_num_seqs": 8, "max_num_batched_tokens": 24}
     settings = {"worker": worker}
@@ -51,7 +51,7 @@ def test_scores_come_beside_chats(cluster: Cluster) -> None:
         for thread in threads:
             thread.start()
         found = [client.score(QUERY, DOCUMENTS) for _ in range(10)]
-        client.reset_prefix_cache(preempt_running=True)  # queries' vectors go with it, and chats go on
+        client.reset_prefix_cache(preempt_running=True)  # it loses the queries' vectors, and chats continue
         found.append(client.score(QUERY, DOCUMENTS))
         for thread in threads:
             thread.join(120)

@@ -1,5 +1,4 @@
-"""Models that compare texts token by token, in both layouts in which they are published: the scores of a plain
-computation."""
+"""Late-interaction models in both published layouts: scores of a plain computation."""
 
 from __future__ import annotations
 
@@ -38,7 +37,7 @@ def colbert(folder: Path) -> tuple[Any, torch.Tensor]:
 
 
 def pylate(folder: Path) -> tuple[Any, torch.Tensor]:
-    """A folder of modules without pooling; queries are not filled up."""
+    """A folder of modules without pooling; queries are not padded."""
     model = encoder_folder.write(folder, "modernbert", "Model", *encoder_folder.LATE_WORDS)
     projection = torch.randn(SIZE, model.config.hidden_size)
     dense = {"in_features": model.config.hidden_size, "out_features": SIZE, "bias": False}
@@ -66,8 +65,8 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def vectors(served: Served, text: str, *, is_query: bool) -> torch.Tensor:
-    """As ColBERT's paper has it: a mark behind [CLS], queries filled up with [MASK] that nobody sees, punctuation of
-    documents left out."""
+    """Token vectors as in ColBERT's paper: a marker after [CLS], queries padded with masked [MASK] tokens, punctuation
+    of documents left out."""
     tokenizer = encoder_folder.tokenizer(*encoder_folder.LATE_WORDS)
     cls, *ids, sep = tokenizer.encode(text).ids
     most = QUERY_LENGTH if is_query else DOCUMENT_LENGTH

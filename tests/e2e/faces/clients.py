@@ -1,9 +1,8 @@
-"""What people call servers with: each library's own helpers, against quire-tiny. They check what they get back.
+"""Client libraries' own helpers against quire-tiny; they check the responses.
 
-`python -m tests.e2e.faces.clients http://127.0.0.1:8000` tries all that are installed; `pip install langchain-openai
+`python -m tests.e2e.faces.clients http://127.0.0.1:8000` runs all that are installed; `pip install langchain-openai
 instructor "pydantic-ai-slim[openai,anthropic]" litellm dspy cohere ollama openai-agents haystack-ai` for those that
-development does not need.
-"""
+development does not need."""
 
 from __future__ import annotations
 
@@ -120,7 +119,7 @@ def pydantic_ai_runs(url: str) -> None:
 
 
 def pydantic_ai_asks_as_anthropic_has_it(url: str) -> None:
-    """Tools are left to models that know them: without `strict` nothing holds this one's arguments to the schema."""
+    """Uses models that know tools: without `strict` this one's arguments are not bound to the schema."""
     import anthropic
     from pydantic_ai import Agent
     from pydantic_ai.models.anthropic import AnthropicModel
@@ -141,7 +140,7 @@ def pydantic_ai_asks_as_anthropic_has_it(url: str) -> None:
 
 
 def dspy_asks(url: str) -> None:
-    """Its Predict writes long instructions, which this model does not follow."""
+    """Calls the model directly: Predict writes long instructions, which this model does not follow."""
     import dspy
 
     for kind in ("chat", "responses"):
@@ -190,7 +189,8 @@ def ollama_chats(url: str) -> None:
 
 
 def agents_call_tools(url: str) -> None:
-    """A call that `max_tokens` cuts off before its arguments end is told to the model, and its text sent back."""
+    """Runs an agent with a tool; a call that `max_tokens` truncates within its arguments is reported to the model, and
+    its text sent back."""
     import agents
     import openai
 

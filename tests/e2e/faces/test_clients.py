@@ -1,4 +1,4 @@
-"""The libraries that people use, unchanged, against real processes; those that are not installed are left out."""
+"""Widely used client libraries, unchanged, against real processes; libraries that are not installed are skipped."""
 
 from __future__ import annotations
 

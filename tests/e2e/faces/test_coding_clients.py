@@ -29,7 +29,7 @@ def test_a_conversation_is_answered_to_its_end(cluster: Cluster, name: str) -> N
 
 
 def test_a_billing_header_that_changes_leaves_the_prefix_in_the_cache(cluster: Cluster) -> None:
-    """vllm#36829, llama.cpp#20623, ollama#14918: each request of Claude Code has another hash in its first line."""
+    """Each request of Claude Code has another hash in its first line (vllm#36829, llama.cpp#20623, ollama#14918)."""
     replayed(cluster, "claude_code", "first")
     answers = replayed(cluster, "claude_code", "second")
     shares = [answered.num_cached_tokens / answered.num_prompt_tokens for answered in answers]

@@ -1,4 +1,4 @@
-"""`quire up` and its companions, as scripts use them."""
+"""`quire up` and related commands, as scripts use them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ QUIRE = (sys.executable, "-m", "quire")
 
 @contextmanager
 def up(*flags: str) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
-    """`quire up` on free ports: the process, the HTTP and the gRPC address it prints."""
+    """Runs `quire up` on free ports; yields the process and its HTTP and gRPC addresses."""
     command = [*QUIRE, "up", "--http-port", "0", "--grpc-port", "0", "--num-blocks", "300", *flags]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -62,7 +62,7 @@ def services(address: str) -> dict[str, dict[str, Any]]:
 
 
 def all_services(address: str, *names: str) -> dict[str, dict[str, Any]]:
-    """Once these are among them: each frontend is in the list of another one from its session with a scheduler on."""
+    """Waits until the services are listed; a frontend appears in another's list with its session to a scheduler."""
     deadline = time.monotonic() + 60
     while not (found := services(address)).keys() >= set(names):
         assert time.monotonic() < deadline, found
@@ -97,7 +97,7 @@ def test_up_serves_reports_and_drains() -> None:
 
 
 def test_every_line_of_a_cluster_can_be_json(tmp_path: Path) -> None:
-    """Also those that say where it is, and of a child that died."""
+    """Includes the ready line and the report of a dead child process."""
     command = [*QUIRE, "up", "--http-port", "0", "--grpc-port", "0", "--num-blocks", "300", "--log-format", "json"]
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
@@ -185,7 +185,7 @@ def test_a_cluster_that_is_not_there_is_said_so(command: tuple[str, ...]) -> Non
 @pytest.mark.parametrize("command", [("complete", "Once"), ("chat", "Hello")])
 @pytest.mark.parametrize("mutual", [False, True])
 def test_a_port_that_speaks_tls_is_said_to(command: tuple[str, ...], mutual: bool) -> None:
-    """Without --tls; gRPC tells of a connection that was closed."""
+    """Without --tls; gRPC reports a closed connection."""
     ca = trustme.CA()
     issued = ca.issue_cert("127.0.0.1")
     pair = (issued.private_key_pem.bytes(), issued.cert_chain_pems[0].bytes())

@@ -1,5 +1,5 @@
-"""The compliance tests of Open Responses, Anthropic Messages and OpenAI chat, as the package llm-comply has them,
-against real processes with the bundled model."""
+"""Compliance tests of Open Responses, Anthropic Messages and OpenAI chat from the package llm-comply, against real
+processes with the bundled model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COMPACTION = "the server makes no compactions and answers 404, which the test al
 
 @dataclass(frozen=True)
 class Suite:
-    """One of the package's, with what does not pass and why."""
+    """A test suite of the package, with expected failures and their reasons."""
 
     name: str
     passed: frozenset[str]
@@ -73,14 +73,14 @@ SUITES = (
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    """Answers do not depend on the batch they are computed in, so none runs on to its `max_tokens` by chance."""
+    """Batch-invariant cluster, so that no answer runs to its `max_tokens` by chance."""
     with running_cluster(worker={"num_blocks": 2000, "batch_invariant": True}) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def package() -> str:
-    """The module to run."""
+    """Module of the package to run."""
     try:
         found = importlib.metadata.version(PACKAGE)
     except importlib.metadata.PackageNotFoundError:

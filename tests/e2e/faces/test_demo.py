@@ -1,4 +1,4 @@
-"""`make demo` without the make."""
+"""The steps of `make demo`, without make."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bundled model's known answers through a real cluster: the end-to-end check of everything."""
+"""The bundled model's known answers through a real cluster: an end-to-end check of all services."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""Ctrl-C and SIGTERM at any moment of a command's start: not a word, and no process left.
-
-What a test counts from is the first import of the package, for Python itself prints a traceback of what comes before:
-its own start, and where the package is.
-"""
+"""Ctrl-C and SIGTERM at any moment of a command's start: no output and no remaining process. Tests count from the first
+import of the package, as Python itself prints a traceback for interrupts before it."""
 
 from __future__ import annotations
 
@@ -56,7 +53,7 @@ def written(folder: Path, *, then: str, first: str | None = None) -> list[str]:
 
 @contextmanager
 def started(command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
-    """Hears signals as from a terminal, whatever who runs the tests ignores."""
+    """Starts a command that receives signals as from a terminal, even if the test runner ignores them."""
     environment: Mapping[str, str] = {**os.environ, **QUIET, MARK: uuid.uuid4().hex}
     hearing = ["env", "--default-signal=INT", *command]
     process = subprocess.Popen(hearing, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
@@ -69,7 +66,7 @@ def started(command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
 
 
 def left(mark: str) -> list[str]:
-    """Command lines of what has inherited the mark and does not leave."""
+    """Command lines of processes that have inherited the marker and have not ended."""
     end_s = time.monotonic() + GONE_S
     while (there := list(marked(mark))) and time.monotonic() < end_s:
         time.sleep(0.05)
@@ -81,7 +78,7 @@ def marked(mark: str) -> Iterator[str]:
         try:
             if f"{MARK}={mark}".encode() in (process / "environ").read_bytes():
                 yield (process / "cmdline").read_text().replace("\0", " ")
-        except OSError:  # it has ended, or is somebody else's
+        except OSError:  # it has ended, or belongs to another user
             continue
 
 
@@ -120,7 +117,7 @@ def test_at_any_moment_of_any_command(tmp_path: Path, words: Sequence[str]) -> N
 
 
 def test_nothing_is_imported_before_a_command_may_be_interrupted(tmp_path: Path) -> None:
-    """Neither by us, nor by what we import."""
+    """Neither by the package nor by its imports."""
     show = "before = list(cls.asked); import signal; print(*before, int(signal.getsignal(signal.SIGINT))); sys.exit()"
     command = written(tmp_path, then=show)
     with started([*command, "version"]) as process:
@@ -146,7 +143,7 @@ def test_a_program_that_imports_the_package_keeps_its_own_way_with_interrupts(ha
 
 
 def test_a_command_whose_interrupts_are_ignored_goes_on(tmp_path: Path) -> None:
-    """As under nohup, or behind a shell's `&`."""
+    """As under nohup, or after a shell's `&`."""
     ignore = "import signal; print(int(signal.getsignal(2)), flush=True); sys.exit()"
     command = written(tmp_path, then=ignore)
     done = subprocess.run(
@@ -156,7 +153,7 @@ def test_a_command_whose_interrupts_are_ignored_goes_on(tmp_path: Path) -> None:
 
 
 def test_an_interrupt_is_one_wherever_it_meets_an_import(tmp_path: Path) -> None:
-    """What a class's __set_name__ raises comes out of Python 3.11 as a RuntimeError."""
+    """Python 3.11 converts what a class's __set_name__ raises to a RuntimeError."""
     named = (
         "Named = type('Named', (), {'__set_name__': lambda *_: __import__('os').kill(__import__('os').getpid(), 2)})"
     )

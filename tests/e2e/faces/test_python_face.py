@@ -1,4 +1,4 @@
-"""`LLM`, `AsyncLLM` and `Client` as README shows them."""
+"""`LLM`, `AsyncLLM` and `Client` as the README shows them."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_a_wrong_value_is_an_error_that_names_it(client: Client) -> None:
 
 
 def test_a_sample_of_several_is_what_it_would_be_alone(client: Client) -> None:
-    """They share the blocks of the prompt, the last of which is copied for each."""
+    """Samples share the prompt's blocks, the last of which is copied for each."""
     prompt = client.tokenize("Once upon a time there was a small lighthouse by the sea, and in it lived")
     assert len(prompt) % 16
     together = client.generate(prompt, SamplingParams(n=4, temperature=1.0, seed=100, max_tokens=40, ignore_eos=True))

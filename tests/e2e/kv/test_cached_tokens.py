@@ -1,4 +1,4 @@
-"""A conversation of whole blocks, asked twice: what every edge says of it is what was read from the cache."""
+"""A conversation of whole blocks, sent twice: every API reports the tokens read from the cache."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def http(cluster: Cluster) -> Iterator[openai.OpenAI]:
 
 
 def whole_blocks(cluster: Cluster, word: str) -> list[dict[str, Any]]:
-    """Messages that are NUM_BLOCKS blocks with the template around them; `word` tells one conversation from others."""
+    """Messages that fill NUM_BLOCKS blocks with the template around them; `word` distinguishes conversations."""
     content = word
     for _ in range(BLOCK * NUM_BLOCKS):
         messages = [{"role": "user", "content": content}]
@@ -46,7 +46,7 @@ def test_the_last_token_of_whole_blocks_is_computed_again_whoever_asks(cluster: 
 
 
 def edges(cluster: Cluster, http: openai.OpenAI) -> dict[str, Any]:
-    """Each returns the prompt's tokens and how many of them were cached."""
+    """Functions that return the prompt's tokens and how many of them were cached."""
 
     def chat(messages: Any) -> tuple[int, int]:
         usage = http.chat.completions.create(model="quire-tiny", messages=messages, max_tokens=1).usage
@@ -62,7 +62,7 @@ def edges(cluster: Cluster, http: openai.OpenAI) -> dict[str, Any]:
         return usage.input_tokens, usage.input_tokens_details.cached_tokens
 
     def anthropics(messages: Any) -> tuple[int, int]:
-        """Which counts what was cached apart from the rest of the input."""
+        """Anthropic's API counts cached tokens separately from the remaining input."""
         with anthropic.Anthropic(base_url=f"http://{cluster.http_address}", api_key="none", max_retries=0) as client:
             usage = client.messages.create(model="quire-tiny", messages=messages, max_tokens=1).usage
         return usage.input_tokens + usage.cache_read_input_tokens, usage.cache_read_input_tokens

@@ -1,5 +1,5 @@
-"""KV blocks on disk, through real processes: prompts come back from there, also to a worker that was killed and started
-again, and nobody can tell from the text."""
+"""KV blocks on disk, through real processes: prompts are read back, also by a restarted worker, and outputs do not
+change."""
 
 from __future__ import annotations
 

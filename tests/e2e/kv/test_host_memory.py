@@ -1,4 +1,4 @@
-"""KV blocks in host memory, through real processes: prompts come back from there, and nobody can tell from the text."""
+"""KV blocks in host memory, through real processes: prompts are read back, and outputs do not change."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ LONGEST = 3000  # characters
 
 @functools.cache
 def questions() -> list[list[dict[str, str]]]:
-    """Of more tokens than 39 blocks hold."""
+    """Prompts of more tokens than 39 blocks hold."""
     items = held_back_items(30, names=("recall", "lists"))
     return [item.messages for item in items if 200 < len(item.messages[0]["content"]) < LONGEST][:24]
 
 
 def say(client: Client, asked: list[list[dict[str, str]]]) -> tuple[list[str], int, int]:
-    """The texts, one after the other, and tokens of the prompts: all, and those that were cached."""
+    """Returns the texts of sequential requests, and the numbers of all and of cached prompt tokens."""
     results = [client.chat(messages, GREEDY)[0] for messages in asked]
     prompts, cached = sum(r.prompt_tokens for r in results), sum(r.cached_tokens for r in results)
     return [result.text for result in results], prompts, cached
@@ -57,7 +57,7 @@ def test_prompts_come_back_from_host_memory(client: Client) -> None:
 def _survives_a_scheduler(
     cluster: Cluster, client: Client, asked: list[list[dict[str, str]]], expected: list[str]
 ) -> None:
-    """It learns from the worker what host memory holds."""
+    """A new scheduler learns the contents of host memory from the worker."""
     before = until_nothing_moves(client).host_memory.held
     os.kill(pid(cluster, "scheduler-0"), signal.SIGKILL)
     again, num_prompt_tokens, cached = say(client, asked)

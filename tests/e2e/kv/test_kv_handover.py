@@ -1,4 +1,5 @@
-"""KV from worker to worker, through real processes: what one has computed the other gets, and no text tells."""
+"""KV transfer between workers, through real processes: one worker uses what another has computed, and outputs do not
+change."""
 
 from __future__ import annotations
 
@@ -18,13 +19,13 @@ LONG = 1200  # characters
 
 
 def questions(count: int = 7) -> list[list[dict[str, str]]]:
-    """An odd number, so that two workers that take turns exchange them from one round to the next."""
+    """An odd number of prompts, so that two alternating workers swap them from one round to the next."""
     items = held_back_items(60, names=("recall", "lists"))
     return [item.messages for item in items if len(item.messages[0]["content"]) > LONG][:count]
 
 
 def told(cluster: Cluster, name: str) -> float:
-    """A series of the scheduler, all labels together."""
+    """Value of a scheduler metric, summed over labels."""
     scheduler = next(process for process in cluster.processes if process.spec.role == "scheduler")
     page = httpx.get(f"http://{scheduler.addresses['metrics']}/metrics").text
     return sum(
@@ -59,7 +60,7 @@ ASKED = {
 
 
 def answers(client: Client, asked: list[list[dict[str, str]]]) -> dict[str, list[tuple[list[int], int]]]:
-    """Tokens of every sample, and how many log-probabilities came with them."""
+    """Tokens and number of log-probabilities of every sample."""
     found = {}
     for kind, params in ASKED.items():
         results = [sample for messages in asked for sample in client.chat(messages, params)[0].outputs]

@@ -1,4 +1,4 @@
-"""Coarse blocks through real processes: a prefix is found to the token, and nobody can tell from the text."""
+"""Large blocks through real processes: prefixes are matched to the token, and outputs do not change."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tools.evals import held_back_items
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24)
 LONGEST = 2000  # characters
-ROUNDS = 5  # at most, until somebody was preempted
+ROUNDS = 5  # at most, until a sequence was preempted
 COARSE: dict[str, Any] = {"block_size": 64, "num_blocks": 60}
 
 

@@ -1,4 +1,5 @@
-"""KV of windows, and of ranks, below the device, through real processes: prompts come back, and texts are the same."""
+"""KV of windows and of ranks below the device, through real processes: prompts are read back, and outputs do not
+change."""
 
 from __future__ import annotations
 
@@ -22,12 +23,12 @@ EXACT = {"dtype": "float32"}
 
 
 def windowed(folder: Path) -> str:
-    """quire-tiny with a window before every other layer, so that a page is half as large."""
+    """quire-tiny with a window in every other layer, so that a page is half as large."""
     return str(models.tiny(folder, WINDOW).folder)
 
 
 def undisturbed(worker: dict[str, Any], model: str = "") -> tuple[list[str], int]:
-    """With a device that has room for everything."""
+    """Outputs with a device that holds everything."""
     settings = worker | {"num_blocks": PLENTY}
     with running_cluster(worker=settings, model=model) as cluster, Client(cluster.grpc_address) as client:
         texts, num_prompt_tokens, _ = say(client, questions())

@@ -1,4 +1,4 @@
-"""What /metrics says is what clients saw."""
+"""Metrics of /metrics match what clients observed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MODEL = ("model_name", "quire-tiny")
 
 
 def page(address: str) -> dict[str, float]:
-    """Every sample, by name; labels are added up."""
+    """Every sample by name, summed over labels."""
     text = httpx.get(f"http://{address}/metrics", headers={"Accept": "application/openmetrics-text"}, timeout=60).text
     values: dict[str, float] = {}
     for family in text_string_to_metric_families(text):

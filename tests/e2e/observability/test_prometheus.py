@@ -1,4 +1,5 @@
-"""A real Prometheus finds the services of `quire up` by the file it writes, and the dashboard's panels have data."""
+"""A real Prometheus discovers the services of `quire up` from the file it writes, and all dashboard panels
+have data."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ pytestmark = pytest.mark.skipif(PROMETHEUS is None, reason="prometheus is not in
 
 @contextmanager
 def watching(folder: Path, targets: Path) -> Iterator[str]:
-    """The address of a Prometheus that looks every second."""
+    """Address of a Prometheus that scrapes every second."""
     config = folder / "prometheus.yml"
     jobs = [{"job_name": "quire", "file_sd_configs": [{"files": [str(targets)]}]}]
     config.write_text(json.dumps({"global": {"scrape_interval": "1s"}, "scrape_configs": jobs}))
@@ -63,13 +64,13 @@ def ask(address: str, query: str) -> list[Any]:
 
 
 def had_data(address: str, query: str) -> bool:
-    """At any time of late, since some is there only while something runs. Of a division by nothing there is none."""
+    """Returns whether the query had data recently, as some series exist only under load."""
     late = f"max_over_time(({query})[30s:1s])"
     return any(not math.isnan(float(result["value"][1])) for result in ask(address, late))
 
 
 def panels() -> set[tuple[str, str]]:
-    """(dashboard, row and title; query)."""
+    """(dashboard, row and title; query) of every panel."""
     found, row = set(), ""
     for path in sorted((GRAFANA / "dashboards").glob("*.json")):
         for panel in json.loads(path.read_text())["panels"]:
@@ -83,7 +84,7 @@ def panels() -> set[tuple[str, str]]:
 
 
 def make_load(cluster: Cluster, client: Client, turn: int) -> None:
-    """Of all kinds that panels are about; a worker or a scheduler dies under some of it."""
+    """Generates load of all kinds that panels show; a worker or a scheduler is killed during some of it."""
     http = f"http://{cluster.http_address}"
     httpx.post(f"{http}/v1/embeddings", json={"input": ["a fox", "an oak"]}).raise_for_status()
     httpx.post(f"{http}/v1/completions", json={"model": "pirate", "prompt": "Once", "max_tokens": 2}).raise_for_status()

@@ -1,4 +1,4 @@
-"""A request's trace, as a collector gets it."""
+"""Traces of requests as a collector receives them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PARTS = ["tokenize", "schedule", "prefill", "decode", "write"]
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
-    """Keeps what it is sent, by service."""
+    """Stores received spans by service."""
 
     def __init__(self) -> None:
         self._has_news = threading.Condition()
@@ -122,7 +122,7 @@ def test_who_is_not_sampled_leaves_nothing_and_ratios_hold_for_the_undecided() -
 
 
 def test_what_is_refused_and_what_is_left_are_traced_under_the_clients_own() -> None:
-    """mt02, vllm#56696: only requests that ended well had spans."""
+    """mt02, vllm#56696: only successful requests had spans."""
     with collecting() as (collector, endpoint):
         settings = {"otlp_traces_endpoint": endpoint}
         with running_cluster(worker={"num_blocks": 300}, frontend=settings) as cluster:

@@ -1,4 +1,4 @@
-"""Tensors that a trainer announces as they are, and sends as something else."""
+"""Tensors that a trainer announces correctly and sends as something else."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class SentAs:
-    """Is announced as `tensor`; `send` returns what goes out instead, None: nothing."""
+    """Is announced as `tensor`; `send` returns the tensor sent instead, None: nothing is sent."""
 
     def __init__(self, tensor: Any, send: Callable[[Any], Any]) -> None:
         self.tensor, self._send = tensor, send
@@ -16,7 +16,7 @@ class SentAs:
         return getattr(self.tensor, name)
 
     def numel(self) -> int:
-        """A tensor without elements is sent by no trainer."""
+        """Number of elements; trainers do not send tensors without elements."""
         self._sent = self._send(self.tensor)
         return 0 if self._sent is None else int(self.tensor.numel())
 
@@ -25,5 +25,5 @@ class SentAs:
 
 
 def with_odd(tensors: dict[str, Any], name: str, send: Callable[[Any], Any]) -> dict[str, Any]:
-    """Returns all of `tensors`, of which the one called `name` is sent as something else."""
+    """Returns all `tensors`, where `name` is sent as something else."""
     return tensors | {name: SentAs(tensors[name], send)}

@@ -1,4 +1,4 @@
-"""Adapters from real processes: requests choose one as their model, over HTTP, gRPC and from Python."""
+"""Adapters from real processes, selected as a request's model over HTTP, gRPC and from Python."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ KEY = "k" * 40
 
 
 def save_adapter(folder: Path) -> None:
-    """Random weights, of every layer's o_proj."""
+    """Saves random weights for every layer's o_proj."""
     config = json.loads((FOLDER / "config.json").read_text())
     rows, columns = config["hidden_size"], config["num_attention_heads"] * config["head_dim"]
     generator = torch.Generator().manual_seed(1)
@@ -93,7 +93,7 @@ def ask(cluster: Cluster, model: str) -> str:
 
 
 def test_the_shipped_adapters_answer_in_their_manner(cluster: Cluster) -> None:
-    """Side by side in the same steps."""
+    """Adapters are used in the same steps."""
     with ThreadPoolExecutor(4) as pool:
         answers = list(pool.map(lambda name: ask(cluster, name), ["pirate", "quire-tiny", "json", "pirate"]))
     assert answers == ["Ahoy! 68 Arr!", "68", '{"answer": "68"}', "Ahoy! 68 Arr!"]
@@ -108,8 +108,8 @@ def test_a_name_that_nobody_has_is_not_found(cluster: Cluster) -> None:
 
 
 def test_adapters_come_and_go_while_the_cluster_runs(cluster: Cluster) -> None:
-    """From Python and over HTTP. Of two contents of one name nobody finds the other's prefixes. There is one more than
-    the worker has room for."""
+    """Loads and unloads from Python and over HTTP. Two adapters of one name do not share prefixes. There is one more
+    adapter than the worker has room for."""
     plain = ask(cluster, "quire-tiny")
     with Client(cluster.grpc_address) as client:
         assert client.load_adapter("late", "pirate") == 1
@@ -147,7 +147,7 @@ def answers(llm: LLM, asked: LoRARequest | list[LoRARequest | None]) -> list[str
 
 
 def test_a_request_from_python_brings_its_adapter(cluster: Cluster) -> None:
-    """It is loaded when it is first named, wherever the program got it from, and gone when that is said."""
+    """The adapter is loaded on first use, from any path, and unloaded on request."""
     talk, spoken = LoRARequest("talk", 1, "pirate"), "Ahoy! 68 Arr!"
     with LLM(address=cluster.grpc_address) as llm, LLM(address=cluster.grpc_address) as another:
         assert answers(llm, [talk, None, LoRARequest("json"), talk]) == [spoken, "68", '{"answer": "68"}', spoken]
@@ -186,7 +186,7 @@ def test_whoever_shows_the_operators_key_loads_adapters_from_elsewhere(cluster: 
 
 
 async def test_asyncio_brings_its_adapter_too(cluster: Cluster) -> None:
-    """Whether an answer is awaited, or read as it comes; several that name it at once load it once."""
+    """For awaited and streamed answers; concurrent requests load it once."""
     question, greedy = [{"role": "user", "content": "What is 23 + 45?"}], SamplingParams(temperature=0, max_tokens=24)
     talk = LoRARequest("talk", 1, "pirate")
     async with AsyncLLM(address=cluster.grpc_address) as llm:

@@ -1,4 +1,4 @@
-"""A client that goes away leaves nothing behind."""
+"""A client that disconnects leaves no sequence and no block behind."""
 
 from __future__ import annotations
 

@@ -25,14 +25,14 @@ MISSING = [program for program in TYPED if shutil.which(program) is None]
 
 
 def chapters() -> dict[str, str]:
-    """Commands by the chapter's name."""
+    """Commands by chapter name."""
     _, *parts = CHAPTER.split(GUIDE)
     return {name: "".join(BLOCK.findall(text)) for name, text in zip(parts[::2], parts[1::2], strict=True)}
 
 
 def with_free_ports(script: str) -> str:
-    """Others than the guide's, each by one of its own, so that nothing on this machine is in the way. Behind a metrics
-    port of `quire up` are those of its services, as far as they are free."""
+    """Replaces each port of the guide by a free one. The ports after a metrics port of `quire up` belong to its
+    services, as far as they are free."""
     named = set(re.findall(r"(?:-port |127\.0\.0\.1:)(\d+)", script))
     for port in named:
         script = re.sub(rf"\b{port}\b", str(quiet_port()), script)
@@ -41,14 +41,14 @@ def with_free_ports(script: str) -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """As much of a clone as the guide reads; what it writes stays here."""
+    """The part of a clone that the guide reads; what it writes stays there."""
     for name in ("k8s", "quire"):
         (tmp_path / name).symlink_to(ROOT / name)
     return tmp_path
 
 
 def typed(script: str, folder: Path) -> str:
-    """What it prints; nothing that it started is left. The first command that fails ends it."""
+    """Runs the commands until one fails; returns the output. All started processes are ended."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("QUIRE_")}
     environment |= {"PATH": f"{Path(sys.executable).parent}:{environment['PATH']}", "HOME": str(folder)}
     environment["PYTHONPATH"] = str(ROOT)

@@ -1,4 +1,4 @@
-"""Workers of one `quire up` for the cluster of another, which has none of its own."""
+"""Workers of one `quire up` that join the cluster of another, which has none."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def secret(tmp_path: Path) -> str:
 
 @contextmanager
 def up(*flags: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, str]]]:
-    """The process and what its ready line says."""
+    """Yields the process and the contents of its ready line."""
     process = subprocess.Popen([*COMMAND, *flags], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
@@ -86,7 +86,7 @@ def test_who_joins_with_another_model_or_another_secret_is_told_so(secret: str, 
 
 
 def said_of_another_secret(join: tuple[str, ...], tmp_path: Path) -> bool:
-    """Whether a line of the log names the setting; the worker tries on, since secrets may be changed one by one."""
+    """Returns whether a log line names the setting; the worker retries, as secrets may be rotated one by one."""
     secret_file.write(tmp_path / "other", "o" * 32)
     process = subprocess.Popen([*join, "--cluster-secret-file", str(tmp_path / "other")], stderr=subprocess.PIPE)
     assert process.stderr is not None

@@ -1,4 +1,4 @@
-"""A worker that comes to a cluster with other weights than it computes with, under the same config.json."""
+"""A worker that joins a cluster with other weights under the same config.json."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ LONG = SamplingParams(temperature=0, max_tokens=3500, ignore_eos=True)  # second
 
 @pytest.fixture(autouse=True)
 def idle(client: Client) -> None:
-    """Streams that another test has left may have to be cancelled yet, and would be counted."""
+    """Waits until streams of other tests are cancelled, as they would be counted."""
     until_idle(client)
 
 

@@ -1,4 +1,4 @@
-"""No worker at all, then one, then none, then one: whoever asks meanwhile is answered, later."""
+"""No worker, then one, then none, then one: requests sent meanwhile are answered later."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PATIENCE_S = 60.0
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    """Without a worker; and without any patience but that for the first one."""
+    """Cluster without workers; requests wait only for the first worker."""
     frontend = {"unavailable_after_s": 0, "worker_start_s": 120}
     with running_cluster(workers=0, frontend=frontend, worker={"num_blocks": 2000}) as running:
         until(lambda: samples(running, "quire_frontend_sessions_open") == 1)
@@ -61,7 +61,7 @@ def over_http(cluster: Cluster) -> str:
 
 
 def until_nobody_is_left(cluster: Cluster) -> None:
-    """And the frontend has heard of it: what comes from then on is held there."""
+    """Waits until no worker is left and the frontend knows, so that it holds later requests."""
     cluster.scale_workers(0)
     with Client(cluster.grpc_address) as client:
         until(lambda: not any(model.ready for model in client.models()))
@@ -85,12 +85,12 @@ def test_whoever_asks_while_there_is_no_worker_is_answered_by_the_first(
 
 
 def drained(cluster: Cluster) -> None:
-    """It finishes what it has."""
+    """Ends a worker by a drain."""
     cluster.scale_workers(0)
 
 
 def killed(cluster: Cluster) -> None:
-    """As where a node is taken away: nobody starts it again."""
+    """Kills a worker as if its node was removed: it is not restarted."""
     process = cluster.process("worker-0")
     cluster.processes.remove(process)
     assert process.pid is not None

@@ -1,4 +1,4 @@
-"""A cluster of real processes sleeps: memory goes back to the system, requests wait, and answers are the same after."""
+"""A sleeping cluster of real processes: memory is released, requests wait, and outputs do not change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A service that is told to drain and then, by whoever looks after processes, to end: streams hear nothing of it."""
+"""A service that receives a drain request and then SIGTERM from its supervisor: streams are not affected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights that change under a cluster of real processes, while many streams run, and when a worker dies of it."""
+"""Weight updates of a cluster of real processes with many running streams, also when a worker dies during one."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def num_running(client: Client) -> int:
 
 
 def is_updated(client: Client, folder: str, version: str) -> bool:
-    """A worker that is gone meanwhile fails the update, which changes nothing then."""
+    """Updates the weights; a worker that ended meanwhile fails the update, which then changes nothing."""
     try:
         return client.update_weights_from_disk(folder, version, "keep") == version
     except Unavailable:
@@ -188,7 +188,7 @@ def test_a_worker_that_can_keep_no_stream_says_so_and_serves_on(
 
 @pytest.fixture
 def segments(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[Path]]:
-    """Those that this process has shown and that are there, whatever else shows its weights on this machine."""
+    """Shared memory segments of this process's weights that exist."""
     mark = secrets.token_hex(8)
     marked = SimpleNamespace(token_hex=lambda size: mark + secrets.token_hex(size - 8))
     monkeypatch.setattr("quire.weights.memory.secrets", marked)
@@ -198,7 +198,7 @@ def segments(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[Path]]:
 def test_a_trainers_tensors_are_read_where_they_lie(
     client: Client, folders: Path, segments: Callable[[], list[Path]]
 ) -> None:
-    """By all workers, in shared memory of which nothing stays; prefixes cached before are found no more."""
+    """All workers read them from shared memory, which is freed afterwards; cached prefixes are invalidated."""
     client.update_weights_from_disk("step-1", "before")
     client.generate(PROMPT, GREEDY)
     tensors = load_file(next((folders / "step-2").glob("*.safetensors")))
@@ -257,7 +257,7 @@ def test_a_trainer_that_is_killed_changes_nothing(client: Client, cluster: Clust
 
 
 def is_shown(client: Client, tensors: dict[str, torch.Tensor]) -> bool:
-    """An update that nobody waits for any more may still be under way."""
+    """Publishes the weights; an abandoned update may still be running."""
     try:
         return client.update_weights_from_ipc(tensors.items(), "next") == "next"
     except Unavailable:

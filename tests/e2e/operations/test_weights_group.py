@@ -64,7 +64,7 @@ def client(cluster: Cluster) -> Iterator[Client]:
 
 
 def patiently(call: Callable[[], Result]) -> Result:
-    """What was begun before and has failed, or whose trainer is gone, may still be under way."""
+    """Repeats an operation: an earlier one that failed or lost its trainer may still be running."""
     while True:
         try:
             return call()
@@ -75,13 +75,13 @@ def patiently(call: Callable[[], Result]) -> Result:
 
 
 def answers(client: Client) -> set[tuple[str, tuple[int, ...]]]:
-    """Of either worker."""
+    """Returns the answers of both workers."""
     outputs = [client.generate(PROMPT, GREEDY)[0] for _ in range(2)]
     return {(output.weight_version, tuple(output.outputs[0].token_ids)) for output in outputs}
 
 
 def test_two_workers_take_what_is_broadcast(client: Client, folders: Path, trained: Tensors, later: Tensors) -> None:
-    """Again and again, between answers; no prefix that was cached before is found."""
+    """Repeated updates between answers; cached prefixes are invalidated."""
     with WeightsUpdateGroup(client, backend="gloo") as group:
         assert group.update(trained.items(), "one") == "one"
         assert answers(client) == {("one", tuple(fresh(folders / "step-1")))}
@@ -94,7 +94,7 @@ def test_two_workers_take_what_is_broadcast(client: Client, folders: Path, train
 
 
 def test_what_is_wrong_is_refused_by_name_before_anything_comes(client: Client, trained: Tensors) -> None:
-    """And the group goes on."""
+    """The group stays usable."""
     before = answers(client)
     with patiently(lambda: WeightsUpdateGroup(client, backend="gloo")) as group:
         for name, wrong, said in (
@@ -192,7 +192,7 @@ def test_a_trainer_that_sends_too_little_is_told_after_the_time(client: Client, 
     ("change", "said"), [(lambda tensor: tensor.double(), "more"), (lambda tensor: tensor.flatten()[:-8], "fewer")]
 )
 def test_a_tensor_of_another_size_is_seen(client: Client, later: Tensors, change: Any, said: str) -> None:
-    """More bytes than were announced, at which gloo ends its process, and fewer."""
+    """More bytes than announced, at which gloo ends its process, and fewer."""
     before = answers(client)
     group = patiently(lambda: WeightsUpdateGroup(client, backend="gloo"))
     odd = with_odd(later, NORM, change)
@@ -207,7 +207,7 @@ def test_a_tensor_of_another_size_is_seen(client: Client, later: Tensors, change
 def test_over_http_a_trainer_of_plain_torch_broadcasts(
     tmp_path: Path, folders: Path, trained: Tensors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its group is one that torch.distributed makes beside the default one, as trainers do; one worker."""
+    """The group is created by torch.distributed in addition to the default one, as trainers do; one worker."""
     key = tmp_path / "key"
     key.write_text("k" * 40)
     key.chmod(0o600)
@@ -247,7 +247,7 @@ def test_over_http_a_trainer_of_plain_torch_broadcasts(
 
 
 def as_trainers_make_it(store: Any, name: str) -> Any:
-    """A second group, of processes that are not in the default one."""
+    """Creates a second group, of processes outside the default one."""
     from torch.distributed import distributed_c10d
 
     prefixed = torch.distributed.PrefixStore(name, store)
@@ -261,7 +261,7 @@ def as_trainers_make_it(store: Any, name: str) -> Any:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_two_ranks_of_a_worker_and_another_update(folders: Path, trained: Tensors, later: Tensors) -> None:
-    """Which are cut among them."""
+    """The weights are sharded among the ranks."""
     worker = SETTINGS | {"tensor_parallel_size": 2}
     with running_cluster(redis="none", worker=worker) as cluster, Client(cluster.grpc_address) as client:
         (before,) = client.generate(PROMPT, GREEDY)

@@ -1,4 +1,4 @@
-"""Weights that a trainer broadcasts over NCCL: NCCL takes no two members on one GPU, so that it takes two GPUs."""
+"""Weights that a trainer broadcasts over NCCL, which allows one member per GPU; needs two GPUs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 
 @pytest.fixture
 def client() -> Iterator[Client]:
-    """Of a worker on the first GPU; the trainer has the second."""
+    """Client of a worker on the first GPU; the trainer uses the second."""
     if torch.cuda.device_count() < 2:
         pytest.skip("there are no two GPUs")
     torch.cuda.set_device(1)

@@ -1,4 +1,4 @@
-"""Beam search as clients see it: gRPC's messages, HTTP's bodies and events, Python's objects."""
+"""Beam search as clients see it: gRPC messages, HTTP bodies and events, Python objects."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_a_deadline_ends_a_search_and_frees_its_beams(cluster: Cluster) -> None:
 
 
 def test_searches_that_a_worker_has_no_room_for() -> None:
-    """Too wide for its slots: refused. Too long for its blocks: whoever came first has them, the others wait."""
+    """Too wide for its slots: refused. Too long for its blocks: the first gets them, the others wait."""
     settings = {"worker": {"max_num_seqs": 8, "num_blocks": 24}, "scheduler": {"watermark": 0.0}}
     with running_cluster(**settings) as small, Client(small.grpc_address) as client:
         with pytest.raises(InvalidArgument, match=r"beam_search\.width: 9 beams are more than the 8 slots"):

@@ -1,4 +1,4 @@
-"""Beam search through a whole cluster, against one that asks for every token by itself."""
+"""Beam search through a cluster, compared with a search that requests each token separately."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ exact = pytest.mark.skipif(
 def step_by_step(
     client: Client, prompt: str, width: int, max_tokens: int, penalty: float
 ) -> list[tuple[list[int], float]]:
-    """Token ids and scores of the best, from log-probabilities of single tokens."""
+    """Token ids and scores of the best beams, from log-probabilities of single tokens."""
     start = client.tokenize(prompt)
     live: list[tuple[float, list[int]]] = [(0.0, [])]
     done: list[tuple[float, list[int]]] = []
@@ -117,6 +117,6 @@ async def test_a_client_that_leaves_frees_all_beams(cluster: Cluster, client: Cl
 
 
 def engine_core_of(client: Client) -> tuple[int, int]:
-    """Sequences that run, and blocks in use."""
+    """Number of running sequences and of blocks in use."""
     (scheduler,) = (status for status in client.status() if status.role == admin_pb2.ROLE_SCHEDULER)
     return scheduler.running, scheduler.blocks.used

@@ -1,4 +1,4 @@
-"""Log-probabilities through a whole cluster: what a prompt is told is what generating it would have told."""
+"""Log-probabilities through a cluster: those of a prompt equal those of generating it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def assert_same(found: Sequence[Logprob] | None, expected: Sequence[Logprob] | N
 
 
 def test_a_prompt_is_told_what_generating_it_told(client: Client) -> None:
-    """Also when the cache holds all of it, and from the middle on."""
+    """Also with a fully cached prompt, and from the middle on."""
     start = client.tokenize(STORY)
     said = client.generate(start, SamplingParams(temperature=0.8, seed=5, max_tokens=60, logprobs=3, ignore_eos=True))
     sample = said[0].outputs[0]
@@ -76,7 +76,7 @@ def test_flat_ones_read_like_the_others(client: Client) -> None:
 
 
 def test_scoring_choices_over_http(cluster: Cluster) -> None:
-    """What evaluation harnesses do: the likelier continuation has the higher sum."""
+    """Scoring as evaluation harnesses do it: the likelier continuation has the higher sum."""
     body = {"echo": True, "max_tokens": 0, "logprobs": 1, "temperature": 0}
     sums = {}
     with httpx.Client(base_url=f"http://{cluster.http_address}", timeout=60) as http:

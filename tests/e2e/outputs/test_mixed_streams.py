@@ -1,4 +1,4 @@
-"""Many streams at a time, few blocks: every text is what it is alone."""
+"""Many concurrent streams with few blocks: every text equals that of a lone request."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_TOKENS = 250
 
 
 def conversations() -> list[Item]:
-    """Documents that several questions share, long counts, and short questions of all kinds, in a mixed order."""
+    """Documents shared by several questions, long counts, and short questions of all kinds, in a mixed order."""
     recall = held_back_items(per_size=8, names=("recall",))[:24]
     counting = held_back_items(per_size=12, names=("counting",))
     counting = [item for item in counting if item.max_tokens > MAX_TOKENS][:24]
@@ -32,7 +32,7 @@ def conversations() -> list[Item]:
 
 
 def ask(client: Client, items: list[Item], at_a_time: int) -> list[RequestOutput]:
-    """Each item's greedy answer, asked from `at_a_time` threads."""
+    """Returns each item's greedy answer, requested from `at_a_time` threads."""
     results: list[RequestOutput | None] = [None] * len(items)
     waiting = iter(range(len(items)))
     lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""Calls that a response must make: quire-tiny is bound by the grammar of functions that it has never seen."""
+"""Required function calls of responses: the grammar binds quire-tiny to functions that it has never seen."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def asked(**more: Any) -> Any:
 
 
 def check(item: Any, choice: Any) -> None:
-    """It is a call of what was asked for, and its arguments are those of the schema."""
+    """Checks that the call is for a requested function, with arguments of its schema."""
     assert (item.type, item.status) == ("function_call", "completed")
     assert item.name == (choice["name"] if choice != "required" else item.name)
     values = json.loads(item.arguments)
@@ -86,7 +86,7 @@ def test_a_call_comes_whole_and_streamed(http: openai.OpenAI, choice: Any) -> No
 
 @pytest.mark.parametrize(("choice", "limit"), [("required", 400), ("auto", 400), ("required", 60), ("required", 4)])
 def test_whatever_is_opened_is_closed_and_the_response_last(http: openai.OpenAI, choice: str, limit: int) -> None:
-    """Also where the answer is cut: in the arguments, and before there is a name."""
+    """Also where the answer is truncated: within the arguments, and before the name."""
     stream = http.responses.create(**asked(tool_choice=choice, max_output_tokens=limit, stream=True))
     opened: list[str] = []
     kinds = []

@@ -1,4 +1,4 @@
-"""However one asks, the same greedy text comes back."""
+"""Every API returns the same greedy text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=32)
 
 
 def through_reflection(address: str) -> str:
-    """A client that knows nothing but the address and the names."""
+    """A client that knows only the address and the names."""
     with grpc.insecure_channel(address) as channel:
         pool = DescriptorPool(ProtoReflectionDescriptorDatabase(channel))
         request_type, response_type = (

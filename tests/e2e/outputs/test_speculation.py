@@ -1,4 +1,4 @@
-"""Speculation through real processes: the text is what it is without, metrics say what became of drafts."""
+"""Speculation through real processes: the text is unchanged, and metrics count accepted drafts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Constrained answers of the bundled model, from every edge: all of them are what was asked for."""
+"""Constrained answers of the bundled model over every API: all of them match the constraint."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TYPES = {"string": str, "integer": int, "boolean": bool}
 
 
 def question(seed: int) -> tuple[str, dict[str, Any]]:
-    """Something to fill a form from, and the form."""
+    """A text to fill a form from, and the form's schema."""
     rng = Random(seed)
     frame = rng.choice(FRAMES)
     fields = [field for field in frame.fields if field.kind in TYPES]
@@ -107,7 +107,7 @@ def test_other_forms(openai_client: openai.OpenAI) -> None:
 
 
 def test_structural_tags(openai_client: openai.OpenAI) -> None:
-    """Free text around a form, whose marks are tokens of their own."""
+    """Free text around a form whose markers are single tokens."""
     city = {"properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"], "additionalProperties": False}
     arguments = {"type": "object", **city}
     begin = '<tool_call>\n{"name": "weather", "arguments": '
@@ -185,7 +185,7 @@ def test_python_says_what_is_wrong(client: Client) -> None:
 
 @pytest.mark.slow
 def test_preemption_chunks_and_several_frontends_change_nothing(cluster: Cluster) -> None:
-    """A worker with hardly any memory and small steps, behind two frontends, says what the roomy one says."""
+    """A worker with little memory and small steps, with two frontends, returns the output of a roomy one."""
 
     def ask(address: str, seed: int) -> list[str]:
         content, schema = question(seed)
@@ -206,7 +206,7 @@ def test_preemption_chunks_and_several_frontends_change_nothing(cluster: Cluster
     worker = {"num_blocks": 90, "max_num_batched_tokens": 48, "max_num_seqs": 16}
     with running_cluster(frontends=2, worker=worker, scheduler={"watermark": 0.0}) as tight:
         frontends = [process.addresses["grpc"] for process in tight.processes if process.spec.role == "frontend"]
-        with Client(frontends[0]) as client:  # who has seen short answers only lets in more than can stay
+        with Client(frontends[0]) as client:  # after short answers only, the scheduler admits more than fit
             client.generate(["x"] * 40, SamplingParams(max_tokens=2, ignore_eos=True))
         crowded = ask_all(frontends)
         scheduler = page(next(p for p in tight.processes if p.spec.role == "scheduler").addresses["metrics"])

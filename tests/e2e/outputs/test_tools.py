@@ -1,4 +1,4 @@
-"""quire-tiny calls tools, end to end: offered, called, answered, worded."""
+"""Tool calls of quire-tiny, end to end: offered, called, answered, worded."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def http(cluster: Cluster) -> openai.OpenAI:
 
 
 def turns(item: Item) -> list[Any]:
-    """Arguments as text, as clients have them."""
+    """Conversation turns with arguments as text, as clients send them."""
     written: list[Any] = json.loads(json.dumps(item.messages))
     for message in written:
         for call in message.get("tool_calls", ()):
@@ -52,7 +52,7 @@ def test_known_answers(http: openai.OpenAI, item: Item) -> None:
 
 
 def test_a_conversation_with_a_call_in_it(http: openai.OpenAI) -> None:
-    """Streamed call, its result sent back, the answer in words."""
+    """A streamed call, its result sent back, the answer in words."""
     item = next(item for item in ITEMS if item.size == "reply")
     question: Any = list(item.messages[:1])
     tools: Any = list(item.tools)
@@ -103,7 +103,7 @@ def test_the_python_face_calls_tools(client: Client) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_calls_that_are_required_come_whatever_was_asked(http: openai.OpenAI, stream: bool) -> None:
-    """The weather is all that the model is asked to call, of a question that has nothing to do with it."""
+    """The weather is the only tool, and the question is unrelated."""
     weather = {
         "type": "function",
         "function": {
@@ -180,7 +180,7 @@ def test_responses_call_tools(http: openai.OpenAI) -> None:
 
 
 def strict(tools: Any, towns: list[str]) -> Any:
-    """Every text one of these."""
+    """Schema in which every text is one of the given values."""
     offered: Any = json.loads(json.dumps(tools))
     for tool in offered:
         tool["function"]["strict"] = True
@@ -191,7 +191,7 @@ def strict(tools: Any, towns: list[str]) -> Any:
 
 
 def test_strict_tools_bind_calls_and_leave_the_choice(http: openai.OpenAI) -> None:
-    """The model would give the town that was asked for; the schema knows two others only."""
+    """The model would use the requested town; the schema allows two others only."""
     item = next(item for item in ITEMS if any(t["function"]["name"] == "get_weather" for t in item.tools))
     asked: Any = {"model": "quire-tiny", "temperature": 0, "max_tokens": 128}
     reply = http.chat.completions.create(

@@ -32,7 +32,7 @@ MOST_SEQUENCES = 32
 
 @dataclass(frozen=True)
 class Work:
-    """Prompts that come at once, and steps that decode behind them."""
+    """Prompts that arrive at once, and the decoding steps after them."""
 
     name: str
     prompts: tuple[int, ...]  # tokens of each
@@ -47,7 +47,7 @@ WORK = (
 
 
 class Taken(NamedTuple):
-    """Seconds of the prompts' step and of all others; what was chosen, by sequence."""
+    """Seconds of the prompts' step and of all others; chosen tokens by sequence."""
 
     prompts: float
     decoding: float
@@ -132,7 +132,7 @@ def ids(slot: int, count: int, vocab_size: int) -> list[int]:
 
 @contextmanager
 def model_folder(name: str, layers: int) -> Iterator[Path]:
-    """The bundled model, or a random one of a shape that benchmarks know, with so many layers."""
+    """The bundled model, or a random one of a benchmark shape with `layers` layers."""
     if name == shapes.TINY:
         yield bundled.FOLDER
         return
@@ -147,7 +147,7 @@ def model_folder(name: str, layers: int) -> Iterator[Path]:
 
 
 def sides_of(folder: Path, dtype: str) -> dict[str, Side]:
-    """Of which the first is ours."""
+    """Both sides, Quire first."""
     kernels.PACKAGES["cpu"] = ("quire.kernels.reference",)
     sides = {"quire": quire_side(folder, dtype)}
     return sides | {attention: transformers_side(folder, dtype, attention) for attention in ("sdpa", "eager")}

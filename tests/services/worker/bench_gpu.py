@@ -34,7 +34,7 @@ DECODES = [(1, 512), (8, 512), (32, 512), (128, 512), (256, 384), (256, 1024)]
 
 @dataclass
 class Steps:
-    """Plans, and how many of them come before what is measured."""
+    """Plans, and the number of plans before the measured ones."""
 
     name: str
     plans: list[pb.StepPlan]
@@ -47,7 +47,7 @@ def prompt(count: int, seed: int) -> list[int]:
 
 
 def admit(paper: PaperScheduler, prompts: list[list[int]], cached: tuple[int, ...] = ()) -> Iterator[pb.StepPlan]:
-    """Chunks of at most BUDGET tokens a step; slots from 0, or behind those that are there."""
+    """Plans chunks of at most BUDGET tokens a step, into slots from 0, or after the existing ones."""
     first, left, new, counts = len(paper.rows), BUDGET, [], dict.fromkeys(paper.rows, 0)
     for slot, tokens in enumerate(prompts, first):
         rest = len(tokens) - len(cached) * paper.block_size
@@ -94,7 +94,7 @@ def prefill(rows: int = 16, length: int = 4096) -> Callable[[PaperScheduler], St
 
 
 def chunks(rows: int, length: int, steps: int = 60) -> Callable[[PaperScheduler], Steps]:
-    """Sequences that decode, and a prompt in every step, which is over with it."""
+    """Sequences that decode, and in every step a prompt that ends with it."""
 
     def make(paper: PaperScheduler) -> Steps:
         plans = list(admit(paper, [prompt(300, i) for i in range(rows)]))
@@ -118,7 +118,7 @@ CASES: dict[str, list[Callable[[PaperScheduler], Steps]]] = {
 
 
 class Bench:
-    """One replica for all cases: each begins an epoch of its own."""
+    """One replica for all cases, each of which starts an epoch."""
 
     def __init__(self, shape: str, **settings: object) -> None:
         with tempfile.TemporaryDirectory() as scratch:
@@ -143,7 +143,7 @@ class Bench:
         )
 
     def _execute(self, steps: Steps, depth: int) -> tuple[list[float], list[float]]:
-        """Seconds that each launch took, and when each step had been waited for."""
+        """Returns the seconds of each launch, and the times at which each step had ended."""
         launches, waits, flights = [], [], deque()
 
         def land() -> None:

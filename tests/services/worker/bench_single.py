@@ -38,7 +38,7 @@ def rig(shape: str, scratch: Path, threads: int, steps: int) -> Rig:
 
 
 def one(made: Rig) -> tuple[float, float]:
-    """Milliseconds of a step: on the clock, of processors."""
+    """Milliseconds of a step: wall-clock time and processor time."""
     wall, used = time.perf_counter(), time.process_time()
     made.step()
     return (time.perf_counter() - wall) * 1e3, (time.process_time() - used) * 1e3

@@ -33,7 +33,7 @@ PROMPT = list(range(16))
 
 
 class Bytecodes:
-    """Counts those of the functions that are called while it traces."""
+    """Counts the bytecodes of the functions called while it traces."""
 
     def __init__(self) -> None:
         self._num = 0
@@ -49,7 +49,7 @@ class Bytecodes:
 
 
 def measure(replica: Replica, wire: bytes, read: Callable[[], float]) -> tuple[float, ...]:
-    """By `read`, for decoding the plan, launch, result, record."""
+    """Measures decoding the plan, launch, result and record with `read`."""
     marks = [read()]
     plan = decode_plan(pb.StepPlan.FromString(wire))
     marks.append(read())

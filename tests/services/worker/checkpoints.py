@@ -223,20 +223,21 @@ class Checkpoint:
     model: Any
 
     def logits(self, token_ids: list[int]) -> torch.Tensor:
-        """float32 [num_tokens, vocab_size] as transformers computes them."""
+        """Logits of transformers, float32 [num_tokens, vocab_size]."""
         with torch.inference_mode():
             return self.model(torch.tensor([token_ids])).logits[0].float()
 
 
 def _norms_by_group() -> bool:
-    """transformers 5.17 still normalises all groups of Granite's state spaces as if they were one."""
+    """Corrects transformers 5.17, which normalizes all groups of Granite's state spaces as one."""
     from transformers.models.granitemoehybrid.modeling_granitemoehybrid import GraniteMoeHybridRMSNormGated
 
     return "group_size" in inspect.signature(GraniteMoeHybridRMSNormGated.__init__).parameters
 
 
 def make(family: str, folder: Path, *, classifies: bool = False, seed: int = 7, **overrides: Any) -> Checkpoint:
-    """Random weights large enough that every part of the model moves the logits. `classifies`: whole sequences."""
+    """Makes a checkpoint with random weights large enough that every part of the model affects the logits.
+    `classifies`: with a sequence classification head."""
     prefix, extra = (FAMILIES | RECURRENT_FAMILIES)[family]
     config = getattr(transformers, f"{prefix}Config")(**{**SHAPE, **extra, **overrides})
     if prefix == "GraniteMoeHybrid" and not _norms_by_group():

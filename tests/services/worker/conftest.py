@@ -19,7 +19,7 @@ transformers.utils.logging.disable_progress_bar()
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Checkpoint]:
-    """Checkpoints by family name, made once."""
+    """Checkpoints by family name, each made once."""
     made: dict[str, Checkpoint] = {}
 
     def get(family: str) -> Checkpoint:
@@ -32,13 +32,13 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Chec
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
-    """Models here are so small that more threads only wait for each other."""
+    """Limits torch to one thread: with such small models more threads only wait for each other."""
     torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
 def tokenizer() -> Tokenizer:
-    """Of the bundled model."""
+    """Tokenizer of the bundled model."""
     return Tokenizer.from_file(str(TINY / "tokenizer.json"))
 
 
@@ -49,7 +49,7 @@ def _tiny() -> Rig:
 
 @pytest.fixture
 def tiny(_tiny: Rig) -> Iterator[Rig]:
-    """The bundled model, without sequences."""
+    """Rig of the bundled model, without sequences."""
     yield _tiny
     if _tiny.scheduler.rows:
         _tiny.step(released=list(_tiny.scheduler.rows))

@@ -38,7 +38,7 @@ ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def make(family: str, ending: str, folder: Path, **changes: Any) -> tuple[Path, Any]:
-    """`ending`: of the class's name, "Model" or a head."""
+    """Makes an encoder. `ending`: suffix of the class name, "Model" or a head."""
     prefix, values = ENCODERS[family]
     config = getattr(transformers, f"{prefix}Config")(**{**SHAPE, **values, "num_labels": 3, **changes})
     torch.manual_seed(7)

@@ -1,4 +1,4 @@
-"""A replica on the CPU whose steps compute nothing: what is left is what they cost beside the model and the choice."""
+"""A replica on the CPU without a model: its steps cost what remains besides model and sampling."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class NullModel:
         self._made: dict[int, torch.Tensor] = {}  # by number of rows: making a view takes longer than finding it
 
     def forward(self, batch: Any, caches: object) -> int:
-        """How many rows are asked for, in place of their hidden states."""
+        """Returns the number of rows in place of hidden states."""
         return int((batch.token_ids if batch.logit_tokens is None else batch.logit_tokens).numel())
 
     def logits(self, num_rows: int) -> torch.Tensor:
@@ -33,7 +33,7 @@ def ones(num_rows: int) -> torch.Tensor:
 
 
 def leave_out_forward(replica: Replica, choose: Choose = ones) -> None:
-    """And sampling: tokens are what `choose` says."""
+    """Replaces the model and sampling; tokens come from `choose`."""
 
     def sample(logits: torch.Tensor, *_parameters: object) -> torch.Tensor:
         return choose(len(logits))

@@ -1,4 +1,4 @@
-"""A scheduler on paper: keeps the slot table by the words of worker.proto, in plain Python, and writes plans."""
+"""A reference scheduler in plain Python: keeps the slot table as worker.proto specifies and writes plans."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class New:
 
 
 class PaperScheduler:
-    """Hands out each block id once unless it is given back."""
+    """Reference scheduler; allocates each block id once unless it is released."""
 
     def __init__(
         self, block_size: int, num_blocks: int, epoch: int = 1, *, num_groups: int = 1, num_stages: int = 1
@@ -77,7 +77,7 @@ class PaperScheduler:
         released: list[int] | None = None,
         micro_batch: int = 0,
     ) -> pb.StepPlan:
-        """`counts`: slots that do not do what is implied."""
+        """Writes the next plan. `counts`: token counts of slots that deviate from the implied ones."""
         self._micro_batch = micro_batch
         new, counts, released = new or [], counts or {}, sorted(released or [])
         for slot in released:
@@ -104,7 +104,7 @@ class PaperScheduler:
         )
 
     def take(self, result: pb.StepResult) -> dict[int, int]:
-        """The tokens of the oldest step without a result, by slot."""
+        """Applies a result; returns the tokens of the oldest unanswered step by slot."""
         slots = self.sampling.pop(0)
         tokens = columns.i32(result.token_ids).tolist()
         assert len(tokens) == len(slots)
@@ -123,7 +123,7 @@ class PaperScheduler:
         self.rows[sequence.slot] = row
 
     def give_back(self, slot: int) -> None:
-        """Its blocks are handed out last."""
+        """Releases a slot; its blocks are reallocated last."""
         self.free[:0] = [block for position in self.rows[slot].blocks[::-1] for block in ids_of(position)]
 
     def take_block(self) -> Block:

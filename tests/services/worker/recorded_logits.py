@@ -1,5 +1,5 @@
-"""A rank beside one whose logits are on record: whole rows are brought together by all of them. Its process imports
-this, and nothing that only tests need."""
+"""Recording of logits next to sampling; all ranks gather whole rows. Rank processes import this module, so it imports
+nothing that only tests need."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Keep = Callable[[torch.Tensor, Any], None]  # of whole rows, and their slots
 
 
 def record(sampler: Sampler, keep: Keep) -> None:
-    """Before each choice, all of which are then made outside of CUDA graphs."""
+    """Records logits before each sampling, which then runs outside of CUDA graphs."""
     sample = sampler.sample
 
     def recording(logits: torch.Tensor, slots: Any, positions: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Parts of a replica that none of its users sees. Tests that watch or replace one take it from here, nowhere else."""
+"""Access to internals of a replica for tests that watch or replace them; the only place with such access."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def whole_model_of(replica: Replica) -> Any:
 
 
 def current_model_of(replica: Replica) -> Any:
-    """Returns what steps go through that no graph takes: the model, or a tape of it."""
+    """Returns what executes steps that no graph accepts: the model, or a tape of it."""
     return runner_of(replica)._model
 
 
@@ -39,33 +39,33 @@ def sample_graphs_of(replica: Replica) -> Any:
 
 
 def propose(replica: Replica, proposer: Any) -> None:
-    """Has drafts come from `proposer` from now on."""
+    """Makes `proposer` the source of drafts."""
     assert isinstance(replica.speculation, Speculation)
     replica.speculation._proposer = proposer
 
 
 def give_memory_of_its_own(replica: Replica, num_groups: int = 0) -> None:
-    """Makes the runner think that the CPU is a device with memory of its own, as graphs want it."""
+    """Makes the runner treat the CPU as a device with separate memory, as graphs need it."""
     runner = runner_of(replica)
     runner._device, runner._staging = AsynchronousCpu("cpu", "pretending"), Copying()
     runner.prepare(runner.caches, replica.table.block_table, num_groups)
 
 
 def kept_of(layers: Any) -> list[Any]:
-    """Returns the memory that recurrent layers have for what is kept of drafts."""
+    """Returns the memory of recurrent layers for drafted states."""
     return [part for layer in layers for part in layer._kept]
 
 
 def filler_of(replica: Replica) -> Any:
-    """Returns what fills the masks of grammars."""
+    """Returns the component that fills grammar masks."""
     return runner_of(replica).sampler.grammar_masks.builder._filler
 
 
 def recorded_keys_of(graphs: Any) -> list[tuple[Any, ...]]:
-    """Returns by what DecodeGraphs find a recording: its rows, and what is shared or adapted in it."""
+    """Returns the keys of DecodeGraphs' recordings: number of rows, and sharing and adapters."""
     return list(graphs._graphs)
 
 
 def recorded_steps_of(graphs: Any) -> list[tuple[Any, ...]]:
-    """Returns by what ChunkGraphs find a recording: its shape, and whether it is adapted."""
+    """Returns the keys of ChunkGraphs' recordings: shape, and whether adapters are used."""
     return list(graphs._steps)

@@ -1,4 +1,4 @@
-"""A replica on the CPU, as users get it, and a paper scheduler in front of it; logits of every step are on record."""
+"""A replica on the CPU, built as for users, with a reference scheduler; logits of every step are recorded."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tests.services.worker.replica_internals import runner_of
 
 
 class Rig:
-    """Steps run to their end, one after the other."""
+    """Executes steps to their end, one after the other."""
 
     def __init__(
         self, folder: Path, *, record_logits: bool = True, placement: RankPlacement = SINGLE_RANK, **settings: Any
     ) -> None:
-        """Without `record_logits`, plain choices in CUDA graphs are as they are elsewhere: part of the graph."""
+        """Without `record_logits`, plain sampling stays part of CUDA graphs."""
         worker = self.settings(folder, **settings)
         self.grammars = CompilePool(lambda: open_grammars(worker))
         with torch.inference_mode():
@@ -42,14 +42,15 @@ class Rig:
 
     @staticmethod
     def settings(folder: Path, **settings: Any) -> WorkerSettings:
-        """Those given, and the rig's; else what workers do by themselves: compiled kernels, a tape if that can be."""
+        """The rig's settings with the given ones; otherwise worker defaults: compiled kernels, a tape
+        where possible."""
         values = {"dtype": "float32", "block_size": 4, "num_blocks": 128, "max_num_seqs": 8, "threads": 1}
         return WorkerSettings(model=str(folder), **(values | settings))
 
     def step(
         self, new: list[New] | None = None, counts: dict[int, int] | None = None, released: list[int] | None = None
     ) -> dict[int, int]:
-        """Sampled tokens by slot."""
+        """Executes a step; returns sampled tokens by slot."""
         self.last_result = self.execute(self.scheduler.plan(new, counts, released))
         return self.scheduler.take(self.last_result)
 
@@ -61,7 +62,7 @@ class Rig:
             return encode_result(flight.result(outcome, wait_us=0))
 
     def end_epoch(self) -> None:
-        """As after an attachment that ended."""
+        """Resets the replica as at the end of an attachment."""
         self.replica.end_epoch()
         self.scheduler.rows.clear()
         self.scheduler.sampling.clear()

@@ -1,4 +1,4 @@
-"""A scheduler that does what a test tells it, over real gRPC."""
+"""A scheduler scripted by tests, over real gRPC."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HEARTBEAT_MS = 60_000  # it sends none: silence of five ends a session, however 
 
 
 class Session:
-    """The scheduler's end of one attachment."""
+    """The scheduler's side of one attachment."""
 
     def __init__(self, context: grpc.aio.ServicerContext) -> None:
         self._context = context
@@ -65,7 +65,7 @@ class Session:
         assert message.WhichOneof("message") == "leaving"
 
     async def ended(self) -> None:
-        """The worker has hung up; nothing more came from it."""
+        """Waits until the worker has closed the call without sending anything else."""
         async with asyncio.timeout(PATIENCE_S):
             try:
                 while (message := await self._context.read()) is not grpc.aio.EOF:
@@ -94,7 +94,7 @@ class Session:
 
 
 class ScriptedScheduler(worker_pb2_grpc.WorkerServiceServicer):
-    """Gives each attachment to the test that awaits it."""
+    """Passes each attachment to the test that awaits it."""
 
     def __init__(self) -> None:
         self._sessions: asyncio.Queue[Session] = asyncio.Queue()
@@ -102,7 +102,7 @@ class ScriptedScheduler(worker_pb2_grpc.WorkerServiceServicer):
         self.port = 0
 
     async def start(self) -> None:
-        """On the same port as before, if it ran before."""
+        """Starts serving, on the same port as before after a restart."""
         self._server = Server("127.0.0.1", self.port, [])
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(self, self._server.methods)
         await self._server.start()

@@ -1,4 +1,4 @@
-"""The same answers on CUDA: logits of transformers, choices of the CPU. Run on a GPU machine: pytest -m gpu."""
+"""Equal results on CUDA: logits of transformers, tokens of the CPU. Run on a GPU machine: pytest -m gpu."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def cuda_rig(made: Checkpoint, **settings: object) -> Rig:
 
 
 def relative_error(rig: Rig, made: Checkpoint, slot: int) -> float:
-    """For 8 bits: these models have random weights, so that logits are small beside what they are sums of."""
+    """Error measure for 8 bits: with random weights logits are small compared with the terms of their sums."""
     tokens, rows = rig.tokens(slot), torch.stack(rig.logits[slot])
     first = len(tokens) - len(rows)
     want = made.logits(tokens)[first - 1 : -1]
@@ -78,7 +78,7 @@ def test_logits(checkpoint: Make, family: str, way: dict[str, object]) -> None:
 
 @pytest.mark.parametrize("family", ["qwen3-tied", "phi3-partial", "mixtral"])
 def test_adapters_beside_recorded_steps(checkpoint: Make, tmp_path: Path, family: str, way: dict[str, object]) -> None:
-    """Two adapters and a sequence without one share steps; when they are gone, it goes on as it would have alone."""
+    """Two adapters and a sequence without one share steps; later the latter continues as if alone."""
     made = checkpoint(family)
     first = peft_folders.save(made, tmp_path / "first", seed=1)
     second = peft_folders.save(made, tmp_path / "second", seed=2, rank=7, use_rslora=True)
@@ -99,7 +99,7 @@ def test_adapters_beside_recorded_steps(checkpoint: Make, tmp_path: Path, family
 @pytest.mark.parametrize("family", ["llama", "deepseek-v3"])
 @torch.inference_mode()
 def test_chunks_in_graphs_give_the_same_tokens(checkpoint: Make, family: str) -> None:
-    """Chunks of many sizes among decodes, plain choices recorded, slots used again."""
+    """Chunks of many sizes mixed with decodes, recorded sampling, reused slots."""
     made = checkpoint(family)
     rigs = [
         cuda_rig(made, record_logits=False, max_num_seqs=16, num_blocks=600, **WAYS[way])
@@ -123,7 +123,7 @@ def test_chunks_in_graphs_give_the_same_tokens(checkpoint: Make, family: str) ->
 
 @pytest.mark.parametrize("family", ["qwen3-tied", "qwen3-moe-tied", "qwen3-moe-some-layers"])
 def test_a_single_row_in_its_own_chain(tmp_path: Path, family: str) -> None:
-    """Sizes that the fused chain takes; one sequence, then two, then one."""
+    """Sizes that the fused chain accepts; one sequence, then two, then one."""
     made = checkpoints.make(family, tmp_path, **SINGLE_ROW_SIZES)
     rig, recording = cuda_rig(made, record_logits=False, **WAYS["graphs"]), cuda_rig(made, **WAYS["graphs"])
     calm = Rig(made.folder)
@@ -142,7 +142,7 @@ def test_a_single_row_in_its_own_chain(tmp_path: Path, family: str) -> None:
 
 
 def test_the_load_of_experts_comes_from_the_device(checkpoint: Make) -> None:
-    """A look says what had arrived by the one before."""
+    """A reading returns what had arrived at the previous one."""
     rig = cuda_rig(checkpoint("qwen3-moe-tied"), **WAYS["eager"])
     before = {layer: int(counts.sum()) for layer, counts in rig.replica.experts.read_load().items()}
     rig.step([New(0, prompt(11))], {0: 11})
@@ -156,7 +156,7 @@ def test_the_load_of_experts_comes_from_the_device(checkpoint: Make) -> None:
 
 
 def test_rows_behind_one_prefix(tmp_path: Path) -> None:
-    """Enough of them that the prefix is read once for all."""
+    """Enough rows that the prefix is read once for all."""
     made = checkpoints.make("llama", tmp_path, max_position_embeddings=2048, head_dim=32)
     rig = cuda_rig(made, block_size=16, max_num_seqs=16, num_blocks=600, **WAYS["graphs"])
     head = prompt(1200, 3)
@@ -171,7 +171,7 @@ def test_rows_behind_one_prefix(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", ["llama", "deepseek-v2"])
 def test_a_cache_of_8_bits(checkpoint: Make, family: str, way: dict[str, object]) -> None:
-    """Near what the model is with a cache of its own dtype, in chunks and in decodes."""
+    """Close to a cache in the model's dtype, in chunks and in decodes."""
     made = checkpoint(family)
     rig = cuda_rig(made, kv_cache_dtype="fp8", **way)
     rig.step([New(0, prompt(30, 1)), New(1, prompt(6, 2))], {0: 20, 1: 6})
@@ -183,7 +183,7 @@ def test_a_cache_of_8_bits(checkpoint: Make, family: str, way: dict[str, object]
 
 @pytest.mark.parametrize("quantization", ["fp8", "fp8_block"])
 def test_linear_layers_in_8_bits(tmp_path: Path, quantization: str, way: dict[str, object]) -> None:
-    """In the fused chain of a single row, and in the products of several."""
+    """In the fused chain of a single row, and in products of several rows."""
     made = checkpoints.make("qwen3-tied", tmp_path, **SINGLE_ROW_SIZES)
     rig = cuda_rig(made, quantization=quantization, **way)
     rig.step([New(0, prompt(9))], {0: 9})
@@ -215,7 +215,7 @@ def test_choices_are_those_of_the_cpu(checkpoint: Make, way: dict[str, object]) 
 
 @pytest.mark.parametrize("length", [8, 10])
 def test_beams_take_each_others_places(checkpoint: Make, way: dict[str, object], length: int) -> None:
-    """Tables and last tokens of slots move on the device, between steps that graphs read them in."""
+    """Block tables and last tokens of slots move on the device, between steps whose graphs read them."""
     made = checkpoint("qwen3-tied")
     search = Search(cuda_rig(made, record_logits=False, **way), prompt(length))
     for parents in ((0, 0, 2), (1, 1, 2), (0, 1, 2), (2, 2, 2), (0, 0, 0), (0, 1, 1)):
@@ -225,7 +225,7 @@ def test_beams_take_each_others_places(checkpoint: Make, way: dict[str, object],
 
 @torch.inference_mode()
 def test_steps_overlap(checkpoint: Make, way: dict[str, object]) -> None:
-    """Many steps are launched before the first is waited for; slots and blocks are used again meanwhile."""
+    """Many steps are launched before the first is waited for; slots and blocks are reused meanwhile."""
     made = checkpoint("llama")
     rig, calm = cuda_rig(made, record_logits=False, **way), Rig(made.folder)
     new = [New(0, prompt(17, 1)), New(1, prompt(6, 2))]
@@ -250,7 +250,7 @@ def test_steps_overlap(checkpoint: Make, way: dict[str, object]) -> None:
 
 
 def test_memory_is_measured(checkpoint: Make) -> None:
-    """Nearly all of the share asked for becomes blocks, and what runs afterwards fits beside them."""
+    """Nearly the whole requested share becomes blocks, and later steps fit as well."""
     made = checkpoint("llama")
     total = torch.cuda.get_device_properties(0).total_memory
     rig = cuda_rig(

@@ -1,4 +1,4 @@
-"""A worker loads the adapters that its scheduler orders, beside the steps, and says so when it attaches again."""
+"""A worker loads the adapters that its scheduler orders during steps, and reports them when it attaches again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One attachment, to a scheduler and with an engine that do what a test says."""
+"""One attachment, with a scripted scheduler and engine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WELCOME = pb.SchedulerWelcome(scheduler_id="scripted", epoch=1, version="0", hea
 
 
 class Line:
-    """To a scheduler that says what a test says."""
+    """Connection to a scripted scheduler."""
 
     def __init__(self) -> None:
         self.said: asyncio.Queue[pb.AttachResponse] = asyncio.Queue()
@@ -38,7 +38,7 @@ class Line:
 
 
 class Engine:
-    """Keeps the orders that reach it."""
+    """Records the orders that reach it."""
 
     def __init__(self) -> None:
         self.orders: asyncio.Queue[str | None] = asyncio.Queue()
@@ -51,11 +51,11 @@ class Engine:
 
 
 async def welcomed(_welcome: pb.SchedulerWelcome) -> None:
-    """Nobody else has to know."""
+    """Callback that does nothing."""
 
 
 async def test_who_is_to_leave_does_not_wait_for_a_device_that_hangs() -> None:
-    """The attachment before was ended by its scheduler, for the device stood still."""
+    """The scheduler has ended the previous attachment because the device hangs."""
     resting, shutdown = asyncio.Event(), Shutdown()
 
     class Hanging(Engine):

@@ -1,4 +1,4 @@
-"""Where a worker goes when its scheduler is away or sends it on."""
+"""Choice of the scheduler when it is away or redirects the worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The whole worker over real gRPC, in front of a scheduler that the test plays."""
+"""A whole worker over real gRPC, with a scheduler scripted by the test."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ SIZES = {"dtype": "float32", "block_size": 4, "num_blocks": 128, "max_num_seqs":
 
 @dataclass
 class RunningWorker:
-    """`serve` as a task of the test's loop."""
+    """`serve` as a task in the test's event loop."""
 
     task: asyncio.Task[None]
     shutdown: Shutdown
@@ -61,7 +61,7 @@ class RunningWorker:
             await self.task
 
     async def addresses(self) -> tuple[str, str]:
-        """Of gRPC and of metrics, from the line on stdout."""
+        """Addresses of gRPC and of metrics, from the ready line on stdout."""
         printed: list[str] = []
 
         def line() -> re.Match[str] | None:
@@ -168,7 +168,7 @@ async def test_plans_in_flight_give_results_in_order(
 async def test_the_worker_comes_back_with_what_it_holds(
     start: Start, scheduler: ScriptedScheduler, checkpoint: Make
 ) -> None:
-    """The scheduler dies with a sequence under way and is started again on the same port."""
+    """The scheduler dies with a sequence in progress and is restarted on the same port."""
     worker = start()
     session, _ = await scheduler.attached(epoch=5)
     paper = PaperScheduler(4, 128, epoch=5)

@@ -1,4 +1,4 @@
-"""What a worker says of itself before it has attached."""
+"""Status of a worker before it has attached."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans come through the codec as they went in, and results as worker.proto has them."""
+"""Plans survive a round trip through the codec, and results match worker.proto."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine's threads, with a replica made of paper: order, overlap, ends of sessions, failures."""
+"""The engine's threads with a fake replica: order, overlap, ends of sessions, failures."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ REPORT = RetainedState([3], b"h" * 32)
 
 
 class DeviceLost(RuntimeError):
-    """What torch raises when the device is gone says "CUDA error"."""
+    """Error of a lost device; torch's message contains "CUDA error"."""
 
 
 @dataclass
 class PaperFlight:
-    """Lands when it is allowed to."""
+    """A fake step that finishes when the test allows it."""
 
     step_id: int
     landed: threading.Event
@@ -69,7 +69,7 @@ class PaperFlight:
 
 @dataclass
 class PaperMove:
-    """Done when it is allowed to be."""
+    """A fake copy that finishes when the test allows it."""
 
     done: threading.Event
 
@@ -79,7 +79,7 @@ class PaperMove:
 
 @dataclass
 class PaperReplica:
-    """Writes down what it is asked to do, on which thread."""
+    """A fake replica that records calls and their threads."""
 
     log: list[str] = field(default_factory=list)
     threads: set[str] = field(default_factory=set)
@@ -145,7 +145,7 @@ class PaperReplica:
 
 
 class Inbox:
-    """A receiver that keeps what it gets."""
+    """A receiver that stores what it receives."""
 
     def __init__(self) -> None:
         self.results: asyncio.Queue[int] = asyncio.Queue()
@@ -173,14 +173,14 @@ class Inbox:
 
 class NoObserver:
     def observe_step(self, result: pb.StepResult, num_tokens: int, _cost: StepCost) -> None:
-        """Not looked at here."""
+        """Ignores the step."""
 
     def grammar_prepared(self, prepared: CompileResult) -> None:
-        """Not looked at here."""
+        """Ignores the grammar."""
 
 
 class NoLibrary:
-    """Refuses every grammar, and says which thread was asked."""
+    """A grammar backend that refuses every grammar and names the calling thread."""
 
     num_words = 1
 
@@ -369,7 +369,7 @@ async def test_a_transfer_of_an_attachment_that_is_over_is_skipped(start: Start,
 
 
 class StagingOrders:
-    """Stages weights beside steps, for as long as it is told to."""
+    """Orders that stage weights during steps until the test lets them finish."""
 
     stages_beside_steps = True
 
@@ -392,7 +392,7 @@ class StagingOrders:
 
 
 class StagingReplica(PaperReplica):
-    """Has orders that are carried out beside steps."""
+    """A fake replica with orders that run during steps."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -403,7 +403,7 @@ class StagingReplica(PaperReplica):
 
 
 async def test_weights_that_nobody_wants_any_more_are_dropped_once_they_are_staged() -> None:
-    """Dropped before, they would stay beside those that are computed with."""
+    """Dropping them earlier would leave the staged copy in memory."""
     replica, inbox = StagingReplica(), Inbox()
     engine = Engine(lambda: replica, NoObserver(), grammars=no_grammars(), synchronous=True)  # type: ignore[arg-type, return-value]
     await engine.start_epoch(inbox)
@@ -446,7 +446,7 @@ async def test_a_broken_device_is_the_end(start: Start, replica: PaperReplica) -
 
 
 class Panic(BaseException):
-    """As libraries in Rust raise it: no Exception."""
+    """A BaseException that is no Exception, as libraries in Rust raise."""
 
 
 @pytest.mark.parametrize("error", [Panic("index out of bounds"), SystemExit("a plugin's exit")])
@@ -454,7 +454,7 @@ class Panic(BaseException):
 async def test_no_thread_of_the_engine_ends_without_a_word(
     start: Start, replica: PaperReplica, error: BaseException, synchronous: bool
 ) -> None:
-    """Whoever attached next would wait for it for ever."""
+    """The next attachment would wait for the thread forever."""
     (replica.launch_errors if synchronous else replica.landing_errors)[1] = error
     engine, inbox = start(synchronous=synchronous), Inbox()
     await engine.start_epoch(inbox)
@@ -503,7 +503,7 @@ async def test_what_goes_wrong_while_building_is_told() -> None:
 
 
 class PaperRanks(OneRank):
-    """Two, of which one is not there."""
+    """A group of two ranks, one of which has ended."""
 
     size = 2
 
@@ -520,7 +520,7 @@ async def test_ranks_that_are_stuck_in_a_step_are_killed_and_end_the_engine(
     replica.hold, ranks = True, PaperRanks()
     engine, inbox = start(synchronous=False, ranks=ranks), Inbox()
     await engine.start_epoch(inbox)
-    for _ in range(2 * MAX_STALLED_CHECKS):  # nothing to do: nobody is stuck
+    for _ in range(2 * MAX_STALLED_CHECKS):  # no work: no rank is stuck
         engine.check_ranks()
     submit(engine, inbox, 1)
     await eventually(lambda: "launch 1" in replica.log)

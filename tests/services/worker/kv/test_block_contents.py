@@ -1,4 +1,4 @@
-"""The record of what blocks hold: right hashes for what is there, silence about what is not."""
+"""Record of block contents: right hashes for known blocks, no report of others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def allocate(contents: BlockContents, blocks: list[int], before: int = 0, root: 
 
 
 def write(contents: BlockContents, blocks: list[int], tokens: list[int], start: int = 0) -> None:
-    """Tokens of a sequence from position `start` on."""
+    """Records tokens of a sequence from position `start` on."""
     positions = range(start, start + len(tokens))
     places = [blocks[p // 4] * 4 + p % 4 for p in positions]
     contents.record_tokens(np.array(places, dtype=np.int32), np.array(tokens, dtype=np.int32))
@@ -63,7 +63,7 @@ def test_a_block_that_is_handed_out_anew_loses_its_record() -> None:
 
 
 def test_blocks_behind_one_that_was_handed_out_anew_are_not_reported() -> None:
-    """Even if that one is full again: their chain led through what it contents before."""
+    """Even if that block is full again, as their hash chain depended on its old content."""
     contents = record()
     allocate(contents, [1, 2, 3])
     write(contents, [1, 2, 3], list(range(12)))

@@ -1,4 +1,4 @@
-"""Which positions of cached blocks hold a drafter's KV, when blocks change hands, whole or in part."""
+"""Positions of cached blocks that hold a drafter's KV, when blocks are reallocated as a whole or in part."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ LIMITS = WorkerLimits(block_size=8, max_num_seqs=4, max_num_batched_tokens=64, m
 
 
 class Drafter:
-    """What a drafter does about blocks."""
+    """Block handling of a drafter."""
 
     def __init__(self) -> None:
         self.table = SlotTable(LIMITS)
         self.blocks = FilledBlocks(self.table, LIMITS.num_blocks)
 
     def begin(self, slot: int, blocks: list[int], num_cached: int = 0, copied: int = 0) -> int:
-        """With `blocks`, the one that `num_cached` ends in being a copy of `copied`. How much is filled already."""
+        """Starts a sequence with `blocks`, the block at `num_cached` being a copy of `copied`; returns the number of
+        filled positions."""
         self.table.block_table[slot, : len(blocks)] = blocks
         self.table.num_cached_tokens[slot] = num_cached
         if copied:

@@ -1,4 +1,4 @@
-"""Blocks go to host memory and come back as they were; the record knows what came."""
+"""Blocks return from host memory unchanged, and the record knows their contents."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_ranks_on_several_hosts_need_their_share_of_it_on_each() -> None:
 
 
 def test_what_came_back_is_reported_and_continued() -> None:
-    """Its tokens are not known, its hash is: chains go on behind it."""
+    """The hash is known without the tokens, so hash chains continue after it."""
     held = BlockContents(num_blocks=8, block_size=2)
     held.allocate(np.array([3]), np.array([0]), {3: b"r" * 32})
     held.record_tokens(np.array([6, 7], dtype=np.int32), np.array([1, 2], dtype=np.int32))
@@ -154,7 +154,7 @@ def test_copies_of_what_came_back_are_not_reported() -> None:
 
 
 def test_pages_of_several_groups_come_back_and_are_reported_with_their_groups() -> None:
-    """A chain goes on in its own group, also behind a page that is handed out anew meanwhile."""
+    """A chain continues within its group, also after a block that is reallocated meanwhile."""
     move = BlockMove.of(order([3, 4], [0, 1], to_host=False, groups=[0, 1]), 8, 2, num_groups=2)
     held = BlockContents(num_blocks=8, block_size=2, windows=True)
     held.invalidate(move.blocks)
@@ -175,7 +175,7 @@ TOKENS = columns.i32_bytes([8, 9])
 
 
 def reported(held: BlockContents) -> dict[int, tuple[int, bytes]]:
-    """Group and hash, by block."""
+    """Group and hash by block."""
     report = held.report()
     digests = split(report.hashes)
     return {

@@ -1,4 +1,4 @@
-"""Tokens of right drafts move to their places, in all layers, however the memory of blocks lies."""
+"""KV of accepted drafts is moved to its places in all layers, with contiguous and separate memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SOURCES, TARGETS = np.array([6, 7, 13], dtype=np.int32), np.array([5, 6, 12], dt
 
 
 def caches_of(dtype: torch.dtype, size: int, *, in_one_piece: bool) -> list[LayerCache]:
-    """Of two layers with two heads of so many elements."""
+    """Caches of two layers with two heads of `size` elements."""
     shape = (4, BLOCKS, BLOCK_SIZE, 2, size)
     whole = torch.randint(1, 100, shape).float().to(dtype)
     words = whole.flatten(2).view(torch.int64) if in_one_piece else None
@@ -26,7 +26,7 @@ def caches_of(dtype: torch.dtype, size: int, *, in_one_piece: bool) -> list[Laye
     ("dtype", "size"), [(torch.float32, 8), (torch.bfloat16, 8), (torch.bfloat16, 1), (FP8, 16), (FP8, 2)]
 )
 def test_tokens_move_in_all_layers(dtype: torch.dtype, size: int, in_one_piece: bool) -> None:
-    """Also where a token is no whole number of words."""
+    """Also where a token's bytes are no multiple of a word."""
     caches = caches_of(dtype, size, in_one_piece=in_one_piece)
     parts = [part for cache in caches for part in cache.parts]
     wanted = [part.float().flatten(0, 1) for part in parts]

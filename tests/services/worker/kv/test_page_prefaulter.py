@@ -1,4 +1,4 @@
-"""Memory is there before a step writes it, and not long before."""
+"""Memory pages are present before a step writes them, and not long before."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PATIENCE_S = 60
 
 
 def fresh() -> torch.Tensor:
-    """As kv_cache.allocate() makes it, and nobody had it before: an allocator may give memory that was in use."""
+    """Caches as made by kv_cache.allocate() in unused memory: an allocator may return memory that was in use."""
     size = 4 * HUGE_PAGE
     memory = torch.frombuffer(mmap.mmap(-1, size + HUGE_PAGE), dtype=torch.uint8)
     start = -memory.data_ptr() % HUGE_PAGE
@@ -31,7 +31,7 @@ def fresh() -> torch.Tensor:
 
 
 def present(part: torch.Tensor) -> int:
-    """Huge pages of it, from its start, that the system has handed out."""
+    """Number of huge pages from the start of `part` that the kernel has allocated."""
     small = 4096
     pages = (ctypes.c_ubyte * (part.nbytes // small))()
     assert ctypes.CDLL(None).mincore(ctypes.c_void_p(part.data_ptr()), ctypes.c_size_t(part.nbytes), pages) == 0

@@ -1,4 +1,4 @@
-"""A driver whose GPUs are this machine's memory: allocations of any process are at their own addresses."""
+"""A fake CUDA driver whose GPUs are host memory: allocations of any process are at their own addresses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BEFORE = 64  # bytes of an allocation before its pages
 
 
 class Library:
-    """The functions of libcuda that are called, by their names there. Each returns 0, or what a test wants."""
+    """The functions of libcuda that are called. Each returns 0, or the error that a test sets."""
 
     def __init__(self) -> None:
         self.allocations: dict[int, torch.Tensor] = {}  # by address
@@ -83,7 +83,7 @@ class Library:
 def pages_of(
     library: Library, num_blocks: int, *, num_parts: int = 6, words: int = 5, **bounds: Any
 ) -> tuple[torch.Tensor, PeerPages]:
-    """int64 [num_parts, num_blocks, words] of random bytes, somewhere in an allocation."""
+    """Pages and their memory: int64 [num_parts, num_blocks, words] of random bytes, within a larger allocation."""
     memory = library.allocate(BEFORE + num_parts * num_blocks * words * 8)
     whole = memory[BEFORE:].view(torch.int64).view(num_parts, num_blocks, words)
     return whole, PeerPages(whole, PeerDriver(library), **bounds)

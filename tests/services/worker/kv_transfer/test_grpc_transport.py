@@ -1,4 +1,4 @@
-"""Pages over real gRPC: they come as they left, and no lie about them is believed."""
+"""Pages over real gRPC: they arrive unchanged, and wrong ones are detected."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ PIECE_BYTES = 4 * PAGE_BYTES
 
 
 class Memory:
-    """Blocks of a worker that computes nothing."""
+    """Blocks of a worker without a model."""
 
     page_layout = LAYOUT
     blocks_per_piece = 4
@@ -149,7 +149,7 @@ async def test_only_who_knows_the_secret_gets_pages_and_is_given_any(tmp_path: P
 
 
 class Liar(kv_transfer_pb2_grpc.KVTransferServiceServicer):
-    """Sends what a test says."""
+    """A server that sends scripted messages."""
 
     def __init__(self, *parts: pb.FetchResponse, hangs: bool = False) -> None:
         self._parts, self._hangs = parts, hangs
@@ -198,7 +198,7 @@ async def test_no_lie_is_believed(lie: str) -> None:
 
 
 async def test_the_truth_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the lies differ from."""
+    """The correct response, of which the wrong ones are variations."""
     async with serving(Liar(part(PAGES.tobytes(), told()))) as address:
         assert np.array_equal(await fetch(wanted(address, 1, 2)), PAGES)
 
@@ -228,7 +228,7 @@ class Dies(kv_transfer_pb2_grpc.KVTransferServiceServicer):
 
 
 async def die_in_the_middle() -> None:
-    """Serves one fetch."""
+    """Serves one fetch and dies."""
     async with serving(Dies()) as address:
         print(address, flush=True)
         await asyncio.Event().wait()
@@ -245,7 +245,7 @@ async def test_a_worker_that_is_killed_in_the_middle_of_a_fetch() -> None:
 
 
 class RefusesOne(kv_transfer_pb2_grpc.KVTransferServiceServicer):
-    """Two calls: in the middle of the one for block 1 that for block 9 is refused."""
+    """A server of two calls that refuses block 9 in the middle of the call for block 1."""
 
     def __init__(self) -> None:
         self.in_the_middle, self.goes_on = asyncio.Event(), asyncio.Event()
@@ -267,8 +267,7 @@ async def every(order: WantedPages, transport: GrpcTransport) -> np.ndarray:
 
 
 async def test_a_fetch_that_is_refused_disturbs_no_other_from_the_same_worker() -> None:
-    """All of a worker share a connection: what cancels it cancelled them, in a way that left their orders without an
-    answer."""
+    """Calls to a worker share a connection; a cancelled connection would leave other orders unanswered."""
     servicer, transport = RefusesOne(), GrpcTransport(Dialler(), PIECE_BYTES)
     async with serving(servicer) as address:
         other = asyncio.create_task(every(wanted(address, 1, 2), transport))
@@ -295,7 +294,7 @@ async def test_a_call_that_ends_on_this_side_is_an_error_like_others() -> None:
 
 
 async def test_a_call_that_ends_while_its_request_does_is_an_error_like_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of which gRPC tells with an error of its own, not with the call's status."""
+    """gRPC raises a special error for it, not the call's status."""
 
     async def ends_meanwhile(call: Any) -> None:
         call.cancel()
@@ -323,10 +322,10 @@ async def test_workers_beyond_the_most_that_are_remembered_end_nobodys_fetch() -
 
 
 async def test_a_caller_that_reads_nothing_gives_its_turn_to_the_next() -> None:
-    """As one whose device hangs: its process lives, and so does its connection."""
+    """A worker whose device hangs keeps its process and connection alive."""
 
     class Patient(Memory):
-        """With whoever reads block 9; others get more than what is on its way takes."""
+        """Memory that blocks the reader of block 9; others get more pages than fit in transit."""
 
         async def read_pages(self, epoch: int, after_step: int, blocks: U32) -> torch.Tensor:
             pages = await super().read_pages(epoch, after_step, blocks)

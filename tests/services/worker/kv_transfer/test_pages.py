@@ -1,4 +1,4 @@
-"""Blocks of one replica in another: what was computed there is not computed here, and nobody can tell."""
+"""Blocks of one replica used by another: results equal those of computing them."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_prompt_goes_on_from_blocks_of_another_replica(checkpoint: Make, famil
 
 
 def test_who_attaches_before_all_is_believed_is_not_told_of_it(checkpoint: Make) -> None:
-    """The other worker may have gone on to other texts while its memory was copied."""
+    """The source worker may have reused the memory during the copy."""
     folder = checkpoint("llama").folder
     giver, taker = Rig(folder), Rig(folder)
     giver.step([New(0, PROMPT)], {0: len(PROMPT)})

@@ -1,4 +1,4 @@
-"""Pages that are copied from GPU to GPU, over gRPC that says where they lie. The GPUs are this machine's memory."""
+"""Pages copied from GPU to GPU, located over gRPC. The GPUs are simulated by host memory."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def test_blocks_are_copied_and_nothing_else(max_pitch: int) -> None:
 
 
 async def test_memory_is_closed_once_nobody_has_copied_for_a_while() -> None:
-    """Or a worker that has died and starts again would find its old KV still in its GPU."""
+    """Otherwise a restarted source would find its old KV still allocated on its GPU."""
     library = Library()
     (_, theirs), (_, ours) = pages_of(library, 20), pages_of(library, 12, idle_s=0.01)
     async with ours.opened(theirs.own), ours.opened(theirs.own):
@@ -117,7 +117,7 @@ def test_a_gpu_whose_memory_cannot_be_shared(monkeypatch: pytest.MonkeyPatch) ->
 
 
 class SharedMemory(Memory):
-    """A worker whose pages can be had either way."""
+    """A worker whose pages can be shared or sent."""
 
     def __init__(self, peers: PeerPages) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ async def test_a_worker_of_this_host_says_where_its_pages_lie() -> None:
 
 
 async def took(transport: GrpcTransport, order: WantedPages) -> list[str]:
-    """How they came."""
+    """Receives all pages; returns how each batch arrived."""
     kinds = []
     async with aclosing(transport.fetch(order)) as arrivals:
         async for arrived in arrivals:
@@ -186,7 +186,7 @@ async def test_pages_out_of_reach_come_in_parts_from_then_on() -> None:
 
 
 async def test_pages_out_of_reach_are_tried_again_after_a_while() -> None:
-    """Another worker may be at the address by then, or the driver may have what it lacked."""
+    """Another worker may have the address by then, or the driver may work again."""
     library = Library()
     async with both(library, FetchBounds(unreachable_retry_s=0.0)) as (_, transport, order):
         library.refuses.add("cuIpcOpenMemHandle_v2")
@@ -197,7 +197,7 @@ async def test_pages_out_of_reach_are_tried_again_after_a_while() -> None:
 
 
 async def test_a_caller_that_does_not_say_that_it_took_the_pages_hears_that() -> None:
-    """Its request came."""
+    """The request itself has arrived."""
     offered = both(Library(), serving_bounds=ServingBounds(taken_timeout_s=0.2))
     async with offered as (_, transport, order), transport.connected(order.source.address) as connection:
         call = kv_transfer_pb2_grpc.KVTransferServiceStub(connection.channel).Fetch()

@@ -54,7 +54,7 @@ async def test_blocks_of_another_process_are_the_same_bytes(there: int) -> None:
         async with taker.peers.opened(shared) as reason:
             assert not reason
             copying = taker.write(TARGETS, PeerBlocks(shared, BLOCKS))
-        await taker.peers.close()  # whoever wanted them is gone, and the copy goes on
+        await taker.peers.close()  # the fetch is cancelled, and the copy continues
         copying.wait()
         wanted, _ = pages(20, torch.device("cuda", 0))
         sources, targets = BLOCKS.astype(np.int64), TARGETS.astype(np.int64)

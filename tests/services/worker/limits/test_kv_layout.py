@@ -1,4 +1,4 @@
-"""Layers that keep several things: each in pages of its own group, though they share one piece of memory."""
+"""Layers with several caches: each in pages of its group, though they share memory."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_layer_reads_the_tables_of_all_its_groups() -> None:
 
 
 def test_a_copied_block_is_copied_whole_whoever_it_belongs_to() -> None:
-    """Also its last place, which is that of the state of a layer with two."""
+    """Includes the last place, the state of a layer with two caches."""
     layout = KVLayout.of([State(64), *[(FULL, State(64))] * 8], 100)
     assert layout.places[-1] == ((0, 7), (1, 8))
     memory = kv_cache.allocate(replace(SHAPE, num_layers=9), 5, torch.device("cpu"))

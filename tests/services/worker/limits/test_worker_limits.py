@@ -1,4 +1,4 @@
-"""Sizes of a worker: defaults, memory, and what does not fit together."""
+"""Limits of a worker: defaults, memory, and settings that do not fit."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_bytes_of_a_block() -> None:
 
 
 def test_cpu_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tenth of what is free, at most 4 GiB, unless told."""
+    """A tenth of free memory, at most 4 GiB, unless set."""
     monkeypatch.setattr(kv_memory, "free_host_bytes", lambda: 10 * GIB)
     assert kv_memory.cpu_budget(0) == GIB
     assert kv_memory.cpu_budget(2.5) == int(2.5 * GIB)

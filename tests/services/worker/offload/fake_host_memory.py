@@ -1,4 +1,4 @@
-"""Host memory of few bytes, and somebody who waits for moves."""
+"""Fake host memory of few bytes, and helpers that wait for transfers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class FakeHostMemory:
 
 
 class DiskRecorder:
-    """What the store tells of itself."""
+    """Records the store's callbacks."""
 
     def __init__(self) -> None:
         self.failures: Counter[tuple[str, str]] = Counter()
@@ -47,12 +47,12 @@ class DiskRecorder:
 
 
 def name(number: int) -> bytes:
-    """Pages of three KV groups."""
+    """Names of pages in three KV groups."""
     return page_name(bytes([number]) * 32, number % 3)
 
 
 def move(store: DiskStore, places: list[int], on_disk: list[int], numbers: list[int], *, to_disk: bool) -> list[int]:
-    """The blocks that could not be moved."""
+    """Executes a transfer; returns the blocks that failed."""
     answers: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
     store.start_move(DiskMove(to_disk, places, on_disk, [name(n) for n in numbers]), lambda lost, _: answers.put(lost))
     return answers.get(timeout=MOVE_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""The file of a block: whatever happened to it is noticed."""
+"""The file of a block: every corruption is detected."""
 
 from __future__ import annotations
 

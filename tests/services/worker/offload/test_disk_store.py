@@ -1,4 +1,4 @@
-"""Blocks on disk: written, read back, found again, and lost in all the ways in which a disk loses things."""
+"""Blocks on disk: written, read, found after a restart, and lost in all the ways in which disks lose data."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OURS, OTHERS = b"a" * 32, b"b" * 32
 
 
 class Disk:
-    """One life after the other in one folder."""
+    """Successive stores in one folder."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -63,7 +63,7 @@ def patiently() -> Iterator[None]:
 
 
 def fill(disk: Disk) -> DiskStore:
-    """Blocks 1, 2 and 3 in places 4, 5 and 6 of the disk."""
+    """Blocks 1, 2 and 3 at places 4, 5 and 6 of the disk."""
     disk.memory.rows[:3] = np.arange(1, 4, dtype=np.uint8)[:, None]
     store = disk.start()
     assert move(store, [0, 1, 2], [4, 5, 6], [1, 2, 3], to_disk=True) == []
@@ -151,7 +151,7 @@ def test_a_disk_that_hangs_is_given_up_and_asked_again_once_it_answers(disk: Dis
     store = disk.start(timeout_s=0.05)
     path = disk.files()[0]
     path.unlink()
-    os.mkfifo(path)  # whoever opens it waits
+    os.mkfifo(path)  # opening it blocks
     for _ in patiently():  # until no thread is left, and it says so at once
         assert move(store, [0], [4], [1], to_disk=False) == [0]
         if disk.told.failures["read", "busy"]:

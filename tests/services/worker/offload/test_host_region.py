@@ -1,4 +1,4 @@
-"""Host memory that outlives a worker: what a later life finds there, and what it must not believe."""
+"""Host memory that outlives a worker: what a restarted worker finds, and what it must reject."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHAPE = BlockShape(3, 4, 2, 8, torch.float32)
 
 
 class Lives:
-    """One after the other."""
+    """Successive processes that use one region."""
 
     def __init__(self, parent: Path) -> None:
         self.parent = parent
@@ -83,7 +83,7 @@ def test_a_later_life_finds_what_was_stored_and_where(lives: Lives) -> None:
 
 def test_what_was_being_stored_when_the_worker_died_is_not_believed(lives: Lives) -> None:
     memory = fill(lives)
-    memory.start_move(move([9], [0], to_host=True))  # nobody has heard that it is done
+    memory.start_move(move([9], [0], to_host=True))  # never waited for
     assert lives.start().contents() == {6: name(3), 2: name(7)}
 
 

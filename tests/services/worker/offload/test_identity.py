@@ -1,4 +1,4 @@
-"""Whose blocks they are: every byte of the weights counts."""
+"""Identity of stored blocks: every byte of the weights counts."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def main(num_tokens: int, hidden_size: int) -> None:
 
 
 def fastest(rig: Rig, num_tokens: int) -> float:
-    """Processor seconds of a step of one prompt; the best of some."""
+    """Processor seconds of a step with one prompt; the best of several."""
     found = []
     for number in range(ROUNDS):
         started = time.process_time()

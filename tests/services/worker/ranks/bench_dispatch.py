@@ -23,7 +23,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """Bytes, by the mean of the ranks."""
+    """Bytes sent, averaged over ranks."""
 
     of_all_ranks: float  # a reduce-scatter or a gather of all rows
     choices: float
@@ -31,7 +31,7 @@ class Sent:
 
     @property
     def summed(self) -> float:
-        """Behind attention, and behind experts."""
+        """Bytes of the sums after attention and after experts."""
         return 4 * self.of_all_ranks
 
     @property
@@ -40,7 +40,7 @@ class Sent:
 
 
 def sent(ids: torch.Tensor, num_experts: int, size: int, hidden_size: int) -> Sent:
-    """ids [num_tokens, top_k]."""
+    """Bytes sent for ids [num_tokens, top_k]."""
     (num_tokens, top_k), row = ids.shape, hidden_size * ELEMENT_BYTES
     places = ExpertPlacement(num_experts, Shard(size=size, whole_experts=True), ids.device)
     counts = route_counts(needed_by(places.ranks_of(ids), size))

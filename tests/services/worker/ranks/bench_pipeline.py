@@ -43,7 +43,7 @@ LLAMA = {
 
 
 def run(rig: RankedRig, depth: int, num_steps: int) -> float:
-    """Milliseconds a step."""
+    """Milliseconds per step."""
     flights: deque[Any] = deque()
     begun = time.perf_counter()
     for step in range(num_steps):
@@ -62,7 +62,7 @@ def build_sleepy(settings: WorkerSettings, placement: RankPlacement, seconds: fl
 
 
 def slow_down(replica: Replica, seconds: float) -> None:
-    """The layers of a stage take longer."""
+    """Makes the layers of a stage take `seconds` longer."""
     model: Any = current_model_of(replica)
     for name in ("first_layers", "last_layers"):
         compute = getattr(model, name)

@@ -39,7 +39,7 @@ Work = Callable[[], object]
 
 
 def times(placement: RankPlacement, told: Connection, kind: str, programs: tuple[int, ...]) -> None:
-    """Sends a row for each size: what it is, then microseconds by way."""
+    """Sends a row for each size: a description, then microseconds by method."""
     device = torch.device(kind, placement.rank) if kind == "cuda" else torch.device(kind)
     if kind == "cuda":
         torch.cuda.set_device(device)
@@ -75,7 +75,7 @@ def _ways(collectives: GroupCollectives, exchanges: dict[str, object], part: Ten
 
 
 def products(placement: RankPlacement, told: Connection, kind: str, programs: tuple[int, ...]) -> None:
-    """As times()."""
+    """Sends rows for products followed by sums, like times()."""
     device = torch.device(kind, placement.rank)
     torch.cuda.set_device(device)
     collectives = placement.join(device, use_custom_all_reduce=True, overlaps=True)[0].collectives

@@ -1,4 +1,4 @@
-"""What ranks on GPUs have in common."""
+"""Fixtures of ranks on GPUs."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What ranks build that keep small steps to sums over all ranks, as steps of CUDA graphs do: their processes import
-this, and nothing that only tests need."""
+"""Builds ranks that use all-reduces in small steps, as CUDA graphs do. Rank processes import this module, so it imports
+nothing that only tests need."""
 
 from __future__ import annotations
 

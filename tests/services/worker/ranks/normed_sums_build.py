@@ -1,4 +1,4 @@
-"""What a rank builds where sums are normalised as they are added up, on the CPU as well: its process imports this, and
+"""Builds ranks with fused all-reduce and RMSNorm, on the CPU as well. Rank processes import this module, so it imports
 nothing that only tests need."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A rank whose drafts are mostly right: its process imports this."""
+"""Builds ranks whose drafts are mostly right. Rank processes import this module."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.services.worker.replica_internals import propose
 
 
 def know(replica: Replica, texts: list[list[int]]) -> None:
-    """It has drafts for these."""
+    """Makes the replica draft these texts."""
     propose(replica, Knowing(texts, replica.limits.block_size))
 
 

@@ -1,5 +1,5 @@
-"""What a rank builds whose sums overlap in pieces of few rows, on the CPU as well: its process imports this, and
-nothing that only tests need."""
+"""Builds ranks whose all-reduces overlap in pieces of few rows, on the CPU as well. Rank processes import this module,
+so it imports nothing that only tests need."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ added: list[int] = []  # rows of each piece of this process
 
 
 class GlooSums:
-    """What is made in pieces is added up behind each: the products are those of ranks whose GPUs copy meanwhile."""
+    """Sums each piece after computing it; the products are those of ranks whose GPUs copy meanwhile."""
 
     def __init__(self, _store: RankStore, _rank: int, _size: int, _device: torch.device) -> None:
         pass

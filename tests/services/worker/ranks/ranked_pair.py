@@ -1,4 +1,4 @@
-"""A scheduler's core and a worker of several ranks, of which rank 0 is here."""
+"""A scheduler's core and a worker of several ranks, of which rank 0 is in this process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.spec_decode.pair import Pair, build, settings_of
 
 
 class RankedPair(Pair):
-    """A step that goes through stages is under way until its result is asked for."""
+    """A pair in which a step of several stages stays in flight until its result is requested."""
 
     def __init__(self, group: ReplicaRanks, *arguments: Any, **limits: Any) -> None:
         self.group = group
@@ -67,7 +67,7 @@ def ranked_pair(
     build_part: Callable[[WorkerSettings, RankPlacement], RankReplica] = start.build_part,
     **settings: Any,
 ) -> Iterator[RankedPair]:
-    """`size`: ranks of each of the `stages`; `build_part`: of the other ranks"""
+    """Runs a pair. `size`: ranks of each of the `stages`; `build_part`: builds the other ranks."""
     values = {"tensor_parallel_size": size, "pipeline_parallel_size": stages, **settings}
     worker = settings_of(speculation, folder, **values)
     group = ReplicaRanks(worker.num_ranks, functools.partial(build_part, worker), stages)

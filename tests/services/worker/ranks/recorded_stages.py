@@ -1,4 +1,4 @@
-"""Stages that take steps as on a GPU: memory of their own, and recordings, which are done anew at each replay."""
+"""Pipeline stages that execute as on a GPU: with device memory and recordings, which are re-executed at each replay."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def repeating_tools(_place: LayerPlacement) -> RecordingTools:
 
 @contextmanager
 def makers() -> Iterator[list[GraphBuilder]]:
-    """Those of the replicas that are built meanwhile, in their order."""
+    """Graph makers of the replicas built meanwhile, in order."""
     found: list[GraphBuilder] = []
 
     def make(settings: WorkerSettings, model: CausalLM, site: Environment, **_: Any) -> None:
@@ -60,7 +60,7 @@ def record(replica: Replica, maker: GraphBuilder) -> None:
 
 
 def build_recorded(settings: WorkerSettings, placement: RankPlacement) -> RankReplica:
-    """In the process of a rank."""
+    """Builds a recorded stage in a rank's process."""
     with makers() as found:
         part = build_part(settings, placement)
     record(part.replica, *found)
@@ -69,7 +69,7 @@ def build_recorded(settings: WorkerSettings, placement: RankPlacement) -> RankRe
 
 @dataclass(frozen=True, slots=True)
 class Boxes:
-    """What is on its way, the tensors themselves: they are read when they are received, not when they are sent."""
+    """Tensors in transit, by reference: they are read when received, not when sent."""
 
     onward: list[deque[Tensor]]  # by the stage that sent
     back: deque[Tensor] = field(default_factory=deque)
@@ -77,7 +77,7 @@ class Boxes:
     later: list[Rig] = field(default_factory=list)
 
     def catch_up(self) -> None:
-        """The later stages launch their oldest plan."""
+        """Makes the later stages launch their oldest plan."""
         plan = self.plans.popleft()
         for rig in self.later:
             flight = rig.replica.launch(decode_plan(plan))
@@ -86,7 +86,7 @@ class Boxes:
 
 @dataclass(frozen=True, slots=True)
 class BoxLink:
-    """Between stages in one process, as late as can be."""
+    """Link between stages in one process, as late as possible."""
 
     number: int
     boxes: Boxes
@@ -130,7 +130,7 @@ def _of_shape(x: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 class BoxPlacement(RankPlacement):
-    """Meets nobody."""
+    """Placement that joins no process group."""
 
     boxes: Boxes
 
@@ -141,10 +141,10 @@ class BoxPlacement(RankPlacement):
 
 
 class Pipeline:
-    """All stages in one process; several steps may be under way."""
+    """All stages in one process; several steps may be in flight."""
 
     def __init__(self, folder: Path, num_stages: int, recorded: tuple[int, ...], **settings: Any) -> None:
-        """`recorded`: stages that have recordings; the others launch their kernels."""
+        """`recorded`: stages with recordings; the others launch their kernels."""
         boxes = self._boxes = Boxes([deque() for _ in range(num_stages - 1)])
         settings = {"pipeline_parallel_size": num_stages, "attention_backend": "reference", **settings}
         self.rigs: list[Rig] = []
@@ -164,7 +164,7 @@ class Pipeline:
 
     @torch.inference_mode()
     def launch(self, plan: pb.StepPlan, most_under_way: int) -> None:
-        """With so many steps under way behind it."""
+        """Launches a step with at most `most_under_way` earlier steps in flight."""
         self._boxes.plans.append(plan)
         self._flights.append(self.rigs[0].replica.launch(decode_plan(plan)))
         self.finish(most_under_way)

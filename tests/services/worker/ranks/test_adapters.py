@@ -1,4 +1,4 @@
-"""Adapters of a model that is cut among ranks: each has its part of them. Two processes on the CPU, by gloo."""
+"""Adapters of a sharded model: each rank has its part of them. Two processes on the CPU, over gloo."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_of_embeddings_output_heads_and_experts(
 # One weight for both and weights of their own, of a vocabulary that ranks cannot share evenly.
 @pytest.mark.parametrize("family", [pytest.param("qwen3-tied", marks=pytest.mark.slow), "llama"])
 def test_of_whole_embeddings_and_output_heads(checkpoint: Make, family: str, tmp_path: Path) -> None:
-    """By rows of the vocabulary."""
+    """Sharded by rows of the vocabulary."""
     made, names = checkpoint(family), ["embed_tokens", "lm_head"]
     whole = peft_folders.save(made, tmp_path / "a", seed=1, more=[whole_embedding, whole_head], modules_to_save=names)
     low = peft_folders.save(made, tmp_path / "b", seed=2, more=[embedding, head])

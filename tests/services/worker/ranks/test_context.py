@@ -1,4 +1,4 @@
-"""Ranks that share out the tokens of long steps say what one rank says: two processes on the CPU, by gloo."""
+"""Context-parallel ranks return one rank's output: two processes on the CPU, over gloo."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _marks(family: str) -> Any:
 
 
 def long_steps(rig: Rig) -> None:
-    """Chunks that are shared out, alone, with each other and beside decodes; others that are too short for it."""
+    """Chunks that are divided, alone, together and with decodes; others that are too short."""
     rig.step([New(2, prompt(90, 2)), New(0, prompt(170, 1))], {0: 80, 2: 60})
     rig.step([New(5, prompt(9, 3))], {0: 0, 2: 30, 5: 9})
     rig.step(counts={0: 90})
@@ -58,8 +58,8 @@ def test_two_ranks_say_what_one_does(checkpoint: Make, family: str) -> None:
 
 
 def coming_and_going(rig: Rig) -> None:
-    """A prompt whose prefix is there, one that lost its blocks and comes again with what it has said, a block that is
-    copied; decodes beside all of it."""
+    """A prompt with a cached prefix, a preempted sequence that resumes with its output, a copied block; decodes in all
+    steps."""
     rig.step([New(0, prompt(120, 1)), New(1, prompt(70, 2))], {0: 120, 1: 70})
     for _ in range(3):
         rig.step()
@@ -86,7 +86,7 @@ def test_prefixes_that_are_there_and_prompts_that_come_again(checkpoint: Make) -
 
 
 def contrary(settings: WorkerSettings, placement: RankPlacement) -> RankReplica:
-    """A rank that would choose the worst tokens."""
+    """Builds a rank that would choose the worst tokens."""
     part = build_part(settings, placement)
     model = whole_model_of(part.replica)
     logits = model.logits
@@ -96,7 +96,7 @@ def contrary(settings: WorkerSettings, placement: RankPlacement) -> RankReplica:
 
 @pytest.mark.slow
 def test_what_rank_0_chooses_is_what_all_go_on_with(checkpoint: Make) -> None:
-    """A rank that chose otherwise would keep another text, and its part of a later step would show it."""
+    """A rank with other choices would compute a different text, visible in its part of a later step."""
 
     def run(rig: Rig) -> None:
         rig.step([New(0, prompt(70, 1)), New(2, prompt(20, 2)), New(5, prompt(9, 3))], {0: 70, 2: 20, 5: 9})
@@ -150,7 +150,7 @@ def test_rows_with_adapters_have_them_on_every_rank(checkpoint: Make, tmp_path: 
 
 @pytest.mark.slow
 def test_three_ranks_and_two_of_two_say_what_one_does(checkpoint: Make) -> None:
-    """The second cuts tensors as well."""
+    """The latter also shards tensors."""
     made = checkpoint("llama-biases-tied")
     whole = Rig(made.folder, **ROOM)
     long_steps(whole)

@@ -1,4 +1,4 @@
-"""The same on GPUs, by NCCL, beside CUDA graphs. Run where there are two: pytest -m gpu."""
+"""Context-parallel ranks on GPUs over NCCL, with CUDA graphs. Needs two GPUs: pytest -m gpu."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks that send rows to each other's experts say what one rank does, and send no row twice or for nothing."""
+"""Ranks that send rows to each other's experts return one rank's output, and send no row twice or in vain."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MOVING = {"enable_eplb": True, "eplb_step_interval": 1}
 
 
 def says_the_same(rig: RankedRig, whole: Rig, made: Checkpoint) -> None:
-    """Tokens, logits, and what every rank has counted."""
+    """Compares tokens, logits and every rank's counts."""
     mixed_steps(whole)
     mixed_steps(rig)
     for slot in (0, 2, 5):
@@ -55,7 +55,7 @@ def test_ranks_that_send_rows_say_what_one_does(checkpoint: Make, family: str) -
 
 @pytest.mark.parametrize("family", ["llama4", "qwen2-moe", "deepseek-v3", "mixtral"])
 def test_steps_of_both_ways_take_turns(checkpoint: Make, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on GPUs: small ones add up over all ranks."""
+    """As on GPUs, where small steps use all-reduces."""
     made = checkpoint(family)
     monkeypatch.setattr(ExpertDispatch, "is_supported", staticmethod(graph_sums_build.takes))
     with ranked(made.folder, build=graph_sums_build.build, **ALL_TO_ALL) as rig:
@@ -141,7 +141,7 @@ NUM_EXPERTS, TOP_K = 12, 4
 
 
 def experts_of(num_tokens: int, seed: int) -> tuple[Tensor, Tensor]:
-    """ExpertChoices without repetition, some of them of one rank alone, and weights."""
+    """Expert choices without repetition, some of one rank only, and weights."""
     random = np.random.default_rng(seed)
     ids = np.stack([random.permutation(NUM_EXPERTS)[:TOP_K] for _ in range(num_tokens)]).reshape(-1, TOP_K)
     ids[::3] = np.arange(TOP_K)  # all on the first rank, or on the first two
@@ -157,7 +157,7 @@ def placed(shard: Shard, held: np.ndarray | None) -> ExpertPlacement:
 
 
 def made_of(held: np.ndarray, rank: int) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """An expert multiplies by its number and one."""
+    """Expert function that multiplies by the expert's number plus one."""
 
     def make(rows: Tensor, places: Tensor, weights: Tensor) -> Tensor:
         factors = torch.from_numpy(held[rank] + 1.0).float()[places.long()]
@@ -208,7 +208,7 @@ def test_rows_are_counted_once_for_a_rank() -> None:
 
 
 def test_an_owner_adds_up_in_the_order_of_ranks() -> None:
-    """To the bit: of such numbers another order has another sum."""
+    """Bit-exact: for these numbers another order gives another sum."""
     size, parts = 3, torch.tensor([1e8, -1e8, 3.0])
     ids = torch.tensor([[8, 0, 4]] * 3, dtype=torch.int32)
 

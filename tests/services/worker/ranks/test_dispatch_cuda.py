@@ -1,4 +1,4 @@
-"""Rows that go from GPU to GPU, beside steps in CUDA graphs that add up. Run where there are two: pytest -m gpu."""
+"""Rows dispatched from GPU to GPU, alternating with CUDA graphs that all-reduce. Needs two GPUs: pytest -m gpu."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_experts_that_move_at_every_step(checkpoint: Make, way: str) -> None:
 
 
 def crossings_of(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Of rank 0, by layer and step."""
+    """Routes of rank 0, by layer and step."""
     found: list[Any] = []
     crossing = ExpertDispatch.crossing
 

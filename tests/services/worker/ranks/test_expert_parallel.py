@@ -1,4 +1,4 @@
-"""Ranks that have whole experts say what one rank does, wherever the experts go meanwhile."""
+"""Expert-parallel ranks return one rank's output, wherever experts move meanwhile."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ MIXTURES = ("mixtral", "qwen3-moe-tied", "qwen2-moe", "granite-moe", "gpt-oss", 
 
 
 def one_process(made: Checkpoint) -> Rig:
-    """Its steps are launched kernel by kernel, as those of ranks are: the last layer has the tokens that are sampled
-    alone, where a tape has all."""
+    """A rig that launches kernel by kernel, as ranks do: the last layer then computes sampled tokens only, where a tape
+    computes all."""
     rig = Rig(made.folder)
     runner = runner_of(rig.replica)
     runner.use_model(whole_model_of(rig.replica))
@@ -78,7 +78,7 @@ def test_experts_that_move_at_every_step_say_the_same(checkpoint: Make, family: 
 
 
 def test_new_weights_lie_where_a_fresh_model_has_them(checkpoint: Make) -> None:
-    """Though experts have moved."""
+    """Also after experts have moved."""
     made, whole = checkpoint("mixtral"), one_process(checkpoint("mixtral"))
     eplb = {"enable_eplb": True, "eplb_step_interval": 1, "num_redundant_experts": 4}
     with ranked(made.folder, expert_parallel=True, weights_folders=(str(made.folder),), **eplb) as rig:
@@ -94,7 +94,7 @@ def test_new_weights_lie_where_a_fresh_model_has_them(checkpoint: Make) -> None:
 
 
 def experts_held(rig: Rig) -> list[int]:
-    """By layer."""
+    """Experts of each rank, by layer."""
     layers = whole_model_of(rig.replica).sparse_layers
     return [len(layer.experts.here) for layer in layers]
 

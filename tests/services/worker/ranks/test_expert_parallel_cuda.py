@@ -1,4 +1,4 @@
-"""Experts that move between two GPUs while their sequences go on. Run where there are two: pytest -m gpu."""
+"""Experts that move between two GPUs while sequences run. Needs two GPUs: pytest -m gpu."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Make = Callable[[str], Checkpoint]
 def test_experts_that_move_at_every_step_say_what_transformers_says(
     checkpoint: Make, family: str, copies: int, way: str
 ) -> None:
-    """In CUDA graphs, too, that were recorded before they moved."""
+    """Includes CUDA graphs recorded before the moves."""
     made = checkpoint(family)
     eplb = {"enable_eplb": True, "eplb_step_interval": 1, "num_redundant_experts": copies}
     with ranked(made.folder, device="cuda", expert_parallel=True, **eplb, **WAYS[way]) as rig:

@@ -1,4 +1,4 @@
-"""A rank has a grammar before it launches a step that names it, or says why it never will."""
+"""A rank has a grammar before it launches a step that uses it, or reports why it cannot."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PLAN = StepPlan(1, 1, changes=PlanChanges(admitted=[Admission(slot=0, grammar_id
 
 
 class PaperPool(CompilePool):
-    """Compiles what it is told to, when it is told to."""
+    """A fake pool that compiles when the test lets it."""
 
     def __init__(self) -> None:
         self.waiting: dict[bytes, Callable[[CompileResult], None]] = {}

@@ -1,4 +1,4 @@
-"""What else a step may end in, on two ranks: vectors, log-probabilities of prompts, beams, choices of all kinds."""
+"""Outputs of steps besides tokens, on two ranks: vectors, prompt log-probabilities, beams, all kinds of sampling."""
 
 from __future__ import annotations
 

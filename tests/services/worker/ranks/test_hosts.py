@@ -1,4 +1,4 @@
-"""Ranks on several hosts: two addresses of this machine, or two network namespaces; and what ends when one is gone."""
+"""Ranks on several hosts, as two addresses of this machine or two network namespaces; a lost host ends the replica."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def node_command(folder: Path, **settings: Any) -> list[str]:
 
 @contextmanager
 def two_nodes(folder: Path, secret: str, **settings: Any) -> Iterator[tuple[RankedRig, subprocess.Popen[bytes]]]:
-    """Rank 0 is here; the other node is a process of its own, which is told nothing but where rank 0 is."""
+    """Runs rank 0 in this process and the other node in a separate one, which is given only rank 0's address."""
     where = {"nnodes": 2, "master_addr": MASTER, "master_port": quiet_port(MASTER), "cluster_secret_file": secret}
     worker = Rig.settings(folder, **settings, **where)
     node = subprocess.Popen(node_command(folder, **where))
@@ -157,7 +157,7 @@ def test_ranks_of_a_host_end_with_rank_0_and_the_host_waits_for_the_next_one(che
 
 @contextmanager
 def linked() -> Iterator[tuple[Channel, Channel]]:
-    """The side that dialled, and the other."""
+    """Both ends of a connection, the dialling side first."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         dialled = Channel(socket.create_connection(server.getsockname()))
         accepted = Channel(server.accept()[0])
@@ -169,7 +169,7 @@ def linked() -> Iterator[tuple[Channel, Channel]]:
 
 
 def meet_on(dialled: Channel, accepted: Channel, rank_0: HostHandshake, other: HostHandshake) -> int | Exception:
-    """The number that rank 0 was told, or what it met."""
+    """Runs both sides of a handshake; returns the node number that rank 0 received, or its error."""
     found: list[Any] = []
 
     def ask() -> None:
@@ -207,7 +207,7 @@ def test_hosts_prove_the_clusters_secret_to_each_other(tmp_path: Path, secret: s
 
 @dataclass(frozen=True)
 class Certified:
-    """What an authority gives to services."""
+    """Certificates that an authority issues to services."""
 
     folder: Path
     authority: trustme.CA
@@ -272,7 +272,7 @@ def test_hosts_without_fitting_certificates_do_not_meet(certified: Certified, tm
 def test_a_host_without_tls_hears_what_may_be_missing(secret: str) -> None:
     known = SecretFile(secret, "cluster_secret_file")
     with linked() as (dialled, _):
-        dialled.set_timeout(0.05)  # nobody greets it: rank 0 waits for a handshake
+        dialled.set_timeout(0.05)  # no greeting: rank 0 waits for a TLS handshake
         with pytest.raises(Unavailable, match="is `tls` set there and not here"):
             HostHandshake(known, "127.0.0.1:1").connect(dialled, 1)
 
@@ -297,13 +297,13 @@ def test_nodes_that_cannot_be_are_refused_by_name(settings: dict[str, Any], text
 
 
 def num_mapped() -> int:
-    """Memory that commands to ranks of this host go through."""
+    """Number of mappings of the ring buffer's memory in this process."""
     return sum("quire-ranks" in line for line in Path("/proc/self/maps").read_text().splitlines())
 
 
 @pytest.mark.slow
 def test_a_host_that_has_seen_many_replicas_keeps_nothing_of_them(monkeypatch: pytest.MonkeyPatch, secret: str) -> None:
-    """Ranks that fail at once, of replicas that are gone then."""
+    """Replicas whose ranks fail at once."""
     lives, stopping, seen = 2, threading.Event(), []
     before, open_before = set(threading.enumerate()), descriptors()
     masters: list[threading.Thread] = []
@@ -334,7 +334,7 @@ def test_a_host_that_has_seen_many_replicas_keeps_nothing_of_them(monkeypatch: p
 
 
 def descriptors() -> set[tuple[int, str]]:
-    """Of this process, and what they are of."""
+    """File descriptors of this process and their targets."""
     found = set()
     for number in map(int, os.listdir("/proc/self/fd")):
         with suppress(OSError):  # it was for listing them
@@ -343,7 +343,7 @@ def descriptors() -> set[tuple[int, str]]:
 
 
 def _gone_when_told(channel: Channel) -> None:
-    """A rank 0 that hears of a failure, and goes."""
+    """A rank 0 that ends when it receives a failure."""
     with suppress(OSError, Unavailable):
         while not channel.receive().startswith(wire.FAILURE):
             pass
@@ -373,7 +373,7 @@ def ip(*arguments: str) -> None:
 
 @pytest.fixture
 def namespaces() -> Iterator[tuple[str, str]]:
-    """Two hosts with a cable between them."""
+    """Two network namespaces with a virtual cable."""
     names = (f"quire-a{os.getpid()}", f"quire-b{os.getpid()}")
     try:
         for name in names:

@@ -1,4 +1,4 @@
-"""Layers that leave their sums over ranks to the norms behind them say what one rank does: two processes, by gloo."""
+"""Layers whose all-reduces are fused with the following norm return one rank's output: two processes, over gloo."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SLOTS = (0, 2, 5)
 
 @pytest.fixture
 def sums(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Rows of each sum that rank 0 normalised."""
+    """Rows of each sum that rank 0 normalized."""
     for name in ("fuses_rms_norm", "all_reduce_rms_norm"):
         monkeypatch.setattr(GroupCollectives, name, getattr(GroupCollectives, name))  # is as it was behind the test
     normed_sums_build.patch()
@@ -69,7 +69,7 @@ def test_ranks_say_what_one_does(checkpoint: Make, family: str, sums: list[int])
 
 
 def test_behind_attention_and_behind_the_rest(checkpoint: Make, sums: list[int]) -> None:
-    """In each layer, and the last norm of all."""
+    """In each layer, and at the final norm."""
     made = checkpoint("llama")
     with norming(made.folder) as rig:
         rig.step([New(0, prompt(9, 1))], {0: 9})
@@ -79,7 +79,7 @@ def test_behind_attention_and_behind_the_rest(checkpoint: Make, sums: list[int])
 
 
 def test_what_a_layer_reads_is_kept_whole(checkpoint: Make, sums: list[int]) -> None:
-    """For a drafter, behind the hidden states."""
+    """Hidden states kept for a drafter."""
     made = checkpoint("llama")
     with ranked(made.folder, build=normed_sums_build.build_keeping) as rig:
         whole, found = (states_of(each) for each in (one_process(made), rig))
@@ -88,7 +88,7 @@ def test_what_a_layer_reads_is_kept_whole(checkpoint: Make, sums: list[int]) -> 
 
 
 def states_of(rig: Rig) -> Tensor:
-    """[num_samples, 4 * hidden_size] of mixed steps."""
+    """Hidden states [num_samples, 4 * hidden_size] of mixed steps."""
     model, found = whole_model_of(rig.replica), []
     model.keep_states(normed_sums_build.KEPT)
     forward = model.forward

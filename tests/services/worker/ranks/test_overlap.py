@@ -1,4 +1,4 @@
-"""Products in pieces of rows, each added up by itself, say what whole ones do: two processes, by gloo."""
+"""Products in pieces of rows, each reduced separately, return the output of whole ones: two processes, over gloo."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_of_quantized_weights(tmp_path: Path, added: list[int]) -> None:
 
 
 def test_steps_that_adapters_may_add_to_are_added_up_behind(checkpoint: Make, tmp_path: Path, added: list[int]) -> None:
-    """They know rows by their places in the step."""
+    """Adapters identify rows by their position in the step."""
     made = checkpoint("llama")
     merged = peft_folders.save(made, tmp_path / "a", seed=1)
     with overlapped(made.folder, lora={"a": str(merged.folder)}) as rig:

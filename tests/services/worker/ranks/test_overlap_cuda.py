@@ -1,4 +1,4 @@
-"""The same on GPUs, where copy engines bring the pieces over. Run where there are two: pytest -m gpu."""
+"""Overlapped all-reduces on GPUs with copy engines. Needs two GPUs: pytest -m gpu."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What rank 0 makes of answers and signs of life, whatever another rank is reached by."""
+"""Handling of another rank's replies and heartbeats in rank 0, for any transport."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from quire.services.worker.ranks.wire import RankReply
 
 
 class ScriptedRank(PeerRank):
-    """Gives the replies and heartbeats that it was made with."""
+    """A rank with scripted replies and heartbeats."""
 
     max_silent_checks = 2
 

@@ -1,4 +1,4 @@
-"""A model whose layers are shared out among stages says what the whole one says, with several steps under way."""
+"""A model divided into pipeline stages returns the whole model's output, with several steps in flight."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_two_stages_of_two_ranks_say_what_one_does(checkpoint: Make) -> None:
 
 @pytest.mark.slow
 def test_three_stages_have_steps_of_their_own_under_way(tmp_path: Path) -> None:
-    """Each micro-batch is fed with its last tokens, wherever they are: the host waits for none of them."""
+    """Each micro-batch is fed with its last tokens on the device; the host does not wait."""
     made = checkpoints.make("llama", tmp_path, num_hidden_layers=5)
     whole = Rig(made.folder)
     prompts = {slot: prompt(4 + slot, slot) for slot in range(6)}
@@ -102,7 +102,7 @@ def test_three_stages_have_steps_of_their_own_under_way(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_slot_that_changes_hands_under_way_keeps_nothing_of_the_one_before(checkpoint: Make) -> None:
-    """Penalties know what a sequence has said: what comes late is not the next one's."""
+    """Penalties count a sequence's output; late tokens must not count for the next sequence."""
     made = checkpoint("llama")
     penalized = sampling_pb2.SamplingParams(temperature=0.0, frequency_penalty=2.0, presence_penalty=2.0)
     alone = Rig(made.folder)

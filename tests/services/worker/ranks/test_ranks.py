@@ -1,4 +1,4 @@
-"""A replica of several ranks: all derive the same steps from the bytes of the plans, and one that does not is found."""
+"""A replica of several ranks: all derive the same steps from the bytes of plans, and deviations are detected."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Make = Callable[[str], Checkpoint]
 
 @pytest.fixture
 def ranks(checkpoint: Make) -> Iterator[ReplicaRanks]:
-    """Rank 0 is the test."""
+    """The other ranks; rank 0 is the test."""
     group = ReplicaRanks(2, functools.partial(build, checkpoint("llama").folder))
     try:
         group.start()
@@ -49,7 +49,7 @@ def ranks(checkpoint: Make) -> Iterator[ReplicaRanks]:
 
 @torch.inference_mode()
 def step(rig: Rig, group: ReplicaRanks, plan: pb.StepPlan) -> StepInputs:
-    """As the engine does it."""
+    """Executes a step as the engine does."""
     ticket = group.broadcast(decode_plan(plan))
     flight = rig.replica.launch(decode_plan(plan))
     output = flight.launch.wait()
@@ -60,7 +60,7 @@ def step(rig: Rig, group: ReplicaRanks, plan: pb.StepPlan) -> StepInputs:
 
 
 def random_plans(rig: Rig, choose: random.Random, num_steps: int) -> Iterator[pb.StepPlan]:
-    """Admissions, chunks, decodes, pooled prompts, releases."""
+    """Random admissions, chunks, decodes, pooled prompts and releases."""
     free, pending = set(range(8)), dict[int, int]()
     for _ in range(num_steps):
         released = [slot for slot in rig.scheduler.rows if slot not in pending and choose.random() < 0.05]
@@ -187,7 +187,7 @@ async def engine(checkpoint: Make) -> AsyncIterator[Engine]:
 
 
 class Results(Inbox):
-    """Keeps them whole."""
+    """A receiver that keeps whole results."""
 
     def __init__(self) -> None:
         super().__init__()

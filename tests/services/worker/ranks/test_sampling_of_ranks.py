@@ -1,4 +1,4 @@
-"""Two processes with half of the vocabulary each choose and tell what one does, and never bring logits together."""
+"""Two ranks with half of the vocabulary each sample as one does, without gathering logits."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SAMPLINGS = [
 
 @contextmanager
 def gathered() -> Iterator[list[torch.Tensor]]:
-    """What rank 0 gives to be gathered."""
+    """Shapes of what rank 0 gathers."""
     found: list[torch.Tensor] = []
     gather = GroupCollectives.all_gather
 
@@ -52,7 +52,7 @@ def gathered() -> Iterator[list[torch.Tensor]]:
 
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 def test_ranks_choose_and_tell_what_one_does(checkpoint: Make, family: str) -> None:
-    """An output head of its own, and one that is the embedding, with capped logits."""
+    """With a separate output head, and with a tied embedding and capped logits."""
     folder = checkpoint(family).folder
     whole = Rig(folder, record_logits=False)
     with ranked(folder, record_logits=False) as rig, gathered() as sent:

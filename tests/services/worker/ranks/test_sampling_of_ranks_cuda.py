@@ -1,4 +1,4 @@
-"""The same on GPUs, where plain choices are part of CUDA graphs. Run where there are two: pytest -m gpu."""
+"""Sampling of two ranks on GPUs, where plain sampling is part of CUDA graphs. Needs two GPUs: pytest -m gpu."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Make = Callable[[str], Checkpoint]
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 def test_two_gpus_choose_what_one_does(checkpoint: Make, family: str, way: str) -> None:
-    """All at once, then those that a graph chooses for: greedy ones and one that is drawn by temperature."""
+    """All kinds at once, then those recorded in graphs: greedy and by temperature."""
     folder, settings = checkpoint(family).folder, {"device": "cuda", "record_logits": False, **WAYS[way]}
     whole = Rig(folder, **settings)
     plain = [SAMPLINGS[-1], type(SAMPLINGS[0])(temperature=0.8, seed=5), SAMPLINGS[-1]]

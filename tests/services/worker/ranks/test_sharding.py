@@ -1,4 +1,4 @@
-"""A model that is cut among ranks says what the whole one says: two processes on the CPU, by gloo."""
+"""A sharded model returns the whole model's output: two processes on the CPU, over gloo."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def ranked(
     build: Callable[..., RankReplica] = build_part,
     **settings: Any,
 ) -> Iterator[RankedRig]:
-    """`size`: ranks of each of the `stages`, and of each of the `contexts`."""
+    """Runs a rig of ranks. `size`: ranks of each of the `stages` and `contexts`."""
     settings = {
         "tensor_parallel_size": size,
         "pipeline_parallel_size": stages,
@@ -66,14 +66,14 @@ def ranked(
 
 
 class RankedRig(Rig):
-    """Rank 0 is here."""
+    """A rig whose rank 0 is in this process."""
 
     def __init__(self, folder: Path, group: ReplicaRanks, *, record_logits: bool = True, **settings: Any) -> None:
         self.group = group
         super().__init__(folder, placement=group.placements[0], record_logits=record_logits, **settings)
 
     def forget(self) -> None:
-        """CUDA graphs that hold collectives."""
+        """Destroys CUDA graphs that contain collectives."""
         del self.replica
         gc.collect()
 
@@ -82,7 +82,7 @@ class RankedRig(Rig):
 
     @torch.inference_mode()
     def execute_order(self, order: pb.DeviceOrder) -> None:
-        """Every rank; no step is under way."""
+        """Executes an order on every rank while no step is in flight."""
         ticket = self.group.broadcast_order(order)
         self.replica.execute_order(order)
         assert not self.group.collect_order(ticket)
@@ -93,7 +93,7 @@ class RankedRig(Rig):
 
     @torch.inference_mode()
     def finish(self, flight: Flight) -> Any:
-        """Of launched steps, the oldest."""
+        """Finishes the oldest launched step."""
         ticket, step = flight
         if not step.launch.heads_launched:
             self.group.settle_step()
@@ -105,7 +105,7 @@ class RankedRig(Rig):
 
 
 def mixed_steps(rig: Rig) -> None:
-    """Prompts, chunks, decodes."""
+    """Steps with prompts, chunks and decodes."""
     rig.step([New(2, prompt(9, 2)), New(0, prompt(30, 1))], {0: 12, 2: 9})
     rig.step([New(5, prompt(17, 3))], {0: 12, 5: 17})
     rig.step(counts={0: 6, 2: 0})
@@ -149,7 +149,7 @@ def test_two_ranks_say_what_one_does(checkpoint: Make, family: str) -> None:
 
 
 def test_four_ranks_read_two_keys(tmp_path: Path) -> None:
-    """Each key is there twice."""
+    """Each key head is replicated on two ranks."""
     made = checkpoints.make("llama", tmp_path, num_attention_heads=8, num_key_value_heads=2)
     whole = Rig(made.folder)
     mixed_steps(whole)

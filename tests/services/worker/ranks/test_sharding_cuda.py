@@ -1,4 +1,4 @@
-"""The same on GPUs, with NCCL inside CUDA graphs. Run where there are two: pytest -m gpu."""
+"""A sharded model on GPUs, with NCCL inside CUDA graphs. Needs two GPUs: pytest -m gpu."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Stages that record their steps say what one process says, with steps under way that are recorded and such that are
-not. On the CPU: work repeated, not recorded."""
+"""Stages with recorded steps return one process's output, with recorded and eager steps in flight. On the CPU
+recordings are re-executed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TELLS = sampling_pb2.SamplingParams(temperature=0.0, prompt_logprobs=2)  # its p
 
 
 def said_alone(made: Checkpoint, sequences: list[tuple[New, list[int]]]) -> None:
-    """What each sequence has said is what one process says of it."""
+    """Checks that one process generates the same output for each sequence."""
     whole = plain_rig(made, num_blocks=400)
     for new, tokens in sequences:
         count = new.num_prompt or len(new.tokens)
@@ -43,7 +43,7 @@ def said_alone(made: Checkpoint, sequences: list[tuple[New, list[int]]]) -> None
 
 
 class Work:
-    """Admissions, chunks, pauses, releases and preemptions at random, by micro-batch in turn."""
+    """Random admissions, chunks, pauses, releases and preemptions, alternating between micro-batches."""
 
     def __init__(self, pipeline: Pipeline, samplings: list[sampling_pb2.SamplingParams], seed: int) -> None:
         self._pipeline, self._samplings, self._choose = pipeline, samplings, random.Random(seed)
@@ -139,7 +139,7 @@ def test_random_work_samples_the_same_tokens(
 
 
 def test_rows_that_sample_nothing_send_nothing_back(checkpoint: Make) -> None:
-    """Tokens of a prompt, a step each, beside a row that decodes, and alone: graphs of decodes take them."""
+    """Single prompt tokens in a step, with a decoding row and alone, use decode graphs."""
     made = checkpoint("llama")
     pipeline = Pipeline(made.folder, 2, (0, 1), cuda_graph_chunks=False, **ROOM)
     plan = pipeline.scheduler.plan
@@ -155,7 +155,7 @@ def test_rows_that_sample_nothing_send_nothing_back(checkpoint: Make) -> None:
 
 @pytest.mark.parametrize("chunks", [False, True])
 def test_padding_is_zeros_whatever_lay_there(checkpoint: Make, chunks: bool) -> None:
-    """It is stored into the null block, and what is stored there must be finite."""
+    """Padding is stored into the null block and must be finite."""
     pipeline = Pipeline(checkpoint("llama").folder, 2, (0, 1), cuda_graph_chunks=chunks, **ROOM)
     runner: Any = runner_of(pipeline.rigs[1].replica)
     graphs = chunk_graphs_of(pipeline.rigs[1].replica) if chunks else decode_graphs_of(pipeline.rigs[1].replica)
@@ -171,7 +171,7 @@ def test_padding_is_zeros_whatever_lay_there(checkpoint: Make, chunks: bool) -> 
 
 
 def test_each_micro_batch_keeps_what_is_known_of_its_rows(checkpoint: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They take turns: neither makes the other look again, and a sequence that begins makes both."""
+    """Alternating micro-batches do not invalidate each other, and a new sequence invalidates both."""
     pipeline = Pipeline(checkpoint("llama").folder, 2, (0, 1), cuda_graph_chunks=False, **ROOM)
     looks = [0, 0]
     for number, rig in enumerate(pipeline.rigs):
@@ -202,8 +202,8 @@ NUM_SLOTS, CHUNK = 6, 20
 
 
 def by_turns(rig: Rig, execute: Execute) -> list[list[int]]:
-    """Sequences of two micro-batches begin one after the other, some in two chunks, while others decode; the last ones
-    ask for what no recording gives. What they say. A rig without stages computes the same steps."""
+    """Sequences of two micro-batches start one after the other, some in two chunks, while others decode; the last ones
+    need features without recordings. Returns their output. A rig without stages computes the same steps."""
     scheduler = rig.scheduler
     samplings = [GREEDY, GREEDY, SAMPLINGS[1], SAMPLINGS[1], SAMPLINGS[2], SAMPLINGS[3]]
     for turn in range(14):
@@ -224,7 +224,7 @@ def said_by_one(rig: Rig) -> list[list[int]]:
 
 
 def said_by_stages(rig: RankedRig, most_under_way: int) -> list[list[int]]:
-    """With so many steps under way behind each that is launched."""
+    """Output with at most `most_under_way` steps in flight after each launch."""
     flights: deque[Flight] = deque()
 
     def finish(most: int) -> None:

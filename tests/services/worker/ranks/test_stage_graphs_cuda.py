@@ -1,4 +1,4 @@
-"""Stages on GPUs, with their layers in CUDA graphs and NCCL between these. Run where there are two: pytest -m gpu."""
+"""Stages on GPUs with layers in CUDA graphs and NCCL between them. Needs two GPUs: pytest -m gpu."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RECORDED = [way for way in WAYS if "graphs" in way]
 
 
 def num_recordings(rig: Rig) -> list[int]:
-    """Of chunks, decodes and choices, on the first stage."""
+    """Number of recorded chunks, decodes and samplers on the first stage."""
     graphs = (chunk_graphs_of(rig.replica), decode_graphs_of(rig.replica), sample_graphs_of(rig.replica))
     return [0 if each is None else each.count for each in graphs]
 
@@ -34,7 +34,7 @@ def num_recordings(rig: Rig) -> list[int]:
 @pytest.mark.parametrize("way", [*RECORDED, "eager"])
 @pytest.mark.parametrize("family", ["llama-biases-tied", "gemma3-tied", "qwen2-moe"])
 def test_two_stages_say_what_transformers_says(checkpoint: Make, family: str, way: str) -> None:
-    """Layers and output head are recorded, choices are not."""
+    """Layers and output head are recorded, sampling is not."""
     made, settings = checkpoint(family), {"device": "cuda", **WAYS[way]}
     with ranked(made.folder, 1, 2, **settings) as rig:
         recorded = way == "chunks in graphs", way != "eager", way != "eager"
@@ -47,7 +47,7 @@ def test_two_stages_say_what_transformers_says(checkpoint: Make, family: str, wa
 @pytest.mark.parametrize("most_under_way", [0, 3])
 @pytest.mark.parametrize("way", RECORDED)
 def test_two_stages_choose_what_one_gpu_chooses(checkpoint: Make, way: str, most_under_way: int) -> None:
-    """All of a step is recorded; steps that are not are among such that are, and several are under way."""
+    """Fully recorded steps mixed with eager ones, with several in flight."""
     made, settings = checkpoint("llama"), {"device": "cuda", "record_logits": False, **WAYS[way]}
     expected = said_by_one(Rig(made.folder, **settings))
     with ranked(made.folder, 1, 2, **settings) as rig:
@@ -56,7 +56,7 @@ def test_two_stages_choose_what_one_gpu_chooses(checkpoint: Make, way: str, most
 
 @pytest.mark.parametrize("way", RECORDED)
 def test_two_stages_of_two_gpus_choose_what_one_chooses(checkpoint: Make, way: str) -> None:
-    """Sums of a stage's ranks are inside its graphs."""
+    """All-reduces of a stage's ranks are inside its graphs."""
     if torch.cuda.device_count() < 4:
         pytest.skip("fewer than four GPUs")
     made, settings = checkpoint("llama-biases-tied"), {"device": "cuda", "record_logits": False, **WAYS[way]}

@@ -1,5 +1,5 @@
-"""Recurrent layers whose heads, or which themselves, are shared out among ranks: schedulers get the text of one rank,
-however prompts are cut, found in the cache, and preempted."""
+"""Recurrent layers divided among ranks, by heads or as a whole: schedulers get one rank's text, with chunked, cached
+and preempted prompts."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ Make = Callable[[str], Checkpoint]
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Make:
-    """By the name of a case."""
+    """Checkpoints by case name."""
     found: dict[str, Checkpoint] = {}
 
     def get(name: str) -> Checkpoint:
@@ -87,7 +87,7 @@ class Said:
 
 
 def converse(run: Pair) -> Said:
-    """Prompts in chunks beside decodes, conversations that go on, heads that are shared, and everything preempted."""
+    """Chunked prompts with decodes, conversations that continue, shared prefixes, and preemption of everything."""
 
     def ask(tokens: list[int], max_tokens: int) -> Answer:
         return run.ask(tokens, max_tokens=max_tokens, eos=(), logprobs=0)
@@ -124,7 +124,7 @@ def by_ranks(checkpoint: Checkpoint, size: int = 2, stages: int = 1, **settings:
 
 
 def cases(*always: str) -> Any:
-    """All of them; few where there is not much time."""
+    """All cases; few in the fast run."""
     return pytest.mark.parametrize(
         "name", [pytest.param(name, marks=() if name in always else pytest.mark.slow) for name in CASES]
     )
@@ -185,7 +185,7 @@ def test_a_rank_keeps_the_states_of_its_own_heads() -> None:
 
 @pytest.mark.parametrize(("size", "block_size"), [(1, 1088), (2, 1152), (4, 576), (8, 320)])
 def test_blocks_are_as_long_on_all_ranks_as_their_states_take(size: int, block_size: int) -> None:
-    """Two ranks halve a position's keys, of which there are two heads, and the states; more only these."""
+    """Two ranks halve the two key heads and the states; more ranks divide only the states."""
     limits, settings = WorkerLimits(64, 512, 8192, 4096), WorkerSettings(model="x", tensor_parallel_size=size)
     lengths = {
         state_blocks.fit(limits, qwen3_next(), torch.bfloat16, settings, shard=Shard(rank, size)).block_size
@@ -195,7 +195,7 @@ def test_blocks_are_as_long_on_all_ranks_as_their_states_take(size: int, block_s
 
 
 def qwen3_next() -> DecoderConfig:
-    """Sizes of the real one."""
+    """Configuration with the sizes of the real model."""
     config = transformers.Qwen3NextConfig().to_dict()
     return read_model_config({**config, "architectures": ["Qwen3NextForCausalLM"]})
 
@@ -216,7 +216,7 @@ def test_heads_that_ranks_do_not_divide_are_refused_by_the_names_of_their_famili
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, case in (CASES | FOUR_RANKS).items() if case.seed != 7])
 def test_no_choice_of_experts_is_a_matter_of_rounding(made: Make, name: str) -> None:
-    """Or else two devices choose another one, and neither is wrong."""
+    """Near ties would be decided differently by two devices."""
     checkpoint, margins = made(name), []
     model, num_chosen = checkpoint.model, checkpoint.model.config.num_experts_per_tok
 

@@ -1,4 +1,4 @@
-"""Recurrent layers on two GPUs, in CUDA graphs and without. Run where there are two: pytest -m gpu."""
+"""Recurrent layers on two GPUs, in CUDA graphs and without. Needs two GPUs: pytest -m gpu."""
 
 from __future__ import annotations
 

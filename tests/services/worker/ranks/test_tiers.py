@@ -1,4 +1,4 @@
-"""KV in host memory of several ranks: each keeps its part of the same blocks, and the text is that of transformers."""
+"""KV of several ranks in host memory: each keeps its part of the same blocks, and the text is that of transformers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rank builds that has the whole model: its process imports this, and nothing that only tests need."""
+"""Builds a rank with the whole model. Rank processes import this module, so it imports nothing that only tests need."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.services.worker.rig import Rig
 
 
 def build(folder: Path, _seat: RankPlacement) -> RankReplica:
-    """All ranks have the whole model: nothing is sharded."""
+    """Builds a rank with the whole model: nothing is sharded."""
     return RankReplica(build_replica(Rig.settings(folder)), FollowerGrammars(CompilePool(_no_library)))
 
 

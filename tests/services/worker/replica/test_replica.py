@@ -1,4 +1,4 @@
-"""A replica as a whole: failures stay with their slots, blocks are known for what they hold."""
+"""A whole replica: failures affect single slots, and block contents are known."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def rig(checkpoint: Make) -> Rig:
 
 @pytest.fixture
 def poisoned(checkpoint: Make, tmp_path: Path) -> Rig:
-    """The embedding of one token is NaN."""
+    """Checkpoint in which the embedding of one token is NaN."""
     folder = Path(shutil.copytree(checkpoint("llama").folder, tmp_path / "copy"))
     tensors = load_file(folder / "model.safetensors")
     tensors["model.embed_tokens.weight"][POISON] = float("nan")
@@ -189,7 +189,7 @@ def test_occupancy_tells_owned_from_cached(rig: Rig) -> None:
 
 
 def test_a_batch_does_not_change_what_its_members_say(rig: Rig, checkpoint: Make) -> None:
-    """Sampled with seeds, alone and together."""
+    """Seeded sampling, alone and together."""
     sampling = [sampling_pb2.SamplingParams(temperature=0.9, seed=slot, top_p=0.9) for slot in range(4)]
     prompts = [torch.arange(slot, slot + 6).tolist() for slot in range(4)]
     rig.step([New(s, prompts[s], sampling=sampling[s]) for s in range(4)], dict.fromkeys(range(4), 6))
@@ -205,7 +205,7 @@ def test_a_batch_does_not_change_what_its_members_say(rig: Rig, checkpoint: Make
 
 @torch.inference_mode()
 def test_steps_may_be_launched_before_earlier_ones_are_recorded(rig: Rig, checkpoint: Make) -> None:
-    """As on a device that works on while the host prepares the next step."""
+    """As on a device that computes while the host prepares the next step."""
     plans = [rig.scheduler.plan([New(0, list(range(10, 17)))], {0: 7}), *(rig.scheduler.plan() for _ in range(6))]
     flights = [rig.replica.launch(decode_plan(plan)) for plan in plans]
     for flight in flights:
@@ -221,7 +221,7 @@ def test_steps_may_be_launched_before_earlier_ones_are_recorded(rig: Rig, checkp
 
 
 def test_params_that_are_none_refuse_their_sequence_alone(rig: Rig) -> None:
-    """Nobody between its frontend and here has looked at them."""
+    """The parameters are not validated between the frontend and the worker."""
     plan = rig.scheduler.plan([New(0, [1, 2, 3]), New(1, [4, 5, 6])], {0: 3, 1: 3})
     plan.admitted[1].params = b"\xff"
     rig.last_result = rig.execute(plan)

@@ -1,4 +1,4 @@
-"""Simulated workers: real protocol, real time, made-up tokens, no torch."""
+"""Simulated workers: real protocol, real time, invented tokens, no torch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LIMITS = WorkerLimits(block_size=4, max_num_seqs=4, max_num_batched_tokens=64, m
 
 
 class Receiver:
-    """Where results go."""
+    """Receives the results."""
 
     def __init__(self) -> None:
         self.results: asyncio.Queue[StepResult] = asyncio.Queue()
@@ -116,7 +116,7 @@ def test_a_step_costs_a_constant_its_prompts_and_its_sequences() -> None:
 
 
 async def test_what_samples_nothing_fails_alone() -> None:
-    """There is nothing to pool; the sequences beside it go on."""
+    """There is nothing to pool; other sequences of the step continue."""
     engine = SimulatedEngine(LIMITS, 100, Timing(0.001, 0, 0))
     running = asyncio.ensure_future(engine.run())
     receiver = Receiver()

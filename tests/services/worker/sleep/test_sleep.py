@@ -1,4 +1,4 @@
-"""A worker that sleeps gives its memory back, and says afterwards what it would have said."""
+"""A sleeping worker releases its memory and generates the same output afterwards."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_weights_that_slept_at_level_2_are_those_of_the_last_update(checkpoint: 
 
 
 def test_a_worker_does_not_wake_with_other_weights_than_it_had(checkpoint: Make, tmp_path: Path) -> None:
-    """While it slept its folder became another checkpoint's; it wakes once what it had is there again."""
+    """Its folder was replaced while it slept; it wakes up once the old weights are back."""
     whole, folder = checkpoint("llama").folder, tmp_path / "model"
     shutil.copytree(whole, folder)
     rig = Rig(folder, attention_backend="auto")
@@ -182,7 +182,7 @@ def test_what_is_given_back_is_what_an_update_overwrites(checkpoint: Make) -> No
 
 
 class PaperDriver:
-    """CUDA's driver with room for so many bytes."""
+    """A fake CUDA driver with `room` bytes of memory."""
 
     def __init__(self, room: int) -> None:
         self.room = room

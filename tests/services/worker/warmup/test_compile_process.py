@@ -1,4 +1,4 @@
-"""Kernels are compiled by a process that is begun before the worker has imported torch."""
+"""A process started before the worker imports torch compiles the kernels."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.waiting import has_ended, until
 
 @pytest.fixture(autouse=True)
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eight cores, and no kernel compiled yet."""
+    """A machine with eight cores and no compiled kernels."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(precompile, "device_capability", lambda: 90)
@@ -33,7 +33,7 @@ def settings() -> WorkerSettings:
 
 @pytest.fixture
 def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What the process is told, by a module that stands for the real one."""
+    """Input of the compile process, recorded by a fake module."""
     told = tmp_path / "told"
     (tmp_path / "echo.py").write_text(
         f"import pathlib, sys\npathlib.Path({str(told)!r}).write_text(sys.stdin.read())\n"

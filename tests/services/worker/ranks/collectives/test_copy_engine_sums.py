@@ -1,4 +1,4 @@
-"""Two ranks, threads here, whose GPUs are this machine's memory: a stream does what it is given at once, and waits."""
+"""Two ranks as threads, whose GPUs are host memory; streams execute and wait synchronously."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def added(sums: CopyEngineSums, part: Tensor) -> Tensor:
 
 
 def test_both_ranks_get_the_sums_whatever_their_sizes() -> None:
-    """Of a piece, of several, of more than a half, of pieces that are larger than one."""
+    """One piece, several, more than a half, and pieces larger than a half."""
     shapes = random.Random(1)
     calls = [
         (seed, (shapes.randrange(1, 200), shapes.choice((1, 3, 8, 64))), shapes.choice(DTYPES)) for seed in range(300)
@@ -101,7 +101,7 @@ def test_both_ranks_get_the_sums_whatever_their_sizes() -> None:
 
 
 def test_a_rank_that_is_ahead_writes_over_nothing_that_is_not_read() -> None:
-    """One reads nothing of the first sum until the other has sent all of the second one."""
+    """One rank reads nothing of the first sum until the other has sent all of the second."""
     machine, ahead = Machine(), threading.Event()
     wait, numbers = machine.cuStreamWaitValue32_v2, list[int]()
 

@@ -1,4 +1,4 @@
-"""All ranks write to each other, or none does."""
+"""Shared memory is used if all ranks can write to each other, else by none."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Store(dict[str, str]):
 
 
 class Driver:
-    """Gives what it is asked for: addresses that nobody reads."""
+    """Returns fake addresses for requested memory."""
 
     def __init__(self) -> None:
         self.closed: list[str] = []

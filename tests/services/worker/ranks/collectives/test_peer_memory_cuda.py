@@ -1,4 +1,4 @@
-"""Sums of GPUs in memory that they share: processes, as a replica has them."""
+"""Sums of GPUs in shared memory, in separate processes, as in a replica."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _part(rank: int, shape: tuple[int, int], seed: int, dtype: torch.dtype = tor
 
 
 def _sums(collectives: GroupCollectives, rank: int, size: int, device: torch.device) -> list[str]:
-    """What is wrong."""
+    """Returns the mismatches."""
     wrong = []
     for dtype in DTYPES:
         for seed, shape in enumerate([*FEW, *MANY]):
@@ -50,7 +50,7 @@ def _sums(collectives: GroupCollectives, rank: int, size: int, device: torch.dev
 
 
 def _normed(collectives: GroupCollectives, rank: int, size: int, device: torch.device) -> list[str]:
-    """Few rows in one kernel, in turn with sums of other sizes on the same channels; what it leaves is as it was."""
+    """Few rows in one kernel, alternating with sums of other sizes on the same channels, which stay correct."""
     wrong = []
     for seed, shape in enumerate([(1, 4096), (256, 2048), (64, 8192), (5, 5120), (1, 4096)] * 20):
         for dtype in (torch.bfloat16, torch.float16):
@@ -72,8 +72,7 @@ def _normed(collectives: GroupCollectives, rank: int, size: int, device: torch.d
 
 
 def _recorded(collectives: GroupCollectives, rank: int, size: int, device: torch.device) -> list[str]:
-    """A graph of sums of three sizes, in turn, each the input of the next: a part of so many times the same stays what
-    it is."""
+    """A CUDA graph of sums of three sizes, each the input of the next: scaled inputs stay unchanged."""
     sizes = [(1, 4096), (1, 64), (256, 8192)]
     kept = [torch.full(shape, 1.0 + i, dtype=torch.bfloat16, device=device) for i, shape in enumerate(sizes)]
     for x in kept:
@@ -92,7 +91,7 @@ def _recorded(collectives: GroupCollectives, rank: int, size: int, device: torch
 
 
 def _never_of_another_call(collectives: GroupCollectives, rank: int, size: int, device: torch.device) -> list[str]:
-    """Sizes and elements change from call to call, and each rank is late now and then: a sum tells its call."""
+    """Sizes and values change from call to call, and each rank is sometimes late: a sum identifies its call."""
     both, own = random.Random(0), random.Random(rank + 1)
     wrong = torch.zeros((), dtype=torch.int64, device=device)
     for call in range(CALLS):
@@ -107,7 +106,7 @@ def _never_of_another_call(collectives: GroupCollectives, rank: int, size: int, 
 
 
 def _made_in_pieces(collectives: GroupCollectives, rank: int, size: int, device: torch.device) -> list[str]:
-    """Beside products and behind them; small whole numbers, of which every order has the same sum."""
+    """Overlapped with products and after them; small integers, whose sum does not depend on the order."""
     wrong = []
     seeds = torch.Generator().manual_seed(rank)
     weight = torch.randint(-2, 3, (1024, 4096), generator=seeds).to(device, torch.bfloat16)
@@ -123,7 +122,7 @@ def _made_in_pieces(collectives: GroupCollectives, rank: int, size: int, device:
 
 
 def _never_of_another_piece(collectives: GroupCollectives, rank: int, size: int, device: torch.device) -> list[str]:
-    """As _never_of_another_call, of sums beside what makes them."""
+    """As _never_of_another_call, for sums overlapped with their products."""
     both, own = random.Random(2), random.Random(rank + 3)
     wrong = torch.zeros((), dtype=torch.int64, device=device)
     for call in range(CALLS):
