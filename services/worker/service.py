@@ -229,8 +229,8 @@ async def _watch_ranks(engine: Engine) -> None:
 
 
 def _hello(settings: WorkerSettings, replica: Replica, address: str, weights_digest: bytes) -> pb.WorkerHello:
-    said = hello.base_hello(settings, settings.name, address, replica.limits)
-    said.MergeFrom(
+    message = hello.base_hello(settings, settings.name, address, replica.limits)
+    message.MergeFrom(
         pb.WorkerHello(
             device=f"{settings.device} {replica.device_name}",
             role=settings.role,
@@ -267,4 +267,4 @@ def _hello(settings: WorkerSettings, replica: Replica, address: str, weights_dig
             ),
         )
     )
-    return said
+    return message

@@ -26,7 +26,7 @@ from tests.waiting import eventually
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
 NUM_STREAMS = 6
-# Of answers, which take seconds: in the middle when somebody who hears of their first tokens kills their frontend.
+# Lengths of answers, which take seconds: a frontend killed at their first tokens is still generating.
 GREEDY_TOKENS, SEEDED_TOKENS, BACKGROUND_TOKENS = 1000, 400, 1500
 
 

@@ -99,22 +99,24 @@ class Attachment:
         await lifecycle.run_until_first(started, self._shutdown.wait())  # a hanging device never starts an epoch
         if self._shutdown.requested:
             return
-        held = started.result()
-        hello.held.block_ids, hello.held.block_hashes = columns.u32_bytes(held.block_ids), held.hashes
-        hello.held.block_groups = columns.u32_bytes(held.groups) if any(held.groups) else b""
-        hello.held.host_place_ids = columns.u32_bytes(list(held.in_host_memory))
-        hello.held.host_place_hashes, hello.held.host_place_groups = block_hash.join_names(held.in_host_memory.values())
-        hello.held.disk_place_ids = columns.u32_bytes(list(held.on_disk))
-        hello.held.disk_place_hashes, hello.held.disk_place_groups = block_hash.join_names(held.on_disk.values())
-        hello.lora.names.extend(adapter.name for adapter, _ in held.adapters)
-        hello.lora.digests = b"".join(adapter.digest for adapter, _ in held.adapters)
-        hello.lora.paths.extend(path for _, path in held.adapters)
-        if held.weights is not None:
-            weights = held.weights
+        retained = started.result()
+        hello.held.block_ids, hello.held.block_hashes = columns.u32_bytes(retained.block_ids), retained.hashes
+        hello.held.block_groups = columns.u32_bytes(retained.groups) if any(retained.groups) else b""
+        hello.held.host_place_ids = columns.u32_bytes(list(retained.in_host_memory))
+        hello.held.host_place_hashes, hello.held.host_place_groups = block_hash.join_names(
+            retained.in_host_memory.values()
+        )
+        hello.held.disk_place_ids = columns.u32_bytes(list(retained.on_disk))
+        hello.held.disk_place_hashes, hello.held.disk_place_groups = block_hash.join_names(retained.on_disk.values())
+        hello.lora.names.extend(adapter.name for adapter, _ in retained.adapters)
+        hello.lora.digests = b"".join(adapter.digest for adapter, _ in retained.adapters)
+        hello.lora.paths.extend(path for _, path in retained.adapters)
+        if retained.weights is not None:
+            weights = retained.weights
             identity = model_pb2.WeightsIdentity(update=weights.update, version=weights.version, path=weights.path)
             hello.weights_state.weights.CopyFrom(identity)
-        hello.weights_state.asleep.extend(held.asleep)
-        hello.weights_state.sleep_level = held.sleep_level
+        hello.weights_state.asleep.extend(retained.asleep)
+        hello.weights_state.sleep_level = retained.sleep_level
         worker_hello.add_ungrouped(hello)
         self._session.send(pb.AttachRequest(hello=hello))
         try:

@@ -175,7 +175,7 @@ class OutcomeHandler(Protocol):
     def move_started(self, move: PendingMove) -> None:
         """Handles a block transfer that has been started."""
 
-    def page_io_started(self, begun: PendingPageIO) -> None:
+    def page_io_started(self, pending_io: PendingPageIO) -> None:
         """Handles page reads or writes that have been started."""
 
     def page_io_failed(self, order: PageOrder, error: Exception) -> None:

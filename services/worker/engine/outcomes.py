@@ -88,8 +88,8 @@ class OutcomeDispatcher:
     def move_started(self, move: PendingMove) -> None:
         self._await_move(move)
 
-    def page_io_started(self, begun: PendingPageIO) -> None:
-        self._await_move(begun)
+    def page_io_started(self, pending_io: PendingPageIO) -> None:
+        self._await_move(pending_io)
 
     def page_io_failed(self, order: PageOrder, error: Exception) -> None:
         if is_fatal_device_error(error):

@@ -119,12 +119,12 @@ class BlockContents:
         complete = self.full_blocks()
         for block in np.flatnonzero(complete).tolist():
             self._resolve_hashes(block, complete, hashes)
-        found = [(block, digest) for block, digest in hashes.items() if digest is not None]
-        ids = [block for block, _ in found]
-        return KnownBlocks(ids, b"".join(digest for _, digest in found), self._group[ids].tolist())
+        resolved = [(block, digest) for block, digest in hashes.items() if digest is not None]
+        ids = [block for block, _ in resolved]
+        return KnownBlocks(ids, b"".join(digest for _, digest in resolved), self._group[ids].tolist())
 
     def _record_parent_hashes(self, blocks: Blocks) -> None:
-        """Stores the hashes of `blocks` in their children before reallocation: a window releases the front of a
+        """Stores the hashes of `blocks` in their children parent_hash reallocation: a window releases the front of a
         sequence first."""
         complete = self.full_blocks()
         hashes: dict[int, bytes | None] = {}
@@ -157,5 +157,5 @@ class BlockContents:
         for block in reversed(pending):
             if block not in hashes:
                 parent = int(self._parent[block])
-                before = self._roots.get(block) if parent == NO_PARENT else hashes[parent]
-                hashes[block] = None if before is None else block_hash(before, self._tokens[block].tobytes())
+                parent_hash = self._roots.get(block) if parent == NO_PARENT else hashes[parent]
+                hashes[block] = None if parent_hash is None else block_hash(parent_hash, self._tokens[block].tobytes())

@@ -189,11 +189,11 @@ class HostMemory:
     def _copy(self, move: BlockMove) -> None:
         blocks, places = (torch.from_numpy(ids.astype(np.int64)) for ids in (move.blocks, move.places))
         for index, part in enumerate(self._parts):
-            there = self._memory[:, index]
+            host_part = self._memory[:, index]
             if move.to_host:
-                there.index_copy_(0, places, part.index_select(0, blocks))
+                host_part.index_copy_(0, places, part.index_select(0, blocks))
             else:
-                part.index_copy_(0, blocks, there.index_select(0, places))
+                part.index_copy_(0, blocks, host_part.index_select(0, places))
 
     def _copy_staged(self, to_host: bool, blocks: U32, places: list[int]) -> None:
         """Copies blocks through a device buffer that gathers a block's layers, so that a block is one copy over the

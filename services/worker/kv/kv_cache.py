@@ -52,14 +52,14 @@ class LayerCache:
 
 def caches_by_layer(memory: list[LayerCache], layout: KVLayout) -> list[LayerCache]:
     """Returns the cache of each layer. `memory`: caches by place in a page, which layers of several groups share."""
-    found = []
-    for kept in layout.places:
+    by_layer = []
+    for stored in layout.places:
         cache: LayerCache | None = None
-        for group, place in reversed(kept):
+        for group, place in reversed(stored):
             cache = replace(_group_view(memory[place], layout, group), second=cache)
         assert cache is not None, "every layer has a cache"
-        found.append(cache)
-    return found
+        by_layer.append(cache)
+    return by_layer
 
 
 def _group_view(shared: LayerCache, layout: KVLayout, group: int) -> LayerCache:
@@ -86,11 +86,11 @@ def allocate(
             text = f"{num_blocks} blocks of {shape.num_bytes} bytes do not fit into this host's memory"
             raise InvalidArgument(f"num_blocks: {text}", field="num_blocks") from None
     else:
-        given = zeros(num_parts * math.prod(size) * shape.dtype.itemsize)
-        if given is None:
+        custom = zeros(num_parts * math.prod(size) * shape.dtype.itemsize)
+        if custom is None:
             whole = torch.zeros((num_parts, *size), dtype=shape.dtype, device=device)
         else:
-            whole = given.view(shape.dtype).view((num_parts, *size))
+            whole = custom.view(shape.dtype).view((num_parts, *size))
         parts, words = list(whole), whole.flatten(2).view(torch.int64)
     keys, values = parts[:: shape.num_parts], parts[shape.num_parts - 1 :: shape.num_parts]
     return [LayerCache(k, v, words) for k, v in zip(keys, values, strict=True)]
@@ -111,16 +111,16 @@ def copy_blocks(caches: list[LayerCache], copies: BlockCopies) -> None:
 def move_tokens(caches: list[LayerCache], sources: I32, targets: I32) -> None:
     """Copies keys and values of tokens from the places `sources` (block * block_size + offset) to `targets`."""
     device = caches[0].k.device
-    given, places = (upload(ids, device, np.int64) for ids in (sources, targets))
+    source_places, target_places = (upload(ids, device, np.int64) for ids in (sources, targets))
     whole, (num_blocks, block_size) = caches[0].all_layers, caches[0].k.shape[:2]
     if whole is not None and whole.size(2) % block_size == 0:  # as in copy_blocks(): a token is whole words
         words = whole.view(len(whole), num_blocks * block_size, -1)
-        words.index_copy_(1, places, words.index_select(1, given))
+        words.index_copy_(1, target_places, words.index_select(1, source_places))
         return
     for cache in caches:
         for part in cache.parts:
             rows = as_bytes(part).flatten(0, 1)
-            rows.index_copy_(0, places, rows.index_select(0, given))
+            rows.index_copy_(0, target_places, rows.index_select(0, source_places))
 
 
 def _host_zeros(size: tuple[int, ...], *, dtype: torch.dtype) -> Tensor:

@@ -87,18 +87,18 @@ class GrpcTransport:
     async def fetch(self, wanted: WantedPages) -> AsyncGenerator[FetchedPages, None]:
         """Implements PageTransport.fetch; falls back to bytes over gRPC if shared pages cannot be opened."""
         try:
-            async with aclosing(self._fetch(wanted, self._peers_for(wanted))) as arrivals:
-                async for arrived in arrivals:
-                    yield arrived
+            async with aclosing(self._fetch(wanted, self._peers_for(wanted))) as batches:
+                async for batch in batches:
+                    yield batch
         except _PeerUnreachable as error:
             source = wanted.source
             log.info("pages are sent over gRPC", source=source.worker_id, reason=str(error))
             self.unreachable_until[source.address] = (
                 asyncio.get_running_loop().time() + self._bounds.unreachable_retry_s
             )
-            async with aclosing(self._fetch(wanted, None)) as arrivals:
-                async for arrived in arrivals:
-                    yield arrived
+            async with aclosing(self._fetch(wanted, None)) as batches:
+                async for batch in batches:
+                    yield batch
 
     def _peers_for(self, wanted: WantedPages) -> PeerPages | None:
         """Returns `peers`, or None where opening failed recently; entries expire, as another worker may take over the
@@ -109,27 +109,27 @@ class GrpcTransport:
 
     async def _fetch(self, wanted: WantedPages, peers: PeerPages | None) -> AsyncGenerator[FetchedPages, None]:
         """Yields the pages of one call. `peers`: may open shared pages instead of receiving bytes."""
-        who, address = wanted.source.worker_id, wanted.source.address
+        worker_id, address = wanted.source.worker_id, wanted.source.address
         async with self.connected(address) as connection:
             call: Call = kv_transfer_pb2_grpc.KVTransferServiceStub(connection.channel).Fetch()
             try:
                 async with asyncio.timeout(self._bounds.first_part_timeout_s):
                     await self.send_request(call, wanted, peers)
-                async with aclosing(self._receive(call, wanted, peers)) as arrivals:
-                    async for arrived in arrivals:
-                        yield arrived
+                async with aclosing(self._receive(call, wanted, peers)) as batches:
+                    async for batch in batches:
+                        yield batch
             except TimeoutError:
                 self._evict(address, connection)
-                raise Unavailable(f"{who} at {address} did not send its pages in time") from None
+                raise Unavailable(f"{worker_id} at {address} did not send its pages in time") from None
             except grpc.aio.AioRpcError as error:
                 self._evict(address, connection)
-                raise Unavailable(f"{who} at {address}: {error.details()}") from None
+                raise Unavailable(f"{worker_id} at {address}: {error.details()}") from None
             except (asyncio.InvalidStateError, grpc.aio.InternalError):  # the call ended before its request was sent
-                raise Unavailable(f"the call to {who} at {address} ended while the request was sent") from None
+                raise Unavailable(f"the call to {worker_id} at {address} ended while the request was sent") from None
             except asyncio.CancelledError:
                 if is_cancel_requested():
                     raise
-                raise Unavailable(f"the call to {who} at {address} was cancelled on this side") from None
+                raise Unavailable(f"the call to {worker_id} at {address} was cancelled on this side") from None
             finally:
                 call.cancel()
 
@@ -171,14 +171,14 @@ class GrpcTransport:
                 async with aclosing(
                     _receive_shared(call, wanted, peers, SharedPages.of(message.shared), timeout_s)
                 ) as copied:
-                    async for arrived in copied:
-                        yield arrived
+                    async for batch in copied:
+                        yield batch
                 return
             for first, pages, expected in incoming.add(message):
                 hashes = wanted.hashes[first : first + len(pages)]
-                found = await asyncio.to_thread(checksums, wanted.layout, hashes, pages)
-                if not np.array_equal(found, expected):
-                    wrong = first + int(np.flatnonzero(found != expected)[0])
+                actual = await asyncio.to_thread(checksums, wanted.layout, hashes, pages)
+                if not np.array_equal(actual, expected):
+                    wrong = first + int(np.flatnonzero(actual != expected)[0])
                     raise PageMismatch(f"page {wrong} of {wanted.source.worker_id} does not match its checksum")
                 yield FetchedPages(first, torch.from_numpy(pages))
         if not incoming.complete:
@@ -222,9 +222,9 @@ async def _receive_shared(
 ) -> AsyncGenerator[FetchedPages, None]:
     """Yields the location of shared pages; after the consumer has copied them, the source confirms that they were still
     valid."""
-    who, most = wanted.source.worker_id, int(wanted.blocks.max())
-    if most >= pages.num_blocks:
-        raise PageMismatch(f"{who} has {pages.num_blocks} blocks, and no block {most}")
+    worker_id, last_block = wanted.source.worker_id, int(wanted.blocks.max())
+    if last_block >= pages.num_blocks:
+        raise PageMismatch(f"{worker_id} has {pages.num_blocks} blocks, and no block {last_block}")
     async with peers.opened(pages) as reason:
         if reason:
             raise _PeerUnreachable(reason)
@@ -233,7 +233,7 @@ async def _receive_shared(
         await call.write(pb.FetchRequest(taken=pb.PagesTaken()))
         await call.done_writing()
         if await call.read() is not grpc.aio.EOF:
-            raise PageMismatch(f"{who} sent more than the location of its pages")
+            raise PageMismatch(f"{worker_id} sent more than the location of its pages")
 
 
 class _PageAssembler:
@@ -241,7 +241,7 @@ class _PageAssembler:
 
     def __init__(self, wanted: WantedPages, pages_at_a_time: int, *, pinned: bool) -> None:
         self._pinned = pinned
-        self._who = wanted.source.worker_id
+        self._worker_id = wanted.source.worker_id
         self._num_pages, self._page_bytes = len(wanted.blocks), wanted.block_bytes
         self._most = pages_at_a_time
         self._first = self._filled = 0  # first page of the current piece, and bytes received of it
@@ -261,13 +261,15 @@ class _PageAssembler:
     def add(self, message: pb.FetchResponse) -> list[tuple[int, Bytes2D, U32]]:
         """Returns complete pieces as (first page, pages, expected checksums). Raises PageMismatch."""
         if message.WhichOneof("message") != "part" or not message.part.data:
-            raise PageMismatch(f"{self._who} sent {message.WhichOneof('message')}, expected bytes of pages")
+            raise PageMismatch(f"{self._worker_id} sent {message.WhichOneof('message')}, expected bytes of pages")
         self._checksums += self._column(message.part.checksums)
         data = np.frombuffer(message.part.data, dtype=np.uint8)
         done = []
         while len(data):
             if self.complete:
-                raise PageMismatch(f"{self._who} sent more than {self._num_pages} pages of {self._page_bytes} bytes")
+                raise PageMismatch(
+                    f"{self._worker_id} sent more than {self._num_pages} pages of {self._page_bytes} bytes"
+                )
             count = min(len(data), self._piece.size - self._filled)
             self._piece.reshape(-1)[self._filled : self._filled + count] = data[:count]
             self._filled, data = self._filled + count, data[count:]
@@ -279,7 +281,7 @@ class _PageAssembler:
         first, pages = self._first, self._piece
         expected, self._checksums = self._checksums[: len(pages)], self._checksums[len(pages) :]
         if len(expected) != len(pages):
-            raise PageMismatch(f"{self._who} sent {len(expected)} checksums for {len(pages)} pages")
+            raise PageMismatch(f"{self._worker_id} sent {len(expected)} checksums for {len(pages)} pages")
         self._first, self._filled = first + len(pages), 0
         self._piece = self._next_piece()
         return first, pages, np.array(expected, dtype=np.uint32)
@@ -293,7 +295,7 @@ class _PageAssembler:
         try:
             expected: list[int] = columns.u32(data).tolist()
         except ColumnError as error:
-            raise PageMismatch(f"{self._who} sent invalid checksums: {error}") from None
+            raise PageMismatch(f"{self._worker_id} sent invalid checksums: {error}") from None
         if len(self._checksums) + len(expected) > self._num_pages - self._first:
-            raise PageMismatch(f"{self._who} sent more checksums than pages")
+            raise PageMismatch(f"{self._worker_id} sent more checksums than pages")
         return expected

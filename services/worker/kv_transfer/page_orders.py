@@ -73,7 +73,7 @@ class PageOutcomeHandler(Protocol):
 
     def is_current(self, receiver: Any) -> bool: ...
 
-    def page_io_started(self, begun: PendingPageIO) -> None: ...
+    def page_io_started(self, pending_io: PendingPageIO) -> None: ...
 
     def page_io_failed(self, order: PageOrder, error: Exception) -> None: ...
 
@@ -113,15 +113,15 @@ class PageOrderQueue:
         try:
             if isinstance(order, ReadBlocks):
                 read = self._replica.read_pages(order.blocks, copied=order.copied)
-                begun = PendingPageIO(order, read.pending, read.content)
+                pending_io = PendingPageIO(order, read.pending, read.content)
             elif isinstance(order, WriteBlocks):
-                begun = PendingPageIO(order, self._replica.write_pages(order.blocks, order.pages), None)
+                pending_io = PendingPageIO(order, self._replica.write_pages(order.blocks, order.pages), None)
             else:
-                begun = PendingPageIO(order, self._replica.commit_pages(order.blocks, order.hashes), None)
+                pending_io = PendingPageIO(order, self._replica.commit_pages(order.blocks, order.hashes), None)
         except Exception as error:
             self._outcomes.page_io_failed(order, error)
             return
-        self._outcomes.page_io_started(begun)
+        self._outcomes.page_io_started(pending_io)
 
 
 def _attachment_ended() -> FailedPrecondition:

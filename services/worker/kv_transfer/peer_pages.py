@@ -136,15 +136,15 @@ class PeerPages:
 
     def copy(self, peer: PeerBlocks, targets: U32, stream: int) -> None:
         """Enqueues copies of blocks in use on a stream. Raises PeerMemoryError."""
-        there, here = peer.pages, self.own
-        start, own = self._opened[there.handle].address + there.offset, self._whole.data_ptr()
-        pitches = (there.num_blocks * there.part_bytes, here.num_blocks * here.part_bytes)
-        rows = there.num_parts if max(pitches) <= self._max_pitch else 1
+        theirs, ours = peer.pages, self.own
+        start, own = self._opened[theirs.handle].address + theirs.offset, self._whole.data_ptr()
+        pitches = (theirs.num_blocks * theirs.part_bytes, ours.num_blocks * ours.part_bytes)
+        rows = theirs.num_parts if max(pitches) <= self._max_pitch else 1
         for source, target, count in contiguous_runs(peer.blocks, targets):
-            width = count * here.part_bytes
-            for part in range(0, there.num_parts, rows):
-                source_at = start + part * pitches[0] + source * there.part_bytes
-                target_at = own + part * pitches[1] + target * here.part_bytes
+            width = count * ours.part_bytes
+            for part in range(0, theirs.num_parts, rows):
+                source_at = start + part * pitches[0] + source * theirs.part_bytes
+                target_at = own + part * pitches[1] + target * ours.part_bytes
                 between = pitches if rows > 1 else (width, width)
                 self._driver.copy_rows_async(
                     PitchedRows(source_at, between[0]), PitchedRows(target_at, between[1]), width, rows, stream

@@ -53,8 +53,8 @@ class HostRegion:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         fd = os.open(path, flags, 0o600)
         try:
-            found = os.fstat(fd).st_size == size and os.pread(fd, PAGE, 0) == self._header()
-            if not found:
+            is_valid = os.fstat(fd).st_size == size and os.pread(fd, PAGE, 0) == self._header()
+            if not is_valid:
                 os.ftruncate(fd, 0)
                 os.ftruncate(fd, size)
             os.posix_fallocate(fd, 0, size)  # writing a page that cannot be allocated would kill the process
@@ -70,10 +70,10 @@ class HostRegion:
         whole = np.frombuffer(self._map, dtype=np.uint8)
         self._table = whole[PAGE : PAGE + num_places * _ENTRY.size].reshape(num_places, _ENTRY.size)
         self.content: npt.NDArray[np.uint8] = whole[PAGE + table :].reshape(num_places, block_bytes)
-        entries = self._read() if found else []
+        entries = self._read() if is_valid else []
         self.restored = {place: name for _, place, name in entries}  # oldest first
         self._numbers = itertools.count(entries[-1][0] + 1 if entries else 1)
-        if not found:
+        if not is_valid:
             self._map[:PAGE] = self._header()
 
     def clear(self, place: int) -> None:
@@ -95,12 +95,12 @@ class HostRegion:
 
     def _read(self) -> list[tuple[int, int, bytes]]:
         """Returns (number, place, name) of all valid entries, oldest first."""
-        found = []
+        entries = []
         for place in np.flatnonzero(self._table.any(axis=1)).tolist():
             block_hash, group, number, checksum = _ENTRY.unpack(self._table[place].tobytes())
             if checksum == self._checksum(place, block_hash, group, number):
-                found.append((number, place, page_name(block_hash, group)))
-        return sorted(found)
+                entries.append((number, place, page_name(block_hash, group)))
+        return sorted(entries)
 
     def _checksum(self, place: int, block_hash: bytes, group: int, number: int) -> bytes:
         return hashlib.sha256(self._identity + struct.pack("<QQQ", place, group, number) + block_hash).digest()

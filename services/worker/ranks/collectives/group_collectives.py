@@ -90,11 +90,11 @@ class GroupCollectives:
         opener = OVERLAPPED_SUMS.get(self._device.type)
         if opener is None:
             return
-        beside = opener(store, rank, self._size, self._device)
-        if self.min_over_ranks(int(beside is not None)) and self.min_over_ranks(
-            int(beside is not None and beside.is_peer_ready())
+        overlapped = opener(store, rank, self._size, self._device)
+        if self.min_over_ranks(int(overlapped is not None)) and self.min_over_ranks(
+            int(overlapped is not None and overlapped.is_peer_ready())
         ):
-            self._overlapped = beside
+            self._overlapped = overlapped
 
     def all_reduce(self, x: Tensor) -> Tensor:
         return self._sum(x.contiguous(), None)
@@ -126,11 +126,11 @@ class GroupCollectives:
         return x if residual is None else residual.add_(x)
 
     def overlapped_all_reduce(self, rows: Tensor, make: Callable[[Tensor], Tensor]) -> Tensor:
-        beside = self._overlapped
-        cuts = [] if beside is None else beside.cuts(rows.size(0))
-        if beside is None or len(cuts) < 2:
+        overlapped = self._overlapped
+        cuts = [] if overlapped is None else overlapped.cuts(rows.size(0))
+        if overlapped is None or len(cuts) < 2:
             return self.all_reduce(make(rows))
-        return beside.overlapped_all_reduce(rows, cuts, make)
+        return overlapped.overlapped_all_reduce(rows, cuts, make)
 
     def reduce_scatter(self, x: Tensor) -> Tensor:
         own = x.new_empty((x.size(0) // self._size, *x.shape[1:]))

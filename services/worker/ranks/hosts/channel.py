@@ -124,10 +124,10 @@ class HostHandshake:
         node = int(NODE.unpack_from(opening)[0])
         nonce, proof = opening[NODE.size : -PROOF_BYTES], opening[-PROOF_BYTES:]
         meeting = _meeting(self.address, node, nonce, mine)
-        found = [one for one in self._secrets if hmac.compare_digest(meeting.proof(one, "client"), proof)]
-        if not found:
+        matching = [key for key in self._secrets if hmac.compare_digest(meeting.proof(key, "client"), proof)]
+        if not matching:
             raise Unauthenticated("it did not prove knowledge of the cluster's secret")
-        channel.send(meeting.proof(found[0], "server"))  # the secret that it used, as secrets may be rotating
+        channel.send(meeting.proof(matching[0], "server"))  # the secret that it used, as secrets may be rotating
         return node
 
     @property
