@@ -33,18 +33,18 @@ SWEEPS = {
 # How many cases of a test stay; the others are `slow`.
 FIRST_CASES = {
     "tests/batch_invariance/test_interpreted.py::test_logits_are_bit_identical_in_steps_of_all_kinds": 1,
-    "tests/chaos/test_keys.py::test_files_that_are_torn_or_gone_leave_the_old_ones_in_force": 1,
+    "tests/chaos/test_keys.py::test_corrupt_or_missing_key_files_keep_the_old_ones_in_force": 1,
     "tests/chaos/test_network.py::test_a_cut_connection_costs_a_pause": 1,
     "tests/chaos/test_schedulers.py::test_the_scheduler_is_killed": 1,
-    "tests/e2e/kv/test_prefix_parts.py::test_many_at_once_in_few_blocks_say_what_they_say_alone": 1,
-    "tests/services/frontend/bounds/test_garbage.py::test_a_refused_prompt_leaves_no_tokens_in_memory": 1,
+    "tests/e2e/kv/test_prefix_parts.py::test_concurrent_requests_in_few_blocks_are_unchanged": 1,
+    "tests/services/frontend/bounds/test_garbage.py::test_a_refused_prompt_leaves_no_tokens_behind": 1,
     "tests/services/worker/ranks/test_dispatch.py::test_experts_that_move_at_every_step": 1,
     "tests/services/worker/ranks/test_dispatch.py::test_more_ranks_some_of_them_without_rows": 2,
-    "tests/services/worker/ranks/test_dispatch.py::test_ranks_that_send_rows_say_what_one_does": 4,
+    "tests/services/worker/ranks/test_dispatch.py::test_dispatching_ranks_match_one": 4,
     "tests/services/worker/ranks/test_dispatch.py::test_steps_of_both_ways_take_turns": 2,
-    "tests/services/worker/ranks/test_expert_parallel.py::test_experts_that_move_at_every_step_say_the_same": 2,
-    "tests/services/worker/ranks/test_expert_parallel.py::test_ranks_with_whole_experts_say_what_one_does": 3,
-    "tests/services/worker/ranks/test_sharding.py::test_two_ranks_say_what_one_does": 8,
+    "tests/services/worker/ranks/test_expert_parallel.py::test_moving_experts_do_not_change_output": 2,
+    "tests/services/worker/ranks/test_expert_parallel.py::test_expert_parallel_ranks_match_one": 3,
+    "tests/services/worker/ranks/test_sharding.py::test_two_ranks_match_one": 8,
     "tests/spec_decode/test_prefix_parts.py::test_preempted_sequences_generate_the_same": 2,
     "tests/spec_decode/test_prefix_parts.py::test_the_same_texts_with_little_recomputation": 2,
 }
@@ -52,10 +52,10 @@ FIRST_CASES = {
 # Of the slow ones, too, only so many stay where each case takes half a minute; the others are `sweep`.
 FIRST_SLOW_CASES = {
     "tests/batch_invariance/test_interpreted.py::test_logits_are_bit_identical_in_steps_of_all_kinds": 2,
-    "tests/chaos/test_attach.py::test_a_frontend_is_killed_and_its_streams_go_on_at_another": 1,
+    "tests/chaos/test_attach.py::test_streams_of_a_killed_frontend_resume_at_another": 1,
     "tests/chaos/test_handover.py::test_streams_survive": 2,
     "tests/chaos/test_keys.py::test_a_certificate_that_has_expired_is_a_pause_until_there_is_another": 1,
-    "tests/chaos/test_late_interaction.py::test_scores_come_although_somebody_is_killed": 2,
+    "tests/chaos/test_late_interaction.py::test_scores_are_unchanged_when_services_are_killed": 2,
     "tests/chaos/test_ranks.py::test_a_rank_that_has_a_part_of_the_prompts_is_killed_or_hangs": 2,
     "tests/chaos/test_ranks.py::test_a_stage_of_one_of_two_workers_is_killed_or_hangs": 1,
     "tests/chaos/test_schedulers.py::test_redis_is_away_while_another_part_goes": 2,

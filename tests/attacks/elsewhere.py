@@ -57,7 +57,7 @@ ELSEWHERE: Mapping[str, tuple[str, Sequence[str]]] = {
     ),
     "a KV disk without room": (
         "blocks are dropped; answers stay the same",
-        [f"{WORKER}/offload/test_disk_store.py::test_a_full_disk_drops_what_it_cannot_take"],
+        [f"{WORKER}/offload/test_disk_store.py::test_full_disk_drops_blocks"],
     ),
     "hundreds of small tenants beside a large one": (
         "the reserve is divided; the large one takes none of it",

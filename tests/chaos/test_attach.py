@@ -83,7 +83,7 @@ class Reader:
 
 
 @pytest.mark.parametrize("kind", [greedy, seeded])
-async def test_a_frontend_is_killed_and_its_streams_go_on_at_another(
+async def test_streams_of_a_killed_frontend_resume_at_another(
     with_redis: Cluster, kind: Callable[[int], SamplingParams]
 ) -> None:
     """Every token arrives exactly once, also for readers that resume later."""
@@ -122,7 +122,7 @@ async def ended(http: httpx.AsyncClient, response_id: str) -> dict[str, Any]:
     return await eventually(ask, lambda found: found["status"] not in ("queued", "in_progress"), 120)
 
 
-async def test_a_frontend_is_killed_and_responses_in_the_background_go_on_at_another(with_redis: Cluster) -> None:
+async def test_background_responses_of_a_killed_frontend_continue_at_another(with_redis: Cluster) -> None:
     """Polling continues responses that were never streamed."""
     bodies = [
         {"input": prompt, "temperature": 0, "max_output_tokens": BACKGROUND_TOKENS, "ignore_eos": True}

@@ -56,7 +56,7 @@ async def until(holds: Callable[[], bool]) -> None:
         await eventually(holds)
 
 
-async def test_a_frontend_is_killed_and_its_batch_goes_on_at_another(tmp_path: Path) -> None:
+async def test_batch_of_a_killed_frontend_continues_at_another(tmp_path: Path) -> None:
     """Every line is answered once, with the output of an undisturbed batch; half an upload is discarded."""
     with running_cluster(redis="embedded", worker=WORKER, scheduler=SCHEDULER, frontend=FRONTEND) as cluster:
         batch_id = await _killed_in_the_middle(cluster, tmp_path)

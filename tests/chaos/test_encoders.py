@@ -32,7 +32,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 @pytest.mark.parametrize("victim", ["worker-0", "scheduler-0"])
-def test_vectors_come_although_somebody_is_killed(cluster: Cluster, victim: str) -> None:
+def test_embeddings_are_unchanged_when_services_are_killed(cluster: Cluster, victim: str) -> None:
     with Client(cluster.grpc_address) as client:
         calm = np.array(client.embed(INPUTS))
         found = kill_while_answering(cluster, victim, lambda: np.array(client.embed(INPUTS)), num_askers=2)

@@ -130,7 +130,7 @@ async def test_certificates_of_another_authority_take_over(kept: Kept, undisturb
 
 
 @pytest.mark.slow
-async def test_a_wrong_secret_behind_a_restart_is_a_pause_until_it_is_right(
+async def test_wrong_secret_after_a_restart_is_a_pause_until_corrected(
     kept: Kept, undisturbed: dict[str, Said]
 ) -> None:
     async def exchange() -> None:
@@ -144,7 +144,7 @@ async def test_a_wrong_secret_behind_a_restart_is_a_pause_until_it_is_right(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["torn", "removed"])
-async def test_files_that_are_torn_or_gone_leave_the_old_ones_in_force(
+async def test_corrupt_or_missing_key_files_keep_the_old_ones_in_force(
     kept: Kept, undisturbed: dict[str, Said], how: str
 ) -> None:
     """Keys, secrets and certificates at once; a worker that starts meanwhile attaches when they are restored."""

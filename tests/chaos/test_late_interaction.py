@@ -42,7 +42,7 @@ def scores(client: Client) -> list[list[float]]:
 
 
 @pytest.mark.parametrize("victim", ["worker-0", "scheduler-0", "worker-1"])
-def test_scores_come_although_somebody_is_killed(cluster: Cluster, victim: str) -> None:
+def test_scores_are_unchanged_when_services_are_killed(cluster: Cluster, victim: str) -> None:
     with Client(cluster.grpc_address) as client:
         calm = scores(client)
         found = kill_while_answering(cluster, victim, lambda: scores(client), num_askers=3)

@@ -179,7 +179,7 @@ async def say_what_they_always_say(crowd: Crowd, undisturbed: dict[str, Said]) -
 
 
 @pytest.mark.parametrize("victim", ["worker-0", "scheduler-0"])
-async def test_somebody_is_killed_while_workers_fall_asleep_and_while_they_wake(
+async def test_service_is_killed_during_sleep_and_wake_up(
     operated: Operated, undisturbed: dict[str, Said], victim: str
 ) -> None:
     client = operated.client
@@ -198,7 +198,7 @@ async def test_somebody_is_killed_while_workers_fall_asleep_and_while_they_wake(
 
 
 @pytest.mark.parametrize("victim", ["worker-0", "scheduler-0"])
-async def test_somebody_is_killed_while_weights_change(
+async def test_service_is_killed_while_weights_are_staged(
     operated: Operated, undisturbed: dict[str, Said], victim: str, tmp_path: Path
 ) -> None:
     """No worker has new weights then: running streams finish with the old ones."""
@@ -219,7 +219,7 @@ async def test_somebody_is_killed_while_weights_change(
 
 
 @pytest.mark.parametrize("victim", ["worker-0", "scheduler-0"])
-async def test_somebody_is_killed_while_weights_are_swapped(
+async def test_service_is_killed_while_weights_are_swapped(
     swapping: Operated, undisturbed: dict[str, Said], victim: str, tmp_path: Path
 ) -> None:
     """All workers have the new weights then: requests sent meanwhile use only these, and streams continue with them."""

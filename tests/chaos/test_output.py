@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
-def test_a_worker_is_started_again_while_nobody_can_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_restarts_while_output_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
     options = ClusterOptions(
         http_port=0, grpc_port=0, metrics_port=0, redis="none", settings={"worker": {"threads": 1}}
     )

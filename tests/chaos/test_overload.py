@@ -73,7 +73,7 @@ def resident_bytes(cluster: Cluster) -> dict[str, int]:
 
 @pytest.mark.slow
 @pytest.mark.sweep  # seconds of it are in tests/services/frontend/test_limits.py
-async def test_ten_times_the_capacity_is_refused_quickly_and_harms_nobody(small: Cluster) -> None:
+async def test_ten_times_the_capacity_is_refused_quickly_without_harm(small: Cluster) -> None:
     usual, crowded = Seen(), Seen()
     await offer(small.grpc_address, CAPACITY, USUAL_S, Seen())  # all is there
     before = resident_bytes(small)

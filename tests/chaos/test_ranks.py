@@ -99,7 +99,7 @@ async def test_a_rank_is_killed_among_samples_and_their_log_probabilities(two: C
 
 
 @pytest.mark.slow
-async def test_the_rank_with_the_stream_is_killed_and_leaves_none_behind(
+async def test_rank_with_the_stream_is_killed_and_no_process_remains(
     alone: Cluster, undisturbed: dict[str, Said]
 ) -> None:
     async def kill() -> None:
@@ -190,7 +190,7 @@ async def test_a_rank_of_the_only_worker_is_killed_again_and_again_while_it_star
 
 
 @pytest.mark.slow
-async def test_a_group_that_is_stopped_as_a_whole_goes_on(alone: Cluster, undisturbed: dict[str, Said]) -> None:
+async def test_stopped_group_of_ranks_continues(alone: Cluster, undisturbed: dict[str, Said]) -> None:
     """No rank is taken for dead after a pause of all ranks, as when a machine is suspended."""
     pids = [pid(alone, "worker-0"), rank_of(alone, "worker-0")]
 

@@ -83,7 +83,7 @@ async def test_a_second_shard_takes_over(
 
 
 @pytest.mark.slow
-async def test_a_second_shard_takes_over_from_one_that_hangs_and_comes_back(
+async def test_second_shard_takes_over_from_a_hanging_one_that_recovers(
     two_schedulers: Cluster, undisturbed: dict[str, Said]
 ) -> None:
     async def hang() -> None:
@@ -121,7 +121,7 @@ async def test_redis_is_away_while_another_part_goes(
 
 
 @pytest.mark.slow
-async def test_redis_dies_and_nobody_notices(two_schedulers: Cluster, undisturbed: dict[str, Said]) -> None:
+async def test_streams_do_not_depend_on_redis(two_schedulers: Cluster, undisturbed: dict[str, Said]) -> None:
     crowd = await survives(two_schedulers, undisturbed, lambda: os.kill(pid(two_schedulers, "redis-0"), signal.SIGKILL))
     assert crowd.longest_gap_s < 5, "longer than this machine may stand still: somebody waited for it"
 

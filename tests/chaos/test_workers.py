@@ -116,7 +116,7 @@ async def test_a_worker_and_the_scheduler_are_stopped_at_once(
 
 
 @pytest.mark.slow
-async def test_a_worker_hangs_and_comes_back_as_a_zombie(two_workers: Cluster, undisturbed: dict[str, Said]) -> None:
+async def test_hanging_worker_recovers_as_a_zombie(two_workers: Cluster, undisturbed: dict[str, Said]) -> None:
     with Client(two_workers.grpc_address) as client:
         epoch = waiting.services(client, "worker-0")["worker-0"].epoch
 
@@ -139,7 +139,7 @@ async def test_the_only_worker_leaves(one_worker: Cluster, undisturbed: dict[str
 
 
 @pytest.mark.slow
-async def test_workers_come_and_go_under_load(one_worker: Cluster, undisturbed: dict[str, Said]) -> None:
+async def test_workers_join_and_leave_under_load(one_worker: Cluster, undisturbed: dict[str, Said]) -> None:
     async def scale() -> None:
         await asyncio.to_thread(one_worker.scale_workers, 4)
         with Client(one_worker.grpc_address) as client:

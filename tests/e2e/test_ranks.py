@@ -36,7 +36,7 @@ def test_two_ranks_answer_under_a_form_with_drafts_and_with_logprobs() -> None:
         assert once == again
 
 
-def test_two_ranks_that_share_out_long_prompts_answer_with_drafts_and_under_a_form() -> None:
+def test_two_context_parallel_ranks_answer_with_drafts_and_constraints() -> None:
     """Six prompts form one long step, and so does one prompt of four times the length."""
     worker = {"context_parallel_size": 2, "threads": 1, "num_blocks": 200, "speculative_config": json.dumps(EAGLE)}
     with running_cluster(worker=worker) as cluster, Client(cluster.grpc_address) as client:

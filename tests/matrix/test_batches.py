@@ -61,7 +61,7 @@ def over_http(cluster: Cluster, content: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("way", [over_grpc, over_http, from_python])
-def test_a_batch_says_what_a_call_says(cluster: Cluster, way: Callable[[Cluster, bytes], bytes]) -> None:
+def test_batch_returns_what_a_call_returns(cluster: Cluster, way: Callable[[Cluster, bytes], bytes]) -> None:
     prompt = prompts(cluster)[0]
     asked = {name: question(prompt, name) for name in REQUESTS if name not in NOT_OVER_HTTP["whole"]}
     whole = ask_now(cluster, asked)

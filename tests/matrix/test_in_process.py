@@ -52,7 +52,7 @@ def answers(
 
 
 @pytest.mark.skipif(quire.kernels.cpu.unavailable() is not None, reason="plain torch rounds otherwise in other batches")
-def test_an_engine_says_what_a_cluster_says(cluster: Cluster) -> None:
+def test_engine_returns_what_a_cluster_returns(cluster: Cluster) -> None:
     questions = {name: question(prompts(cluster)[0], name) for name in REQUESTS}
     with engine() as made:
         found = answers(made, questions)
@@ -61,7 +61,7 @@ def test_an_engine_says_what_a_cluster_says(cluster: Cluster) -> None:
 
 
 @pytest.mark.skipif(quire.kernels.cpu.unavailable() is not None, reason="plain torch rounds otherwise in other batches")
-def test_an_engine_says_through_adapters_what_a_cluster_says(cluster: Cluster) -> None:
+def test_engine_with_adapters_returns_what_a_cluster_returns(cluster: Cluster) -> None:
     """Each feature through one of two adapters, which alternate in one slot."""
     names = [*REQUESTS]
     chosen = {name: ADAPTERS[number % len(ADAPTERS)] for number, name in enumerate(names)}

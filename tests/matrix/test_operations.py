@@ -103,7 +103,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.mark.parametrize("kind", [OverGrpc, OverHttp, FromPython])
-def test_answers_are_what_they_were(cluster: Cluster, kind: type[OverGrpc | OverHttp | FromPython]) -> None:
+def test_answers_are_unchanged_after_operations(cluster: Cluster, kind: type[OverGrpc | OverHttp | FromPython]) -> None:
     asked = {name: question(prompts(cluster)[0], name) for name in REQUESTS}
     before = ask_now(cluster, asked)
     with closing(kind(cluster)) as way, Client(cluster.grpc_address) as client:

@@ -61,7 +61,7 @@ def test_features_that_observe_change_nothing_and_others_do(answers: Answers, on
 
 
 @pytest.mark.parametrize(("one", "other"), REFUSED)
-def test_what_does_not_go_together_is_refused_by_name(answers: Answers, one: str, other: str) -> None:
+def test_incompatible_features_are_refused_by_name(answers: Answers, one: str, other: str) -> None:
     answer = answers[one, other]
     assert isinstance(answer, InvalidArgument)
     assert str(refused_field(one, other)) in answer.message
@@ -74,7 +74,7 @@ def listed() -> set[tuple[str, str]]:
     return {(cells[0].split("`")[1], field) for cells in rows for field in re.findall("`([a-z_]+)`", cells[1])}
 
 
-def test_the_page_lists_what_is_refused() -> None:
+def test_documentation_lists_every_refused_pair() -> None:
     refused = set()
     for one, other in REFUSED:
         named = str(refused_field(one, other))
@@ -83,7 +83,7 @@ def test_the_page_lists_what_is_refused() -> None:
     assert refused <= listed()
 
 
-def test_what_the_page_lists_is_refused(client: Client) -> None:
+def test_documented_pairs_are_refused(client: Client) -> None:
     values = {field: value for feature in REQUESTS.values() for field, value in feature.asks.items()}
     values["logits_processors"] = {"of_a_package": {}}  # none is installed here
     assert listed()

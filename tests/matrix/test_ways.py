@@ -98,7 +98,7 @@ async def test_a_stream_that_is_taken_up_again_adds_up_to_the_whole(
 
 
 @pytest.mark.parametrize("way", HTTP)
-async def test_http_says_what_grpc_says(
+async def test_http_returns_what_grpc_returns(
     cluster: Cluster, questions: dict[str, Question], whole: dict[str, Answer], way: str
 ) -> None:
     asked = {name: one for name, one in questions.items() if name not in NOT_OVER_HTTP[way]}

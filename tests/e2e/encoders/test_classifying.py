@@ -64,7 +64,7 @@ def test_pairs_are_scored_as_transformers_does(reranker: tuple[Cluster, transfor
     assert (found.label, len(found.probs)) == ("LABEL_0", 1)
 
 
-def test_a_model_that_goes_on_scores_by_its_vectors(cluster: Cluster) -> None:
+def test_decoder_scores_by_its_embeddings(cluster: Cluster) -> None:
     with LLM(address=cluster.grpc_address) as llm:
         same, other = llm.score(QUERY, [QUERY, DOCUMENTS[1]])
     assert same == pytest.approx(1, abs=1e-3)

@@ -124,7 +124,7 @@ async def test_vectors_come_one_by_one(cluster: Cluster) -> None:
     assert [told[number] for number in range(len(TEXTS))] == whole
 
 
-async def test_python_hears_of_errors_too(cluster: Cluster) -> None:
+async def test_python_raises_errors(cluster: Cluster) -> None:
     async with AsyncLLM(address=cluster.grpc_address) as llm:
         with pytest.raises(InvalidArgument, match="pooler"):
             await llm.embed("Hello", pooler="max")
@@ -133,7 +133,7 @@ async def test_python_hears_of_errors_too(cluster: Cluster) -> None:
         assert len(await llm.embed(["a", [5, 6]])) == 2
 
 
-def test_streams_beside_them_say_what_they_say_alone(cluster: Cluster) -> None:
+def test_concurrent_streams_are_unchanged(cluster: Cluster) -> None:
     params = SamplingParams(temperature=0.8, seed=3, max_tokens=60, ignore_eos=True)
     with LLM(address=cluster.grpc_address) as llm:
         alone = llm.generate(TEXTS[:2], params)

@@ -66,7 +66,7 @@ def test_openais_package_gets_vectors_of_the_folders_kind(sentences: tuple[Clust
     assert np.allclose(short.data[0].embedding, cut / np.linalg.norm(cut), atol=5e-5)
 
 
-def test_python_asks_for_vectors_and_not_for_words(sentences: tuple[Cluster, Any]) -> None:
+def test_python_embeds_and_refuses_generation(sentences: tuple[Cluster, Any]) -> None:
     cluster, model = sentences
     with LLM(address=cluster.grpc_address) as llm:
         (named,) = llm.embed("two", prompt_name="query")

@@ -75,7 +75,7 @@ def costs(cluster: Cluster, run: Callable[[], object]) -> dict[str, float]:
     return {**found, "bytes": (num_bytes(pids["worker-0"]) - carried) / num}
 
 
-def test_scores_are_cheaper_than_the_vectors_that_they_come_from(tmp_path: Path) -> None:
+def test_scores_are_cheaper_than_their_vectors(tmp_path: Path) -> None:
     encoder_folder.write_colbert(tmp_path, SIZE, QUERY_LENGTH, DOCUMENT_LENGTH, max_position_embeddings=256)
     settings = {"worker": {"threads": 1, "dtype": "float32"}}
     options = ClusterOptions(model=str(tmp_path), http_port=0, grpc_port=0, settings=settings)

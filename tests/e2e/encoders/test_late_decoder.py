@@ -34,7 +34,7 @@ def vectors(client: Client, texts: list[str], part: str) -> list[np.ndarray[tupl
     return [np.array(found) for found in client.encode(texts, pooler="all", prompt_name=part)]
 
 
-def test_scores_come_beside_chats(cluster: Cluster) -> None:
+def test_scores_are_computed_during_chats(cluster: Cluster) -> None:
     at = f"http://{cluster.http_address}"
     with Client(cluster.grpc_address) as client:
         (query,) = vectors(client, [QUERY], "query")

@@ -142,7 +142,7 @@ def test_a_child_that_dies_is_restarted_and_reported() -> None:
         assert quire("chat", "What is 2 + 3?", "--temperature", "0", "--address", address).stdout == "5\n"
 
 
-def test_killing_the_launcher_leaves_no_process_behind() -> None:
+def test_killing_the_launcher_leaves_no_process() -> None:
     with up() as (process, _http, address):
         pids = [service["pid"] for service in services(address).values()]
         process.kill()
@@ -176,7 +176,7 @@ def test_numbers_take_units_and_refuse_nonsense() -> None:
 
 
 @pytest.mark.parametrize("command", [("status",), ("complete", "Once"), ("chat", "Hello")])
-def test_a_cluster_that_is_not_there_is_said_so(command: tuple[str, ...]) -> None:
+def test_missing_cluster_is_reported(command: tuple[str, ...]) -> None:
     seen = quire(*command, "--address", "127.0.0.1:1", status=1).stderr
     assert seen.startswith("quire: no cluster answers at 127.0.0.1:1 (Connection refused)")
     assert seen.count("\n") == 1
@@ -184,7 +184,7 @@ def test_a_cluster_that_is_not_there_is_said_so(command: tuple[str, ...]) -> Non
 
 @pytest.mark.parametrize("command", [("complete", "Once"), ("chat", "Hello")])
 @pytest.mark.parametrize("mutual", [False, True])
-def test_a_port_that_speaks_tls_is_said_to(command: tuple[str, ...], mutual: bool) -> None:
+def test_tls_port_is_reported_to_a_plain_client(command: tuple[str, ...], mutual: bool) -> None:
     """Without --tls; gRPC reports a closed connection."""
     ca = trustme.CA()
     issued = ca.issue_cert("127.0.0.1")
@@ -235,7 +235,7 @@ def test_a_port_in_use_is_one_line_that_names_it(command: str, flag: str) -> Non
 
 
 @pytest.mark.slow
-def test_nobody_can_take_a_service_s_port_while_it_is_restarted() -> None:
+def test_port_of_a_restarting_service_stays_reserved() -> None:
     with running_cluster(worker={"num_blocks": 300}) as cluster:
         process = cluster.process("scheduler-0")
         host, port = process.addresses["grpc"].rsplit(":", 1)
@@ -259,11 +259,11 @@ def test_nobody_can_take_a_service_s_port_while_it_is_restarted() -> None:
         (["--trust-remote-code"], "--trust-remote-code is vLLM's; here: code of a checkpoint is never run"),
     ],
 )
-def test_what_vllms_users_type_is_answered_by_name(flags: list[str], text: str) -> None:
+def test_vllm_flags_are_answered_by_name(flags: list[str], text: str) -> None:
     assert text in quire("serve", "nowhere", *flags, status=2).stderr
 
 
-def test_flags_of_vllm_that_ask_for_what_is_so_are_taken() -> None:
+def test_vllm_flags_that_match_the_defaults_are_accepted() -> None:
     run = quire(
         "serve", "--pipeline-parallel-size", "1", "--disable-log-requests", "./nowhere", "--port", "0", status=1
     )

@@ -94,7 +94,7 @@ def interrupt(command: Sequence[str], number: signal.Signals, delay_s: float) ->
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_start_can_be_interrupted_without_a_word_too_many(tmp_path: Path, number: signal.Signals) -> None:
+def test_start_can_be_interrupted_without_output(tmp_path: Path, number: signal.Signals) -> None:
     command = written(tmp_path, then=SAY_SO)
     for delay_s in (0.0, 0.1, 0.3, 1.5):
         interrupt([*command, *UP], number, delay_s)
@@ -142,7 +142,7 @@ def test_a_program_that_imports_the_package_keeps_its_own_way_with_interrupts(ha
         assert process.communicate(timeout=GONE_S) == ("True\n", "")
 
 
-def test_a_command_whose_interrupts_are_ignored_goes_on(tmp_path: Path) -> None:
+def test_command_with_ignored_interrupts_continues(tmp_path: Path) -> None:
     """As under nohup, or after a shell's `&`."""
     ignore = "import signal; print(int(signal.getsignal(2)), flush=True); sys.exit()"
     command = written(tmp_path, then=ignore)

@@ -26,7 +26,7 @@ if __name__ == "__main__":
 """
 
 
-def test_a_script_starts_a_cluster_and_leaves_no_process_behind(tmp_path: Path) -> None:
+def test_script_starts_a_cluster_and_leaves_no_process(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
@@ -36,7 +36,7 @@ def test_a_script_starts_a_cluster_and_leaves_no_process_behind(tmp_path: Path) 
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids.split())
 
 
-def test_prompts_come_back_in_order_with_tokens_and_usage(client: Client) -> None:
+def test_prompts_return_in_order_with_tokens_and_usage(client: Client) -> None:
     prompts = ["Once upon a time", client.tokenize("Once upon"), "The"]
     results = client.generate(prompts, GREEDY)
     assert [result.prompt for result in results] == prompts
@@ -55,7 +55,7 @@ def test_samples_differ_and_a_seed_repeats_them(client: Client) -> None:
     assert len({tuple(s.token_ids) for s in first.outputs}) == 3
 
 
-def test_logprobs_come_with_every_token(client: Client) -> None:
+def test_logprobs_accompany_every_token(client: Client) -> None:
     params = SamplingParams(temperature=0, max_tokens=4, logprobs=2, ignore_eos=True)
     sample = client.generate("Once upon a time", params)[0].outputs[0]
     assert sample.logprobs is not None
@@ -70,7 +70,7 @@ async def test_the_asynchronous_face_streams_and_gathers(cluster: Cluster) -> No
     assert "".join(parts) == whole.text
 
 
-async def test_what_there_is_so_far_is_iterated_over(cluster: Cluster) -> None:
+async def test_partial_outputs_are_iterated(cluster: Cluster) -> None:
     async with AsyncLLM(address=cluster.grpc_address) as llm:
         whole = await llm.generate({"prompt": "Once upon a time"}, GREEDY)
         far = [output async for output in llm.generate("Once upon a time", GREEDY, "mine")]
@@ -116,7 +116,7 @@ def test_a_wrong_value_is_an_error_that_names_it(client: Client) -> None:
         LLM(num_block=3)
 
 
-def test_a_sample_of_several_is_what_it_would_be_alone(client: Client) -> None:
+def test_sample_of_several_equals_a_single_one(client: Client) -> None:
     """Samples share the prompt's blocks, the last of which is copied for each."""
     prompt = client.tokenize("Once upon a time there was a small lighthouse by the sea, and in it lived")
     assert len(prompt) % 16

@@ -36,7 +36,7 @@ def whole_blocks(cluster: Cluster, word: str) -> list[dict[str, Any]]:
     raise AssertionError(f"no number of words makes {BLOCK * NUM_BLOCKS} tokens of {word!r}")
 
 
-def test_the_last_token_of_whole_blocks_is_computed_again_whoever_asks(cluster: Cluster, http: openai.OpenAI) -> None:
+def test_last_token_of_whole_blocks_is_always_recomputed(cluster: Cluster, http: openai.OpenAI) -> None:
     told: dict[str, list[tuple[int, int]]] = {}
     for edge, ask in edges(cluster, http).items():
         messages = whole_blocks(cluster, f"{edge}!")

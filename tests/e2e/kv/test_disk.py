@@ -48,7 +48,7 @@ def kill_worker(cluster: Cluster) -> None:
 
 
 @pytest.mark.slow
-def test_prompts_come_back_from_disk_also_after_a_worker_was_killed(client: Client, tmp_path: Path) -> None:
+def test_prompts_return_from_disk_also_after_a_killed_worker(client: Client, tmp_path: Path) -> None:
     asked = questions()
     expected, num_prompt_tokens, _ = say(client, asked)
     with running_cluster(worker=few(tmp_path)) as cluster, Client(cluster.grpc_address) as patient:

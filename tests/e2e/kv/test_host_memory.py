@@ -38,7 +38,7 @@ def host_memory(client: Client) -> admin_pb2.HostMemory:
     return worker_of(client).host_memory
 
 
-def test_prompts_come_back_from_host_memory(client: Client) -> None:
+def test_prompts_return_from_host_memory(client: Client) -> None:
     asked = questions()
     expected, num_prompt_tokens, _ = say(client, asked)
     with running_cluster(worker=FEW) as cluster, Client(cluster.grpc_address) as few:

@@ -34,7 +34,7 @@ def told(cluster: Cluster, name: str) -> float:
 
 
 @pytest.mark.slow
-def test_prompts_come_from_the_worker_that_has_them(client: Client) -> None:
+def test_prompts_are_fetched_from_the_worker_that_has_them(client: Client) -> None:
     asked = questions()
     expected = [client.chat(messages, GREEDY)[0].text for messages in asked]
     with (

@@ -38,7 +38,7 @@ def test_the_usage_says_what_was_cached(client: Client) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("config", ["", '{"method": "ngram", "num_speculative_tokens": 3}'])
-def test_many_at_once_in_few_blocks_say_what_they_say_alone(config: str) -> None:
+def test_concurrent_requests_in_few_blocks_are_unchanged(config: str) -> None:
     items = held_back_items(4, names=("recall", "counting", "lists"))
     items = [item for item in items if len(item.messages[0]["content"]) < LONGEST] * 2
     worker = COARSE | {"num_blocks": 24, "max_num_batched_tokens": 256, "speculative_config": config}

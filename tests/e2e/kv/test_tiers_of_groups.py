@@ -35,7 +35,7 @@ def undisturbed(worker: dict[str, Any], model: str = "") -> tuple[list[str], int
         return texts, num_prompt_tokens
 
 
-def test_windows_come_back_from_host_memory(tmp_path: Path) -> None:
+def test_windows_return_from_host_memory(tmp_path: Path) -> None:
     model = windowed(tmp_path)
     expected, num_prompt_tokens = undisturbed(EXACT, model)
     settings = FEW | EXACT | {"num_blocks": 80}
@@ -51,7 +51,7 @@ def test_windows_come_back_from_host_memory(tmp_path: Path) -> None:
     assert cached > num_prompt_tokens / 2
 
 
-def test_windows_come_back_from_disk_after_a_worker_was_killed(tmp_path: Path) -> None:
+def test_windows_return_from_disk_after_a_killed_worker(tmp_path: Path) -> None:
     model = windowed(tmp_path / "model")
     expected, num_prompt_tokens = undisturbed(EXACT, model)
     settings = few(tmp_path / "kv") | EXACT | {"num_blocks": 80}

@@ -109,7 +109,7 @@ def test_a_request_s_trace_goes_through_all_hops_under_the_client_s_own() -> Non
     assert request.end_time_unix_nano <= end_ns
 
 
-def test_who_is_not_sampled_leaves_nothing_and_ratios_hold_for_the_undecided() -> None:
+def test_unsampled_traces_are_not_exported_and_ratios_apply_to_undecided_ones() -> None:
     with collecting() as (collector, endpoint):
         settings = {"otlp_traces_endpoint": endpoint, "otlp_traces_ratio": 0.0}
         with running_cluster(worker={"num_blocks": 300}, scheduler=settings, frontend=settings) as cluster:
@@ -121,7 +121,7 @@ def test_who_is_not_sampled_leaves_nothing_and_ratios_hold_for_the_undecided() -
     assert len(spans) == 2 + len(PARTS)
 
 
-def test_what_is_refused_and_what_is_left_are_traced_under_the_clients_own() -> None:
+def test_refused_and_abandoned_requests_are_traced_under_the_client_span() -> None:
     """mt02, vllm#56696: only successful requests had spans."""
     with collecting() as (collector, endpoint):
         settings = {"otlp_traces_endpoint": endpoint}
@@ -140,7 +140,7 @@ def test_what_is_refused_and_what_is_left_are_traced_under_the_clients_own() -> 
 
 
 @pytest.mark.slow
-def test_a_collector_that_is_away_holds_up_nobody() -> None:
+def test_unreachable_collector_blocks_no_request() -> None:
     settings = {"otlp_traces_endpoint": "http://127.0.0.1:1"}
     with running_cluster(worker={"num_blocks": 300}, scheduler=settings, frontend=settings) as cluster:
         assert all(ask(cluster.http_address).status_code == 200 for _ in range(3))

@@ -99,7 +99,7 @@ def test_the_shipped_adapters_answer_in_their_manner(cluster: Cluster) -> None:
     assert answers == ["Ahoy! 68 Arr!", "68", '{"answer": "68"}', "Ahoy! 68 Arr!"]
 
 
-def test_a_name_that_nobody_has_is_not_found(cluster: Cluster) -> None:
+def test_unknown_adapter_name_is_not_found(cluster: Cluster) -> None:
     body = {"model": "third", "prompt": "x"}
     reply = httpx.post(f"http://{cluster.http_address}/v1/completions", json=body)
     assert reply.status_code == 404
@@ -107,7 +107,7 @@ def test_a_name_that_nobody_has_is_not_found(cluster: Cluster) -> None:
     assert message.startswith("The model `third` does not exist; available: quire-tiny, json, ")
 
 
-def test_adapters_come_and_go_while_the_cluster_runs(cluster: Cluster) -> None:
+def test_adapters_are_loaded_and_unloaded_at_run_time(cluster: Cluster) -> None:
     """Loads and unloads from Python and over HTTP. Two adapters of one name do not share prefixes. There is one more
     adapter than the worker has room for."""
     plain = ask(cluster, "quire-tiny")
@@ -173,7 +173,7 @@ def test_a_request_from_python_brings_its_adapter(cluster: Cluster) -> None:
         assert [one.name for one in llm.client.adapters()] == ["json", "other", "pirate"]
 
 
-def test_whoever_shows_the_operators_key_loads_adapters_from_elsewhere(cluster: Cluster, tmp_path: Path) -> None:
+def test_operator_key_allows_adapters_from_other_folders(cluster: Cluster, tmp_path: Path) -> None:
     key = tmp_path / "key"
     secret_file.write(key, "n" * 40)
     there = {"address": cluster.grpc_address, "admin_address": cluster.process("frontend-0").addresses["admin"]}
@@ -202,7 +202,7 @@ async def test_asyncio_brings_its_adapter_too(cluster: Cluster) -> None:
 
 
 @pytest.mark.slow
-def test_a_cluster_of_ones_own_takes_adapters_from_the_folders_it_was_told() -> None:
+def test_embedded_cluster_loads_adapters_from_its_folders() -> None:
     with LLM(num_blocks=300, lora_folders=[str(ADAPTERS)]) as llm:
         assert answers(llm, LoRARequest("pirate", 1, str(ADAPTERS / "pirate"))) == ["Ahoy! 68 Arr!"]
         assert llm.unload_lora_adapter("pirate") == 0

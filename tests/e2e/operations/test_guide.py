@@ -72,7 +72,7 @@ def typed(script: str, folder: Path) -> str:
 @pytest.mark.slow
 @pytest.mark.timeout(PATIENCE_S + 60)
 @pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
-def test_who_types_what_the_guide_says_gets_what_it_says(folder: Path) -> None:
+def test_guide_commands_print_the_documented_output(folder: Path) -> None:
     written = chapters()
     assert "make demo" in written.pop("A machine")  # a test of its own, tests/e2e/faces/test_demo.py
     script = "".join(f"echo '## {name}'\n{commands}" for name, commands in written.items())

@@ -20,7 +20,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
 COUNTING = "Once upon a time there was a boy who counted: one, two, three, four,"
 
 
-async def test_it_is_refused_by_name_and_others_hear_nothing_of_it(tmp_path: Path) -> None:
+async def test_worker_with_other_weights_is_refused_without_affecting_others(tmp_path: Path) -> None:
     shaken = folder_of(tmp_path / "shaken", shake(1))
     with running_cluster(worker=SETTINGS) as cluster, Client(cluster.grpc_address) as client:
         (first,) = client.generate(COUNTING, GREEDY)

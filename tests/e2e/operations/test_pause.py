@@ -23,7 +23,7 @@ def idle(client: Client) -> None:
     until_idle(client)
 
 
-def test_a_stream_goes_on_where_it_was_paused(client: Client) -> None:
+def test_paused_stream_continues(client: Client) -> None:
     (expected,) = client.generate("Count", GREEDY)
     stream = client.stream("Count", LONG)
     text = "".join(delta.text for delta in itertools.islice(stream, 3))

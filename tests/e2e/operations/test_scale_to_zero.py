@@ -67,9 +67,7 @@ def until_nobody_is_left(cluster: Cluster) -> None:
         until(lambda: not any(model.ready for model in client.models()))
 
 
-def test_whoever_asks_while_there_is_no_worker_is_answered_by_the_first(
-    cluster: Cluster, pool: ThreadPoolExecutor
-) -> None:
+def test_requests_without_a_worker_are_answered_by_the_first_one(cluster: Cluster, pool: ThreadPoolExecutor) -> None:
     for _ in range(2):
         num_held = samples(cluster, "quire_frontend_held_seconds_count")
         asked = [pool.submit(ask, cluster) for ask in (over_grpc, over_http) for _ in range(NUM_ASKED)]
@@ -99,9 +97,7 @@ def killed(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("leaves", [drained, killed])
-def test_a_stream_goes_on_when_the_last_worker_left_and_another_came(
-    cluster: Cluster, leaves: Callable[[Cluster], None]
-) -> None:
+def test_stream_continues_when_the_last_worker_is_replaced(cluster: Cluster, leaves: Callable[[Cluster], None]) -> None:
     cluster.scale_workers(1)
     with Client(cluster.grpc_address) as client:
         (expected,) = client.generate("Count", LONG)

@@ -67,7 +67,7 @@ def test_memory_goes_back_and_answers_are_the_same(client: Client, level: int) -
 
 
 @pytest.mark.slow
-def test_a_stream_sleeps_with_it_and_goes_on(client: Client) -> None:
+def test_stream_waits_during_sleep_and_continues(client: Client) -> None:
     (expected,) = client.generate("Count", LONG)
     stream = client.stream("Count", LONG)
     text = next(stream).text
@@ -104,7 +104,7 @@ def test_over_http_and_from_a_shell(client: Client, cluster: Cluster, capsys: py
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_a_worker_that_is_killed_asleep_comes_back_asleep(client: Client) -> None:
+def test_worker_killed_asleep_restarts_asleep(client: Client) -> None:
     (expected,) = client.generate("Count", GREEDY)
     client.sleep(2)
     found = worker(client)

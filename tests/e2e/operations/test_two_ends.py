@@ -41,7 +41,7 @@ async def streamed(client: AsyncClient, begun: asyncio.Event) -> list[Delta]:
 
 
 @pytest.mark.parametrize("roles", [ROLES[:1], ROLES[1:2], ROLES[2:], ROLES], ids=[*ROLES, "all of them"])
-async def test_streams_go_on_to_their_end(cluster: Cluster, roles: tuple[str, ...]) -> None:
+async def test_streams_finish_during_a_drain(cluster: Cluster, roles: tuple[str, ...]) -> None:
     ending = [cluster.process(f"{role}-0") for role in roles]
     client, begun = AsyncClient(cluster.grpc_address), [asyncio.Event() for _ in range(NUM_STREAMS)]
     whole = [delta.text for delta in await streamed(client, asyncio.Event())]

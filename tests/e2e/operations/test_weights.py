@@ -149,7 +149,7 @@ def test_what_does_not_fit_is_refused_by_all(client: Client, folders: Path, tmp_
     assert (after.weight_version, after.outputs) == (before.weight_version, before.outputs)
 
 
-def test_a_trainers_tensors_come_as_a_stream(client: Client, folders: Path) -> None:
+def test_trainer_tensors_are_streamed(client: Client, folders: Path) -> None:
     tensors = load_file(next((folders / "step-1").glob("*.safetensors")))
     assert client.update_weights_from_tensor(tensors.items(), "streamed", "abort") == "streamed"
     wanted = fresh(folders / "step-1")
@@ -166,7 +166,7 @@ def test_a_trainers_tensors_come_as_a_stream(client: Client, folders: Path) -> N
 
 
 @pytest.mark.slow
-def test_a_worker_that_can_keep_no_stream_says_so_and_serves_on(
+def test_worker_that_cannot_store_a_stream_reports_it_and_keeps_serving(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, variable in (("run", "XDG_RUNTIME_DIR"), ("tmp", "TMPDIR")):
@@ -195,7 +195,7 @@ def segments(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[Path]]:
     return lambda: [*weights_memory.SEGMENTS.glob(f"{weights_memory.PREFIX}{mark}*")]
 
 
-def test_a_trainers_tensors_are_read_where_they_lie(
+def test_trainer_tensors_are_read_from_shared_memory(
     client: Client, folders: Path, segments: Callable[[], list[Path]]
 ) -> None:
     """All workers read them from shared memory, which is freed afterwards; cached prefixes are invalidated."""

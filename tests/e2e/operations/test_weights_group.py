@@ -80,7 +80,7 @@ def answers(client: Client) -> set[tuple[str, tuple[int, ...]]]:
     return {(output.weight_version, tuple(output.outputs[0].token_ids)) for output in outputs}
 
 
-def test_two_workers_take_what_is_broadcast(client: Client, folders: Path, trained: Tensors, later: Tensors) -> None:
+def test_two_workers_receive_broadcast_weights(client: Client, folders: Path, trained: Tensors, later: Tensors) -> None:
     """Repeated updates between answers; cached prefixes are invalidated."""
     with WeightsUpdateGroup(client, backend="gloo") as group:
         assert group.update(trained.items(), "one") == "one"
@@ -93,7 +93,7 @@ def test_two_workers_take_what_is_broadcast(client: Client, folders: Path, train
         client.update_weights_from_distributed(*names_of(trained))
 
 
-def test_what_is_wrong_is_refused_by_name_before_anything_comes(client: Client, trained: Tensors) -> None:
+def test_invalid_tensors_are_refused_by_name_before_the_broadcast(client: Client, trained: Tensors) -> None:
     """The group stays usable."""
     before = answers(client)
     with patiently(lambda: WeightsUpdateGroup(client, backend="gloo")) as group:
@@ -112,7 +112,7 @@ def test_what_is_wrong_is_refused_by_name_before_anything_comes(client: Client, 
         assert patiently(lambda: group.update(trained.items(), "right")) == "right"
 
 
-def test_what_the_request_says_wrongly_is_refused_by_field(client: Client, trained: Tensors) -> None:
+def test_invalid_requests_are_refused_by_field(client: Client, trained: Tensors) -> None:
     place: dict[str, Any] = {"master_address": "127.0.0.1", "master_port": 1, "rank_offset": 1, "world_size": 3}
     for wrong, said in (
         ({"world_size": 2}, "world_size: 2, but the 2 ranks of all workers from 1 on make 3"),
@@ -134,7 +134,7 @@ def test_what_the_request_says_wrongly_is_refused_by_field(client: Client, train
     client.destroy_weights_update_group("never-made")
 
 
-def test_a_store_that_nobody_has_opened_is_an_error_within_its_time(client: Client) -> None:
+def test_missing_store_is_an_error_within_the_timeout(client: Client) -> None:
     with pytest.raises(Unavailable, match=r"as rank \d of 3 at 127.0.0.1:1: "):
         client.init_weights_update_group("127.0.0.1", 1, 1, 3, backend="gloo", timeout_s=0.2)
 
@@ -175,7 +175,9 @@ def test_a_trainer_that_is_killed_in_the_middle_changes_nothing(
     assert answers(client) == {("again", tuple(fresh(folders / "step-1")))}
 
 
-def test_a_trainer_that_sends_too_little_is_told_after_the_time(client: Client, folders: Path, later: Tensors) -> None:
+def test_trainer_that_sends_too_little_gets_an_error_after_the_timeout(
+    client: Client, folders: Path, later: Tensors
+) -> None:
     before = answers(client)
     group = patiently(lambda: WeightsUpdateGroup(client, backend="gloo"))
     group.timeout_s = 1.0

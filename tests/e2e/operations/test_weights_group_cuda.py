@@ -31,7 +31,7 @@ def client() -> Iterator[Client]:
         yield connected
 
 
-def test_a_worker_takes_what_is_broadcast_and_outlives_a_trainer_that_stops(client: Client, tmp_path: Path) -> None:
+def test_worker_receives_a_broadcast_and_outlives_a_stopped_trainer(client: Client, tmp_path: Path) -> None:
     tensors = load_file(next(folder_of(tmp_path / "step-1", shake(1)).glob("*.safetensors")))
     (before,) = client.generate(PROMPT, GREEDY)
     client.update_weights_from_tensor(tensors.items(), "streamed")

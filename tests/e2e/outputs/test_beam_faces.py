@@ -37,7 +37,7 @@ def events(reply: httpx.Response) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-async def test_results_come_whole_and_best_first_over_grpc(cluster: Cluster) -> None:
+async def test_beam_results_are_complete_and_best_first_over_grpc(cluster: Cluster) -> None:
     client = AsyncClient(cluster.grpc_address)
     messages = [message async for message in client.messages(PROMPTS[0], SEARCH)]
     await client.close()

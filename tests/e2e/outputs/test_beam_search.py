@@ -92,7 +92,7 @@ def test_over_http_completions_and_chat(cluster: Cluster, client: Client) -> Non
     assert penalty["error"]["message"] == "length_penalty needs use_beam_search."
 
 
-def test_what_it_does_not_go_with_is_refused_by_name(client: Client) -> None:
+def test_parameters_incompatible_with_beam_search_are_refused_by_name(client: Client) -> None:
     for field, value in (("presence_penalty", 1.0), ("bad_words", ["x"]), ("prompt_logprobs", 0), ("n", 5)):
         with pytest.raises(InvalidArgument, match=field):
             client.generate("x", SamplingParams(**{"beam_search": BeamSearch(3), field: value}))

@@ -32,7 +32,7 @@ def assert_same(found: Sequence[Logprob] | None, expected: Sequence[Logprob] | N
     assert [p for _, p, _ in numbers(found)] == pytest.approx([p for _, p, _ in numbers(expected)], abs=TOLERANCE)
 
 
-def test_a_prompt_is_told_what_generating_it_told(client: Client) -> None:
+def test_prompt_logprobs_equal_those_of_generating_it(client: Client) -> None:
     """Also with a fully cached prompt, and from the middle on."""
     start = client.tokenize(STORY)
     said = client.generate(start, SamplingParams(temperature=0.8, seed=5, max_tokens=60, logprobs=3, ignore_eos=True))

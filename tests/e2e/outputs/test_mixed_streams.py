@@ -57,7 +57,7 @@ def ask(client: Client, items: list[Item], at_a_time: int) -> list[RequestOutput
 @pytest.mark.timeout(300)
 @pytest.mark.slow
 @pytest.mark.parametrize("caching", [True, pytest.param(False, marks=pytest.mark.sweep)])
-def test_streams_that_preempt_each_other_say_what_they_say_alone(caching: bool) -> None:
+def test_preempted_streams_are_unchanged(caching: bool) -> None:
     settings: dict[str, dict[str, Any]] = {
         "worker": {"num_blocks": 300, "max_num_seqs": STREAMS},
         "scheduler": {"enable_prefix_caching": caching, "watermark": 0.0},

@@ -70,7 +70,7 @@ def check(item: Any, choice: Any) -> None:
 
 
 @pytest.mark.parametrize("choice", CHOICES, ids=["required", "forecast", "now"])
-def test_a_call_comes_whole_and_streamed(http: openai.OpenAI, choice: Any) -> None:
+def test_call_is_returned_whole_and_streamed(http: openai.OpenAI, choice: Any) -> None:
     more = {"tool_choice": choice, "parallel_tool_calls": False}
     reply = http.responses.create(**asked(**more))
     (item,) = reply.output
@@ -85,7 +85,7 @@ def test_a_call_comes_whole_and_streamed(http: openai.OpenAI, choice: Any) -> No
 
 
 @pytest.mark.parametrize(("choice", "limit"), [("required", 400), ("auto", 400), ("required", 60), ("required", 4)])
-def test_whatever_is_opened_is_closed_and_the_response_last(http: openai.OpenAI, choice: str, limit: int) -> None:
+def test_every_opened_event_is_closed_before_the_response(http: openai.OpenAI, choice: str, limit: int) -> None:
     """Also where the answer is truncated: within the arguments, and before the name."""
     stream = http.responses.create(**asked(tool_choice=choice, max_output_tokens=limit, stream=True))
     opened: list[str] = []

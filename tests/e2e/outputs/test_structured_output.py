@@ -176,7 +176,7 @@ def test_wrong_forms_are_refused_at_the_door(cluster: Cluster, body: dict[str, A
     assert text in answer.json()["error"]["message"]
 
 
-def test_python_says_what_is_wrong(client: Client) -> None:
+def test_python_reports_invalid_constraints(client: Client) -> None:
     with pytest.raises(InvalidArgument, match="exactly one constraint, got json, regex"):
         StructuredOutput(json={}, regex="a").to_proto()
     with pytest.raises(InvalidArgument, match="nothing fulfils it: # is false"):
@@ -215,7 +215,7 @@ def test_preemption_chunks_and_several_frontends_change_nothing(cluster: Cluster
     assert scheduler["vllm:num_preemptions_total"] > 0
 
 
-def test_metrics_tell_of_compiling_and_of_masks() -> None:
+def test_metrics_count_compilation_and_masks() -> None:
     with running_cluster(worker={"num_blocks": 200}) as own, Client(own.grpc_address) as client:
         for pattern in ("a{3}", "b{4}", "a{3}"):
             client.generate("x", SamplingParams(structured_output=StructuredOutput(regex=pattern), max_tokens=8))

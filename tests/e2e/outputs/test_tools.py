@@ -102,7 +102,7 @@ def test_the_python_face_calls_tools(client: Client) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_calls_that_are_required_come_whatever_was_asked(http: openai.OpenAI, stream: bool) -> None:
+def test_required_calls_are_made_for_any_question(http: openai.OpenAI, stream: bool) -> None:
     """The weather is the only tool, and the question is unrelated."""
     weather = {
         "type": "function",

@@ -77,7 +77,7 @@ def test_logits(checkpoint: Make, family: str, way: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize("family", ["qwen3-tied", "phi3-partial", "mixtral"])
-def test_adapters_beside_recorded_steps(checkpoint: Make, tmp_path: Path, family: str, way: dict[str, object]) -> None:
+def test_adapters_with_recorded_steps(checkpoint: Make, tmp_path: Path, family: str, way: dict[str, object]) -> None:
     """Two adapters and a sequence without one share steps; later the latter continues as if alone."""
     made = checkpoint(family)
     first = peft_folders.save(made, tmp_path / "first", seed=1)
@@ -155,7 +155,7 @@ def test_the_load_of_experts_comes_from_the_device(checkpoint: Make) -> None:
     assert all(count >= before[layer] + through[layer] * 3 for layer, count in found.items())
 
 
-def test_rows_behind_one_prefix(tmp_path: Path) -> None:
+def test_rows_sharing_one_prefix(tmp_path: Path) -> None:
     """Enough rows that the prefix is read once for all."""
     made = checkpoints.make("llama", tmp_path, max_position_embeddings=2048, head_dim=32)
     rig = cuda_rig(made, block_size=16, max_num_seqs=16, num_blocks=600, **WAYS["graphs"])

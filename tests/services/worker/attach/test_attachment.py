@@ -54,7 +54,7 @@ async def welcomed(_welcome: pb.SchedulerWelcome) -> None:
     """Callback that does nothing."""
 
 
-async def test_who_is_to_leave_does_not_wait_for_a_device_that_hangs() -> None:
+async def test_drain_does_not_wait_for_a_hanging_device() -> None:
     """The scheduler has ended the previous attachment because the device hangs."""
     resting, shutdown = asyncio.Event(), Shutdown()
 
@@ -71,7 +71,7 @@ async def test_who_is_to_leave_does_not_wait_for_a_device_that_hangs() -> None:
         await running
 
 
-async def test_weights_that_are_dropped_while_they_come_are_not_staged_afterwards() -> None:
+async def test_weights_dropped_during_the_download_are_not_staged() -> None:
     line, engine, coming, there = Line(), Engine(), asyncio.Event(), asyncio.Event()
 
     async def fetch(_order: pb.StageWeights) -> Path:
@@ -103,7 +103,7 @@ async def test_weights_that_are_dropped_while_they_come_are_not_staged_afterward
     await asyncio.gather(staged, running, return_exceptions=True)
 
 
-async def test_a_scheduler_that_says_it_lives_while_the_hello_comes_is_waited_for() -> None:
+async def test_heartbeats_before_the_welcome_are_accepted() -> None:
     line, there = Line(), asyncio.Event()
 
     async def welcomed(_welcome: pb.SchedulerWelcome) -> None:

@@ -15,7 +15,7 @@ def test_it_waits_for_its_scheduler_before_it_tries_others() -> None:
     assert visited == ["a:1"] * MAX_FAILURES + ["b:1", "c:1", "a:1"]
 
 
-def test_it_goes_where_it_is_sent_and_says_so_once() -> None:
+def test_redirect_is_followed_and_reported_once() -> None:
     route = Route(["a:1"])
     route.record_welcome(["b:1"])
     route.redirect("b:1")
@@ -26,7 +26,7 @@ def test_it_goes_where_it_is_sent_and_says_so_once() -> None:
     assert (route.address, route.redirected) == ("b:1", False)
 
 
-def test_with_one_scheduler_it_comes_back_to_it_for_ever() -> None:
+def test_single_scheduler_is_retried_forever() -> None:
     route = Route(["a:1"])
     for _ in range(20):
         route.record_failure()

@@ -127,7 +127,7 @@ def expected_tokens(folder: Path, prompt: list[int], count: int) -> list[int]:
     return rig.tokens(0)[len(prompt) :]
 
 
-async def test_hello_says_what_the_worker_is(start: Start, scheduler: ScriptedScheduler, checkpoint: Make) -> None:
+async def test_hello_describes_the_worker(start: Start, scheduler: ScriptedScheduler, checkpoint: Make) -> None:
     worker = start(served_model_name="small", max_model_len=100, max_logprobs=7)
     session, hello = await scheduler.attached(epoch=5)
     identity = model_identity.identity(checkpoint("llama").folder, "small")
@@ -165,9 +165,7 @@ async def test_plans_in_flight_give_results_in_order(
     await finish(worker, session)
 
 
-async def test_the_worker_comes_back_with_what_it_holds(
-    start: Start, scheduler: ScriptedScheduler, checkpoint: Make
-) -> None:
+async def test_worker_reattaches_with_its_blocks(start: Start, scheduler: ScriptedScheduler, checkpoint: Make) -> None:
     """The scheduler dies with a sequence in progress and is restarted on the same port."""
     worker = start()
     session, _ = await scheduler.attached(epoch=5)
@@ -197,7 +195,7 @@ async def test_the_worker_comes_back_with_what_it_holds(
     await finish(worker, session)
 
 
-async def test_a_worker_says_that_only_its_connection_was_lost(start: Start, scheduler: ScriptedScheduler) -> None:
+async def test_worker_reports_a_lost_connection(start: Start, scheduler: ScriptedScheduler) -> None:
     async def works(session: Session, epoch: int) -> None:
         await session.plan(PaperScheduler(4, 128, epoch=epoch).plan([New(0, PROMPT)], {0: 6}))
         await session.result()
@@ -246,7 +244,7 @@ def block_too_many(plan: pb.StepPlan) -> None:
         (block_too_many, "new_block_ids, but the slots lack"),
     ],
 )
-async def test_a_plan_that_cannot_be_meant_ends_the_session_and_a_new_one_begins(
+async def test_invalid_plan_ends_the_session_and_a_new_one_starts(
     start: Start, scheduler: ScriptedScheduler, spoil: Callable[[pb.StepPlan], None], text: str
 ) -> None:
     worker = start()
@@ -317,7 +315,7 @@ async def test_a_worker_that_is_not_let_go_leaves_when_time_is_up(start: Start, 
     assert not session.over.is_set(), "nobody let it go"
 
 
-async def test_a_worker_without_a_scheduler_tries_on_and_leaves_at_once_when_told(
+async def test_worker_without_a_scheduler_retries_and_stops_on_request(
     start: Start, scheduler: ScriptedScheduler
 ) -> None:
     await scheduler.stop()
@@ -329,9 +327,7 @@ async def test_a_worker_without_a_scheduler_tries_on_and_leaves_at_once_when_tol
     await scheduler.start()
 
 
-async def test_a_worker_that_does_not_fit_ends_with_the_schedulers_words(
-    start: Start, scheduler: ScriptedScheduler
-) -> None:
+async def test_refused_worker_ends_with_the_schedulers_reason(start: Start, scheduler: ScriptedScheduler) -> None:
     worker = start()
     session = await scheduler.dialled()
     await session.hello()
@@ -429,7 +425,7 @@ async def test_an_attachment_that_ends_unasked_is_followed_by_another_and_keeps_
     await finish(worker, session)
 
 
-async def test_a_device_that_does_not_come_back_from_a_step_is_dead_until_it_does(
+async def test_hanging_step_makes_the_worker_not_alive(
     start: Start, scheduler: ScriptedScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(liveness, "LOOK_S", 0.02)

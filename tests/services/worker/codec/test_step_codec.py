@@ -56,7 +56,7 @@ def test_other_ranks_get_the_plan_that_came(name: str) -> None:
     assert encode_plan(decode_plan(wire)) == wire
 
 
-def test_a_plan_says_all_at_once() -> None:
+def test_plan_with_all_changes_round_trips() -> None:
     wire = pb.StepPlan(epoch=7, step_id=12)
     for fields in PLANS.values():
         wire.MergeFrom(pb.StepPlan(**fields))  # type: ignore[arg-type]
@@ -64,7 +64,7 @@ def test_a_plan_says_all_at_once() -> None:
 
 
 @pytest.mark.parametrize(("name", "changes"), [("nothing", False), ("blocks", False), ("counts", True)])
-def test_only_what_names_more_than_blocks_changes_anything(name: str, changes: bool) -> None:
+def test_plan_with_new_blocks_only_has_no_changes(name: str, changes: bool) -> None:
     plan = decode_plan(pb.StepPlan(epoch=7, step_id=12, **PLANS[name]))  # type: ignore[arg-type]
     assert (plan.changes is not NO_CHANGES) == changes
 
@@ -75,7 +75,7 @@ def test_bytes_that_are_no_column_are_refused(field: str) -> None:
         decode_plan(pb.StepPlan(epoch=7, step_id=12, **{field: b"abc"}))  # type: ignore[arg-type]
 
 
-def test_a_result_tells_all_that_was_found() -> None:
+def test_result_encodes_all_outputs() -> None:
     entries = LogprobEntries(
         np.array([2], np.uint32),
         np.array([5, 6], np.int32),

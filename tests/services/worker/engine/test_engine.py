@@ -223,7 +223,7 @@ def submit(engine: Engine, receiver: Inbox, *step_ids: int) -> None:
 
 
 @pytest.mark.parametrize("synchronous", [True, False])
-async def test_results_come_in_order_and_the_device_has_one_thread(
+async def test_results_are_in_order_and_the_device_has_one_thread(
     start: Start, replica: PaperReplica, synchronous: bool
 ) -> None:
     engine, inbox = start(synchronous=synchronous), Inbox()
@@ -288,7 +288,7 @@ async def test_a_new_attachment_waits_for_steps_under_way_and_skips_the_rest(
     assert replica.log == ["rest", "launch 1", "record 1", "rest", "launch 1", "record 1"]
 
 
-async def test_a_violation_ends_the_session_and_the_plans_behind_it(start: Start, replica: PaperReplica) -> None:
+async def test_violation_ends_the_session_and_skips_later_plans(start: Start, replica: PaperReplica) -> None:
     replica.launch_errors[2] = PlanViolation("slot 3 is live already")
     engine, inbox = start(), Inbox()
     await engine.start_epoch(inbox)
@@ -316,7 +316,7 @@ async def test_a_failing_step_ends_the_session_not_the_engine(
     assert not engine.died.done()
 
 
-async def test_blocks_are_moved_behind_the_plans_before_them_and_hold_up_no_later_one(
+async def test_transfers_run_after_earlier_plans_and_do_not_block_later_ones(
     start: Start, replica: PaperReplica
 ) -> None:
     replica.hold, replica.waiting = True, {2}
@@ -337,7 +337,7 @@ async def test_blocks_are_moved_behind_the_plans_before_them_and_hold_up_no_late
 
 
 @pytest.mark.parametrize("synchronous", [True, False])
-async def test_blocks_that_cannot_be_moved_end_nothing(start: Start, replica: PaperReplica, synchronous: bool) -> None:
+async def test_failed_transfers_do_not_end_the_session(start: Start, replica: PaperReplica, synchronous: bool) -> None:
     replica.move_errors[1] = MemoryError("no room to stage them")
     engine, inbox = start(synchronous=synchronous), Inbox()
     await engine.start_epoch(inbox)
@@ -402,7 +402,7 @@ class StagingReplica(PaperReplica):
         self._note("drop")
 
 
-async def test_weights_that_nobody_wants_any_more_are_dropped_once_they_are_staged() -> None:
+async def test_abandoned_weights_are_dropped_after_staging() -> None:
     """Dropping them earlier would leave the staged copy in memory."""
     replica, inbox = StagingReplica(), Inbox()
     engine = Engine(lambda: replica, NoObserver(), grammars=no_grammars(), synchronous=True)  # type: ignore[arg-type, return-value]
@@ -419,7 +419,7 @@ async def test_weights_that_nobody_wants_any_more_are_dropped_once_they_are_stag
     assert await engine.stop(PATIENCE_S)
 
 
-async def test_an_order_is_answered_whatever_the_library_that_reads_weights_raises() -> None:
+async def test_order_is_answered_for_any_error_of_the_weights_library() -> None:
     replica, inbox = StagingReplica(), Inbox()
 
     def panic(_order: pb.DeviceOrder) -> bool:
@@ -451,7 +451,7 @@ class Panic(BaseException):
 
 @pytest.mark.parametrize("error", [Panic("index out of bounds"), SystemExit("a plugin's exit")])
 @pytest.mark.parametrize("synchronous", [True, False])
-async def test_no_thread_of_the_engine_ends_without_a_word(
+async def test_every_ended_thread_is_reported(
     start: Start, replica: PaperReplica, error: BaseException, synchronous: bool
 ) -> None:
     """The next attachment would wait for the thread forever."""
@@ -491,7 +491,7 @@ async def test_occupancy_is_published_when_the_engine_is_idle(start: Start, repl
     assert engine.occupancy.num_live == 3
 
 
-async def test_what_goes_wrong_while_building_is_told() -> None:
+async def test_build_errors_are_reported() -> None:
     def build() -> None:
         raise InvalidArgument("no such model")
 

@@ -43,7 +43,7 @@ def test_full_blocks_are_reported_by_the_hash_of_their_chain() -> None:
     assert report(contents) == dict(zip([7, 3], hashes(tokens), strict=True))
 
 
-def test_a_block_becomes_known_when_its_last_token_is_written() -> None:
+def test_block_is_reported_once_it_is_full() -> None:
     contents, tokens = record(), [5, 6, 7, 8]
     allocate(contents, [2])
     for position, token in enumerate(tokens):
@@ -52,7 +52,7 @@ def test_a_block_becomes_known_when_its_last_token_is_written() -> None:
     assert report(contents) == {2: hashes(tokens)[0]}
 
 
-def test_a_block_that_is_handed_out_anew_loses_its_record() -> None:
+def test_reallocated_block_loses_its_record() -> None:
     contents = record()
     allocate(contents, [1, 2])
     write(contents, [1, 2], list(range(8)))
@@ -62,7 +62,7 @@ def test_a_block_that_is_handed_out_anew_loses_its_record() -> None:
     assert report(contents)[2] == hashes([0, 1, 2, 3, 9, 9, 9, 9])[1]
 
 
-def test_blocks_behind_one_that_was_handed_out_anew_are_not_reported() -> None:
+def test_children_of_a_reallocated_block_are_not_reported() -> None:
     """Even if that block is full again, as their hash chain depended on its old content."""
     contents = record()
     allocate(contents, [1, 2, 3])
@@ -72,7 +72,7 @@ def test_blocks_behind_one_that_was_handed_out_anew_are_not_reported() -> None:
     assert report(contents) == {1: hashes([50, 51, 52, 53])[0]}
 
 
-def test_a_sequence_behind_shared_blocks_goes_on_with_their_chain() -> None:
+def test_sequence_after_shared_blocks_continues_their_chain() -> None:
     contents = record()
     allocate(contents, [1, 2])
     write(contents, [1, 2], list(range(8)))
@@ -90,7 +90,7 @@ def test_roots_keep_tenants_apart() -> None:
     assert report(contents) == {1: hashes([1, 2, 3, 4])[0], 2: hashes([1, 2, 3, 4], other)[0]}
 
 
-def test_a_reset_forgets_what_is_there_and_what_is_built_on_it() -> None:
+def test_reset_discards_blocks_and_their_descendants() -> None:
     contents = record()
     allocate(contents, [1, 2])
     write(contents, [1, 2], list(range(6)))

@@ -46,7 +46,7 @@ def drafter() -> Drafter:
 
 
 @pytest.mark.parametrize("num_cached", [8, 16])
-def test_whole_blocks_are_filled_for_whoever_shares_them(drafter: Drafter, num_cached: int) -> None:
+def test_whole_blocks_are_filled_for_all_sharing_sequences(drafter: Drafter, num_cached: int) -> None:
     assert drafter.begin(1, [5, 6, 8], num_cached) == num_cached
 
 
@@ -57,11 +57,11 @@ def test_a_copy_is_filled_as_far_as_it_is_used(drafter: Drafter, num_cached: int
     assert drafter.begin(2, [5, 6, 8], 24) == 24
 
 
-def test_what_the_source_lacks_the_copy_lacks(drafter: Drafter) -> None:
+def test_copy_lacks_positions_that_the_source_lacks(drafter: Drafter) -> None:
     assert drafter.begin(1, [5, 6, 8], 23, copied=7) == 21
 
 
-def test_what_was_behind_the_used_part_of_a_copy_is_filled_no_more(drafter: Drafter) -> None:
+def test_positions_after_the_used_part_of_a_copy_are_not_filled(drafter: Drafter) -> None:
     drafter.fill(0, 24)
     assert drafter.begin(1, [5, 6, 8], 18, copied=7) == 18
     assert drafter.begin(2, [5, 6, 8], 24) == 18, "nobody has filled the rest since"
@@ -71,12 +71,12 @@ def test_a_block_that_is_written_on_stays_filled_up_to_there(drafter: Drafter) -
     assert drafter.begin(1, [5, 6, 7], 21) == 21
 
 
-def test_a_block_that_starts_anew_is_filled_no_more(drafter: Drafter) -> None:
+def test_restarted_block_is_not_filled(drafter: Drafter) -> None:
     drafter.begin(1, [6])
     assert drafter.begin(2, [5, 6, 7], 21) == 8
 
 
-def test_behind_a_hole_nothing_counts(drafter: Drafter) -> None:
+def test_positions_after_a_gap_do_not_count(drafter: Drafter) -> None:
     drafter.begin(1, [9, 10])
     drafter.fill(1, 4)
     assert drafter.begin(2, [5, 9, 6], 24) == 12

@@ -42,7 +42,7 @@ def move(memory: HostMemory, blocks: list[int], places: list[int], *, to_host: b
 
 @pytest.mark.parametrize("shape", [SHAPE, LATENT], ids=["full", "latent"])
 @pytest.mark.parametrize("device", DEVICES)
-def test_blocks_come_back_to_other_places(device: str, shape: BlockShape) -> None:
+def test_blocks_return_to_other_places(device: str, shape: BlockShape) -> None:
     caches = kv_cache.allocate(shape, 20, torch.device(device))
     parts = [part for cache in caches for part in cache.parts]
     for part in parts:
@@ -66,7 +66,7 @@ def test_blocks_come_back_to_other_places(device: str, shape: BlockShape) -> Non
 @pytest.mark.gpu
 def test_many_blocks_are_moved_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quire.services.worker.kv.host_memory.STAGED_BYTES", 1)
-    test_blocks_come_back_to_other_places("cuda", SHAPE)
+    test_blocks_return_to_other_places("cuda", SHAPE)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_many_blocks_are_moved_in_portions(monkeypatch: pytest.MonkeyPatch) -> N
         (order([1, 2], [1, 2], to_host=True, groups=[1, 3]), "a transfer of blocks of group 3, of 3"),
     ],
 )
-def test_orders_that_cannot_be_meant(wrong: pb.Transfer, said: str) -> None:
+def test_invalid_orders_are_violations(wrong: pb.Transfer, said: str) -> None:
     with pytest.raises(PlanViolation) as refused:
         BlockMove.of(wrong, 20, 10, num_groups=3)
     assert said in str(refused.value)
@@ -106,7 +106,7 @@ def test_ranks_on_several_hosts_need_their_share_of_it_on_each() -> None:
         count_places(10 * gib, shape, num_ranks=8, num_hosts=4)
 
 
-def test_what_came_back_is_reported_and_continued() -> None:
+def test_restored_blocks_are_reported_and_continued() -> None:
     """The hash is known without the tokens, so hash chains continue after it."""
     held = BlockContents(num_blocks=8, block_size=2)
     held.allocate(np.array([3]), np.array([0]), {3: b"r" * 32})
@@ -145,7 +145,7 @@ def test_blocks_whose_copy_failed_are_not_reported() -> None:
     assert held.report().block_ids == [4]
 
 
-def test_copies_of_what_came_back_are_not_reported() -> None:
+def test_copies_of_restored_blocks_are_not_reported() -> None:
     held = BlockContents(num_blocks=8, block_size=2)
     held.commit(np.array([3]), [b"a" * 32])
     held.allocate(np.array([5]), np.array([0]), {5: b"r" * 32})
@@ -153,7 +153,7 @@ def test_copies_of_what_came_back_are_not_reported() -> None:
     assert held.report().block_ids == [3]
 
 
-def test_pages_of_several_groups_come_back_and_are_reported_with_their_groups() -> None:
+def test_restored_pages_of_several_groups_are_reported_with_their_groups() -> None:
     """A chain continues within its group, also after a block that is reallocated meanwhile."""
     move = BlockMove.of(order([3, 4], [0, 1], to_host=False, groups=[0, 1]), 8, 2, num_groups=2)
     held = BlockContents(num_blocks=8, block_size=2, windows=True)

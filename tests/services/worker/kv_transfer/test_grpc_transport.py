@@ -101,7 +101,7 @@ def service(
     return made
 
 
-async def test_pages_come_as_they_left_a_few_at_a_time() -> None:
+async def test_pages_arrive_unchanged_in_pieces() -> None:
     memory = Memory()
     async with serving(service(memory)) as address:
         order = wanted(address, *range(11, 0, -1))
@@ -118,7 +118,7 @@ async def test_pages_come_as_they_left_a_few_at_a_time() -> None:
         ({"hashes": []}, "block_hashes: 0 bytes for 1 blocks"),
     ],
 )
-async def test_what_cannot_be_meant_is_refused(change: dict[str, Any], words: str) -> None:
+async def test_invalid_requests_are_refused(change: dict[str, Any], words: str) -> None:
     async with serving(service(Memory())) as address:
         order = replace(wanted(address, 1), **change)
         order = replace(order, source=replace(order.source, address=address))
@@ -133,7 +133,7 @@ async def test_a_worker_that_is_not_built_yet_has_no_pages() -> None:
             await fetch(wanted(address))
 
 
-async def test_only_who_knows_the_secret_gets_pages_and_is_given_any(tmp_path: Path) -> None:
+async def test_pages_require_the_secret_on_both_sides(tmp_path: Path) -> None:
     for name in ("right", "wrong"):
         (tmp_path / name).write_text(name * 16)
         (tmp_path / name).chmod(0o600)
@@ -190,7 +190,7 @@ LIES: dict[str, tuple[Callable[[], list[pb.FetchResponse]], str]] = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-async def test_no_lie_is_believed(lie: str) -> None:
+async def test_wrong_responses_are_detected(lie: str) -> None:
     parts, words = LIES[lie]
     async with serving(Liar(*parts())) as address:
         with pytest.raises(PageMismatch, match=words):
@@ -308,7 +308,7 @@ async def test_a_call_that_ends_while_its_request_does_is_an_error_like_others(m
         await transport.close()
 
 
-async def test_workers_beyond_the_most_that_are_remembered_end_nobodys_fetch() -> None:
+async def test_evicted_connections_do_not_end_running_fetches() -> None:
     servicer, transport = RefusesOne(), GrpcTransport(Dialler(), PIECE_BYTES, bounds=FetchBounds(max_channels=1))
     async with serving(servicer) as address, serving(Liar(part(PAGES.tobytes(), told()))) as elsewhere:
         other = asyncio.create_task(every(wanted(address, 1, 2), transport))

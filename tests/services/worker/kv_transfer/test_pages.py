@@ -37,7 +37,7 @@ def hashes() -> list[bytes]:
 @pytest.mark.parametrize("shape", [FULL, LATENT], ids=["full", "latent"])
 @pytest.mark.parametrize("there", DEVICES)
 @pytest.mark.parametrize("here", DEVICES)
-def test_pages_are_the_same_bytes_wherever_they_lie(here: str, there: str, shape: BlockShape) -> None:
+def test_pages_are_equal_for_contiguous_and_separate_memory(here: str, there: str, shape: BlockShape) -> None:
     giving, taking = (kv_cache.allocate(shape, 20, torch.device(device)) for device in (there, here))
     for cache in giving:
         for part in cache.parts:
@@ -55,7 +55,7 @@ def test_pages_are_the_same_bytes_wherever_they_lie(here: str, there: str, shape
 
 # Bytes of a page of 4 positions and 3 layers: 2 heads' keys and values of 16 elements, or a vector of 24 + 8.
 @pytest.mark.parametrize(("family", "num_bytes"), [("llama", 3072), ("deepseek-v3", 1536)])
-def test_a_prompt_goes_on_from_blocks_of_another_replica(checkpoint: Make, family: str, num_bytes: int) -> None:
+def test_prompt_continues_from_blocks_of_another_replica(checkpoint: Make, family: str, num_bytes: int) -> None:
     folder = checkpoint(family).folder
     giver, taker = Rig(folder), Rig(folder)
     first = giver.step([New(0, PROMPT)], {0: len(PROMPT)})[0]
@@ -76,7 +76,7 @@ def test_a_prompt_goes_on_from_blocks_of_another_replica(checkpoint: Make, famil
     assert torch.allclose(taker.logits[0][0], giver.logits[0][0], atol=1e-5)
 
 
-def test_who_attaches_before_all_is_believed_is_not_told_of_it(checkpoint: Make) -> None:
+def test_uncommitted_pages_are_not_reported(checkpoint: Make) -> None:
     """The source worker may have reused the memory during the copy."""
     folder = checkpoint("llama").folder
     giver, taker = Rig(folder), Rig(folder)
@@ -88,7 +88,7 @@ def test_who_attaches_before_all_is_believed_is_not_told_of_it(checkpoint: Make)
     assert not taker.replica.end_epoch().block_ids
 
 
-def test_what_is_forgotten_is_not_read(checkpoint: Make) -> None:
+def test_blocks_of_unknown_content_are_not_read(checkpoint: Make) -> None:
     rig = Rig(checkpoint("llama").folder)
     rig.step([New(0, PROMPT)], {0: len(PROMPT)})
     blocks = np.array(rig.blocks(0)[:1], dtype=np.uint32).reshape(-1)

@@ -59,7 +59,7 @@ async def test_blocks_are_copied_and_nothing_else(max_pitch: int) -> None:
     assert torch.equal(here[:, others], was[:, others])
 
 
-async def test_memory_is_closed_once_nobody_has_copied_for_a_while() -> None:
+async def test_idle_memory_is_closed() -> None:
     """Otherwise a restarted source would find its old KV still allocated on its GPU."""
     library = Library()
     (_, theirs), (_, ours) = pages_of(library, 20), pages_of(library, 12, idle_s=0.01)
@@ -72,7 +72,7 @@ async def test_memory_is_closed_once_nobody_has_copied_for_a_while() -> None:
     assert not library.opened
 
 
-async def test_what_cannot_be_meant_is_not_opened() -> None:
+async def test_invalid_shared_pages_are_not_opened() -> None:
     library = Library()
     (_, theirs), (_, ours) = pages_of(library, 20), pages_of(library, 12)
     library.refuses.add("cuMemGetAddressRange_v2")
@@ -92,7 +92,7 @@ async def test_what_cannot_be_meant_is_not_opened() -> None:
         assert not library.opened, "what is of no use keeps no memory"
 
 
-async def test_a_copy_that_nobody_waits_for_any_more_keeps_its_memory() -> None:
+async def test_cancelled_copy_keeps_its_memory_open() -> None:
     library = Library()
     (_, theirs), (_, ours) = pages_of(library, 20), pages_of(library, 12)
     async with ours.opened(theirs.own), ours.opened(theirs.own):
@@ -144,7 +144,7 @@ async def both(
     await transport.close()
 
 
-async def test_a_worker_of_this_host_says_where_its_pages_lie() -> None:
+async def test_worker_on_the_same_host_shares_its_pages() -> None:
     library = Library()
     async with both(library) as (memory, transport, order):
         assert await took(transport, order) == ["shared"]
@@ -168,14 +168,14 @@ def kind_of(arrived: FetchedPages) -> str:
     return "parts"
 
 
-async def test_a_worker_that_left_its_epoch_meanwhile_is_not_believed() -> None:
+async def test_pages_of_an_ended_epoch_are_rejected() -> None:
     async with both(Library()) as (memory, transport, order):
         memory.leaves = True
         with pytest.raises(Unavailable, match="epoch: this worker is in another"):
             await took(transport, order)
 
 
-async def test_pages_out_of_reach_come_in_parts_from_then_on() -> None:
+async def test_unreachable_pages_are_sent_in_parts() -> None:
     library = Library()
     async with both(library) as (memory, transport, order):
         library.refuses.add("cuIpcOpenMemHandle_v2")
@@ -196,7 +196,7 @@ async def test_pages_out_of_reach_are_tried_again_after_a_while() -> None:
         assert transport.unreachable_until == {}
 
 
-async def test_a_caller_that_does_not_say_that_it_took_the_pages_hears_that() -> None:
+async def test_missing_confirmation_is_reported() -> None:
     """The request itself has arrived."""
     offered = both(Library(), serving_bounds=ServingBounds(taken_timeout_s=0.2))
     async with offered as (_, transport, order), transport.connected(order.source.address) as connection:
@@ -209,7 +209,7 @@ async def test_a_caller_that_does_not_say_that_it_took_the_pages_hears_that() ->
     assert ended.value.details() == "no confirmation that the shared pages were taken within 0.2 s"
 
 
-async def test_a_caller_that_asks_for_nothing_hears_that() -> None:
+async def test_missing_request_is_reported() -> None:
     offered = both(Library(), serving_bounds=ServingBounds(request_timeout_s=0.2))
     async with offered as (_, transport, order), transport.connected(order.source.address) as connection:
         call = kv_transfer_pb2_grpc.KVTransferServiceStub(connection.channel).Fetch()
@@ -232,7 +232,7 @@ async def test_another_host_gets_parts() -> None:
     ],
     ids=["too few blocks", "something behind"],
 )
-async def test_no_lie_about_shared_pages_is_believed(
+async def test_wrong_shared_pages_are_detected(
     change: dict[str, int], after: list[pb.FetchResponse], words: str
 ) -> None:
     library = Library()
@@ -245,7 +245,7 @@ async def test_no_lie_about_shared_pages_is_believed(
     await transport.close()
 
 
-async def test_shared_pages_that_nobody_asked_for_are_none() -> None:
+async def test_unrequested_shared_pages_are_rejected() -> None:
     _, theirs = pages_of(Library(), NUM_BLOCKS)
     transport = GrpcTransport(Dialler(), PIECE_BYTES)
     async with serving(Liar(pb.FetchResponse(shared=theirs.own.to_proto()))) as address:
@@ -254,7 +254,7 @@ async def test_shared_pages_that_nobody_asked_for_are_none() -> None:
     await transport.close()
 
 
-async def test_a_worker_that_falls_silent_behind_its_pages_is_given_up() -> None:
+async def test_worker_silent_after_sharing_times_out() -> None:
     library = Library()
     (_, theirs), (_, ours) = pages_of(library, NUM_BLOCKS), pages_of(library, 12)
     transport = GrpcTransport(Dialler(), PIECE_BYTES, peers=ours, bounds=FetchBounds(next_part_timeout_s=0.5))

@@ -41,7 +41,7 @@ def test_a_layer_reads_the_tables_of_all_its_groups() -> None:
     assert [cache.last_group for cache in caches] == [2, 0, 2, 1]
 
 
-def test_a_copied_block_is_copied_whole_whoever_it_belongs_to() -> None:
+def test_copied_block_is_complete_for_every_group() -> None:
     """Includes the last place, the state of a layer with two caches."""
     layout = KVLayout.of([State(64), *[(FULL, State(64))] * 8], 100)
     assert layout.places[-1] == ((0, 7), (1, 8))
@@ -54,6 +54,6 @@ def test_a_copied_block_is_copied_whole_whoever_it_belongs_to() -> None:
 
 
 @pytest.mark.parametrize("specs", [(FULL, FULL), (Window(200), FULL)])
-def test_a_layer_that_keeps_one_thing_twice_is_refused(specs: tuple[KVSpec, ...]) -> None:
+def test_duplicate_spec_of_a_layer_is_refused(specs: tuple[KVSpec, ...]) -> None:
     with pytest.raises(InvalidArgument, match="layer 1 needs full, full: each spec is allowed once"):
         KVLayout.of([FULL, specs], 100)

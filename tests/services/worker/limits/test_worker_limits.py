@@ -101,13 +101,13 @@ def test_a_sequence_must_not_be_longer_than_the_models_positions() -> None:
         wanted(max_model_len=5000)
 
 
-def test_what_was_not_asked_for_is_shortened_to_what_fits() -> None:
+def test_default_length_is_shortened_to_fit() -> None:
     fitting = worker_limits.fit(wanted(), 101, explicit=False)
     assert (fitting.max_model_len, fitting.num_tokens) == (1600, 1600)
     assert worker_limits.fit(wanted(), 1001, explicit=False).max_model_len == 4096
 
 
-def test_what_was_asked_for_must_fit() -> None:
+def test_explicit_length_must_fit() -> None:
     with pytest.raises(InvalidArgument, match="2000 tokens do not fit in the KV memory, which holds 1600"):
         worker_limits.fit(wanted(max_model_len=2000), 101, explicit=True)
 
@@ -139,7 +139,7 @@ def test_free_memory_of_this_machine_is_found() -> None:
     assert kv_memory.free_host_bytes() > 0
 
 
-def test_cuda_budget_leaves_what_others_need() -> None:
+def test_cuda_budget_leaves_other_memory() -> None:
     assert kv_memory.cuda_budget(0.9, 100, 30) == 60
 
 
@@ -165,7 +165,7 @@ def test_an_unknown_dtype_of_a_checkpoint_is_refused() -> None:
         choose_dtype("auto", "float8_e4m3fn", Device("cuda", "some"))
 
 
-def test_attention_auto_passes_over_what_refuses() -> None:
+def test_attention_auto_skips_refusing_backends() -> None:
     chosen = backends.choose_attention("auto", SPEC)
     assert type(chosen).__name__ == "ReferenceAttention"
 

@@ -30,7 +30,7 @@ def read(path: Path, identity: bytes = IDENTITY, name: bytes = NAME, num_bytes: 
     return bytes(content)
 
 
-def test_a_block_comes_back_as_it_was_written_and_is_nobody_elses_to_read(path: Path) -> None:
+def test_block_file_round_trips_and_is_private(path: Path) -> None:
     assert read(path) == CONTENT
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
@@ -59,7 +59,7 @@ def test_a_file_of_another_length_is_noticed(path: Path, change: Callable[[Path]
         read(path)
 
 
-def test_what_is_another_block_or_another_models_is_noticed(path: Path) -> None:
+def test_another_block_or_model_is_detected(path: Path) -> None:
     with pytest.raises(BlockMismatch, match="holds another block"):
         read(path, name=b"m" * 32)
     with pytest.raises(BlockMismatch, match="holds another block"):
@@ -70,7 +70,7 @@ def test_what_is_another_block_or_another_models_is_noticed(path: Path) -> None:
         read(path, num_bytes=2047)
 
 
-def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
+def test_non_regular_file_is_not_read(tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.write_bytes(b"")
     (tmp_path / "link").symlink_to(elsewhere)

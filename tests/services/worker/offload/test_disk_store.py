@@ -71,7 +71,7 @@ def fill(disk: Disk) -> DiskStore:
     return store
 
 
-def test_blocks_go_to_disk_and_come_back(disk: Disk) -> None:
+def test_blocks_round_trip_through_disk(disk: Disk) -> None:
     store = fill(disk)
     assert sorted(store.contents().items()) == [(4, name(1)), (5, name(2)), (6, name(3))]
     assert move(store, [7, 3], [6, 4], [3, 1], to_disk=False) == []
@@ -96,7 +96,7 @@ def test_with_other_weights_nothing_is_found_nor_left(disk: Disk) -> None:
     assert disk.start().contents() == {}, "they did not come back either"
 
 
-def test_a_smaller_disk_keeps_what_it_has_places_for(disk: Disk) -> None:
+def test_smaller_disk_keeps_blocks_within_its_places(disk: Disk) -> None:
     fill(disk)
     assert disk.start(num_places=5).contents() == {4: name(1)}
     assert len(disk.files()) == 1
@@ -123,7 +123,7 @@ def test_torn_swapped_and_missing_files_cost_their_own_block_only(disk: Disk) ->
     assert sorted(disk.start().contents()) == [6]
 
 
-def test_what_a_killed_worker_left_half_written_is_not_believed(disk: Disk) -> None:
+def test_half_written_files_of_a_killed_worker_are_ignored(disk: Disk) -> None:
     fill(disk)
     whole = disk.files()[0]
     (whole.parent / "17.new").write_bytes(whole.read_bytes()[:100])
@@ -132,7 +132,7 @@ def test_what_a_killed_worker_left_half_written_is_not_believed(disk: Disk) -> N
     assert len(list(whole.parent.iterdir())) == 3
 
 
-def test_a_full_disk_drops_what_it_cannot_take(disk: Disk) -> None:
+def test_full_disk_drops_blocks(disk: Disk) -> None:
     store = fill(disk)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
@@ -227,7 +227,7 @@ def test_a_folder_has_one_worker(disk: Disk) -> None:
         ([1], [2], bytes(33), "a transfer with 33 bytes of hashes"),
     ],
 )
-def test_orders_that_cannot_be_meant(places: list[int], on_disk: list[int], hashes: bytes, said: str) -> None:
+def test_invalid_orders_are_violations(places: list[int], on_disk: list[int], hashes: bytes, said: str) -> None:
     order = pb.DiskTransfer(
         place_ids=columns.u32_bytes(places), disk_place_ids=columns.u32_bytes(on_disk), block_hashes=hashes
     )

@@ -69,7 +69,7 @@ def fill(lives: Lives) -> HostMemory:
     return memory
 
 
-def test_a_later_life_finds_what_was_stored_and_where(lives: Lives) -> None:
+def test_restarted_process_finds_stored_blocks(lives: Lives) -> None:
     fill(lives)
     before = [cache.k.clone() for cache in lives.caches]
     memory = lives.start()
@@ -81,13 +81,13 @@ def test_a_later_life_finds_what_was_stored_and_where(lives: Lives) -> None:
     assert lives.file.stat().st_mode & 0o777 == 0o600
 
 
-def test_what_was_being_stored_when_the_worker_died_is_not_believed(lives: Lives) -> None:
+def test_unfinished_writes_are_ignored(lives: Lives) -> None:
     memory = fill(lives)
     memory.start_move(move([9], [0], to_host=True))  # never waited for
     assert lives.start().contents() == {6: name(3), 2: name(7)}
 
 
-def test_a_move_that_ends_late_says_nothing_of_the_block_that_came_after_it(lives: Lives) -> None:
+def test_late_copy_does_not_commit_a_newer_block(lives: Lives) -> None:
     memory = fill(lives)
     late = memory.start_move(move([9], [0], to_host=True))
     memory.start_move(move([8], [0], to_host=True)).wait()
@@ -95,13 +95,13 @@ def test_a_move_that_ends_late_says_nothing_of_the_block_that_came_after_it(live
     assert lives.start().contents()[0] == name(8)
 
 
-def test_what_comes_from_disk_is_found_too(lives: Lives) -> None:
+def test_blocks_read_from_disk_are_found(lives: Lives) -> None:
     memory = fill(lives)
     memory.fill(4, name(1), bytearray(SHAPE.num_bytes))
     assert lives.start().contents()[4] == name(1)
 
 
-def test_what_is_forgotten_is_not_found(lives: Lives) -> None:
+def test_reset_blocks_are_not_found(lives: Lives) -> None:
     memory = fill(lives)
     memory.reset(OURS)
     assert memory.contents() == {}
@@ -140,7 +140,7 @@ def test_a_changed_bit_of_header_or_table_is_noticed(lives: Lives, place: int, l
     assert len(lives.start().contents()) == left
 
 
-def test_a_file_that_was_cut_is_made_anew(lives: Lives) -> None:
+def test_truncated_file_is_recreated(lives: Lives) -> None:
     fill(lives)
     lives.end()
     lives.file.write_bytes(lives.file.read_bytes()[:-1])
@@ -150,7 +150,7 @@ def test_a_file_that_was_cut_is_made_anew(lives: Lives) -> None:
     assert lives.start().contents() == {7: name(3)}
 
 
-def test_what_is_no_memory_is_refused(tmp_path: Path) -> None:
+def test_folder_outside_memory_is_refused(tmp_path: Path) -> None:
     if host_region.file_system(tmp_path) == "tmpfs":
         pytest.skip("here it is memory")
     folder = WorkerFolder(tmp_path, "w", "kv_offloading_region")

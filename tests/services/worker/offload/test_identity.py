@@ -45,7 +45,7 @@ def test_notes_that_are_none_cost_a_reading(model: Path, tmp_path: Path, noted: 
     assert weights_digest(model, FILES, memo) == before
 
 
-def test_weights_that_nobody_knows_are_never_the_same(tmp_path: Path) -> None:
+def test_unknown_weights_never_match(tmp_path: Path) -> None:
     found = {weights_digest(tmp_path, FILES, tmp_path / "weights.json") for _ in range(2)}
     assert len(found) == 2
 

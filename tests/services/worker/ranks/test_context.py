@@ -47,7 +47,7 @@ def long_steps(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("family", [pytest.param(name, marks=_marks(name)) for name in FAMILIES])
-def test_two_ranks_say_what_one_does(checkpoint: Make, family: str) -> None:
+def test_two_ranks_match_one(checkpoint: Make, family: str) -> None:
     made, whole = checkpoint(family), Rig(checkpoint(family).folder, **ROOM)
     long_steps(whole)
     with ranked(made.folder, size=1, contexts=2, **ROOM) as rig:
@@ -76,7 +76,7 @@ def coming_and_going(rig: Rig) -> None:
 
 
 @pytest.mark.slow
-def test_prefixes_that_are_there_and_prompts_that_come_again(checkpoint: Make) -> None:
+def test_cached_prefixes_and_resumed_prompts(checkpoint: Make) -> None:
     folder = checkpoint("llama").folder
     whole = Rig(folder, **ROOM)
     coming_and_going(whole)
@@ -95,7 +95,7 @@ def contrary(settings: WorkerSettings, placement: RankPlacement) -> RankReplica:
 
 
 @pytest.mark.slow
-def test_what_rank_0_chooses_is_what_all_go_on_with(checkpoint: Make) -> None:
+def test_all_ranks_continue_with_rank_0_tokens(checkpoint: Make) -> None:
     """A rank with other choices would compute a different text, visible in its part of a later step."""
 
     def run(rig: Rig) -> None:
@@ -114,7 +114,7 @@ def test_what_rank_0_chooses_is_what_all_go_on_with(checkpoint: Make) -> None:
 
 
 @pytest.mark.slow
-def test_vectors_and_log_probabilities_of_prompts_come_from_all_ranks(checkpoint: Make) -> None:
+def test_vectors_and_prompt_logprobs_are_gathered_from_all_ranks(checkpoint: Make) -> None:
     def told(rig: Rig) -> tuple[list[float], list[float]]:
         vectors, entries = [], []
         tells = sampling_pb2.SamplingParams(temperature=0.0, prompt_logprobs=2)
@@ -149,7 +149,7 @@ def test_rows_with_adapters_have_them_on_every_rank(checkpoint: Make, tmp_path: 
 
 
 @pytest.mark.slow
-def test_three_ranks_and_two_of_two_say_what_one_does(checkpoint: Make) -> None:
+def test_three_ranks_and_two_of_two_match_one(checkpoint: Make) -> None:
     """The latter also shards tensors."""
     made = checkpoint("llama-biases-tied")
     whole = Rig(made.folder, **ROOM)
@@ -183,7 +183,7 @@ def test_the_code_of_transformers_is_shared_out_as_well(checkpoint: Make) -> Non
         (SINGLE_RANK, {"kv_offloading_size": 1.0}, "kv_offloading_size: .*not with context_parallel_size 2"),
     ],
 )
-def test_what_they_cannot_have_is_refused_by_name(
+def test_unsupported_settings_are_refused_by_name(
     checkpoint: Make, placement: RankPlacement, settings: dict[str, Any], text: str
 ) -> None:
     with pytest.raises(InvalidArgument, match=text):

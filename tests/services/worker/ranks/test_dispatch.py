@@ -47,7 +47,7 @@ def says_the_same(rig: RankedRig, whole: Rig, made: Checkpoint) -> None:
 
 
 @pytest.mark.parametrize("family", MIXTURES)
-def test_ranks_that_send_rows_say_what_one_does(checkpoint: Make, family: str) -> None:
+def test_dispatching_ranks_match_one(checkpoint: Make, family: str) -> None:
     made = checkpoint(family)
     with ranked(made.folder, **ALL_TO_ALL) as rig:
         says_the_same(rig, one_process(made), made)
@@ -93,7 +93,7 @@ def test_experts_that_move_at_every_step(checkpoint: Make, family: str, copies: 
         assert rig.replica.experts.balance.num_moved > 0
 
 
-def test_groups_that_share_out_tokens(checkpoint: Make) -> None:
+def test_context_parallel_groups_dispatch(checkpoint: Make) -> None:
     made, whole = checkpoint("qwen2-moe"), one_process(checkpoint("qwen2-moe"))
     mixed_steps(whole)
     with ranked(made.folder, contexts=2, **ALL_TO_ALL) as rig:

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("two_gpus")]
 
 @pytest.mark.parametrize("way", ["eager", *(way for way in WAYS if "graphs" in way)])
 @pytest.mark.parametrize("family", ["qwen2-moe", "llama4", "gpt-oss", "deepseek-v3", "mixtral"])
-def test_ranks_that_send_rows_say_what_transformers_says(
+def test_dispatching_ranks_match_transformers(
     checkpoint: Make, family: str, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, crossings = checkpoint(family), crossings_of(monkeypatch)

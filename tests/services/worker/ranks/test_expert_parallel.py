@@ -39,7 +39,7 @@ def one_process(made: Checkpoint) -> Rig:
 
 
 @pytest.mark.parametrize("family", MIXTURES)
-def test_ranks_with_whole_experts_say_what_one_does(checkpoint: Make, family: str) -> None:
+def test_expert_parallel_ranks_match_one(checkpoint: Make, family: str) -> None:
     made, whole = checkpoint(family), one_process(checkpoint(family))
     mixed_steps(whole)
     with ranked(made.folder, expert_parallel=True) as rig:
@@ -64,7 +64,7 @@ def moving(family: str, copies: int, *marks: Any) -> Any:
         *(moving(family, 4, pytest.mark.sweep) for family in MIXTURES if family not in ("gpt-oss", "llama4")),
     ],
 )
-def test_experts_that_move_at_every_step_say_the_same(checkpoint: Make, family: str, copies: int) -> None:
+def test_moving_experts_do_not_change_output(checkpoint: Make, family: str, copies: int) -> None:
     made, whole = checkpoint(family), one_process(checkpoint(family))
     mixed_steps(whole)
     eplb = {"enable_eplb": True, "eplb_step_interval": 1, "num_redundant_experts": copies}
@@ -77,7 +77,7 @@ def test_experts_that_move_at_every_step_say_the_same(checkpoint: Make, family: 
         assert rig.replica.experts.balance.num_moved > 0
 
 
-def test_new_weights_lie_where_a_fresh_model_has_them(checkpoint: Make) -> None:
+def test_updated_weights_follow_moved_experts(checkpoint: Make) -> None:
     """Also after experts have moved."""
     made, whole = checkpoint("mixtral"), one_process(checkpoint("mixtral"))
     eplb = {"enable_eplb": True, "eplb_step_interval": 1, "num_redundant_experts": 4}
@@ -136,9 +136,7 @@ def loads(rig: Rig) -> dict[int, list[int]]:
         ),
     ],
 )
-def test_what_cannot_be_shared_out_is_refused(
-    checkpoint: Make, family: str, settings: dict[str, Any], message: str
-) -> None:
+def test_indivisible_experts_are_refused(checkpoint: Make, family: str, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         Rig(checkpoint(family).folder, **settings)
 

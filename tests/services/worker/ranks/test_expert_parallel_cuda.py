@@ -18,9 +18,7 @@ Make = Callable[[str], Checkpoint]
 
 @pytest.mark.parametrize("way", ["eager", *(way for way in WAYS if "graphs" in way)])
 @pytest.mark.parametrize(("family", "copies"), [("mixtral", 0), ("qwen2-moe", 4)])
-def test_experts_that_move_at_every_step_say_what_transformers_says(
-    checkpoint: Make, family: str, copies: int, way: str
-) -> None:
+def test_moving_experts_match_transformers(checkpoint: Make, family: str, copies: int, way: str) -> None:
     """Includes CUDA graphs recorded before the moves."""
     made = checkpoint(family)
     eplb = {"enable_eplb": True, "eplb_step_interval": 1, "num_redundant_experts": copies}

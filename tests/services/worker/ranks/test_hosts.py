@@ -112,9 +112,7 @@ def test_a_rank_on_another_host_has_its_share_of_long_prompts(checkpoint: Make, 
 
 
 @pytest.mark.slow
-def test_a_stage_on_another_host_says_what_one_process_does_and_dies_with_its_replica(
-    checkpoint: Make, secret: str
-) -> None:
+def test_stage_on_another_host_matches_one_process_and_ends_with_its_replica(checkpoint: Make, secret: str) -> None:
     made, whole = checkpoint("llama"), Rig(checkpoint("llama").folder)
     prefill(whole)
     for _ in range(4):
@@ -269,7 +267,7 @@ def test_hosts_without_fitting_certificates_do_not_meet(certified: Certified, tm
     assert isinstance(meet(plain, HostHandshake(known, "127.0.0.1:1", ours)), (Unauthenticated, Unavailable, OSError))
 
 
-def test_a_host_without_tls_hears_what_may_be_missing(secret: str) -> None:
+def test_host_without_tls_gets_a_helpful_error(secret: str) -> None:
     known = SecretFile(secret, "cluster_secret_file")
     with linked() as (dialled, _):
         dialled.set_timeout(0.05)  # no greeting: rank 0 waits for a TLS handshake
@@ -291,7 +289,7 @@ def test_a_host_without_tls_hears_what_may_be_missing(secret: str) -> None:
         ({"node_rank": 1}, "node_rank: 1 of 1 nodes"),
     ],
 )
-def test_nodes_that_cannot_be_are_refused_by_name(settings: dict[str, Any], text: str) -> None:
+def test_invalid_nodes_are_refused_by_name(settings: dict[str, Any], text: str) -> None:
     with pytest.raises(InvalidArgument, match=text):
         start.check_nodes(WorkerSettings(model="m", **settings))
 

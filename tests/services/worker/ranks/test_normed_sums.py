@@ -57,7 +57,7 @@ def slow(family: str) -> Any:
         *map(slow, ("granite", "gemma-tied", "llama4", "gemma2", "cohere")),
     ],
 )
-def test_ranks_say_what_one_does(checkpoint: Make, family: str, sums: list[int]) -> None:
+def test_ranks_match_one(checkpoint: Make, family: str, sums: list[int]) -> None:
     made, whole = checkpoint(family), Rig(checkpoint(family).folder)
     mixed_steps(whole)
     with norming(made.folder) as rig:

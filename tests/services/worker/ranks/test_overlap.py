@@ -43,7 +43,7 @@ def overlapped(folder: Path, *, overlaps: bool = True, **settings: Any) -> Itera
     "family",
     ["llama-biases-tied", "qwen2-moe", *(pytest.param(f, marks=pytest.mark.slow) for f in ("gemma2", "deepseek-v3"))],
 )
-def test_pieces_say_what_one_rank_does(checkpoint: Make, family: str, added: list[int]) -> None:
+def test_pieces_match_one_rank(checkpoint: Make, family: str, added: list[int]) -> None:
     made, whole = checkpoint(family), Rig(checkpoint(family).folder)
     mixed_steps(whole)
     with overlapped(made.folder) as rig:
@@ -64,7 +64,7 @@ def test_of_quantized_weights(tmp_path: Path, added: list[int]) -> None:
         assert [rig.tokens(slot) for slot in SLOTS] == [whole.tokens(slot) for slot in SLOTS]
 
 
-def test_steps_that_adapters_may_add_to_are_added_up_behind(checkpoint: Make, tmp_path: Path, added: list[int]) -> None:
+def test_steps_with_adapters_are_reduced_after_the_product(checkpoint: Make, tmp_path: Path, added: list[int]) -> None:
     """Adapters identify rows by their position in the step."""
     made = checkpoint("llama")
     merged = peft_folders.save(made, tmp_path / "a", seed=1)

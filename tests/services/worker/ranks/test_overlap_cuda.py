@@ -21,9 +21,7 @@ Make = Callable[[str], Checkpoint]
 
 @pytest.mark.parametrize("way", ["eager", "chunks in graphs"])
 @pytest.mark.parametrize("family", ["llama-biases-tied", "qwen2-moe"])
-def test_pieces_say_what_transformers_says(
-    checkpoint: Make, monkeypatch: pytest.MonkeyPatch, family: str, way: str
-) -> None:
+def test_pieces_match_transformers(checkpoint: Make, monkeypatch: pytest.MonkeyPatch, family: str, way: str) -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("one GPU")
     monkeypatch.setattr(group_collectives, "OVERLAPPED_SUMS", overlapped_build.OVERLAPPED_SUMS)

@@ -71,7 +71,7 @@ def test_a_rank_may_be_silent_for_some_checks_once_it_is_ready() -> None:
         rank.check()
 
 
-def test_a_rank_that_is_told_to_stop_may_be_gone() -> None:
+def test_stopping_rank_may_end() -> None:
     rank = ScriptedRank()
     rank.gone = True
     with pytest.raises(RankFailure, match="rank 3 is gone"):

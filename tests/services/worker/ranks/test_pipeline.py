@@ -47,7 +47,7 @@ def prefill(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("family", [pytest.param(name, marks=_marks(name)) for name in FAMILIES])
-def test_two_stages_say_what_one_does(checkpoint: Make, family: str) -> None:
+def test_two_stages_match_one(checkpoint: Make, family: str) -> None:
     made, whole = checkpoint(family), Rig(checkpoint(family).folder)
     prefill(whole)
     for _ in range(6):
@@ -61,7 +61,7 @@ def test_two_stages_say_what_one_does(checkpoint: Make, family: str) -> None:
 
 
 @pytest.mark.slow
-def test_two_stages_of_two_ranks_say_what_one_does(checkpoint: Make) -> None:
+def test_two_stages_of_two_ranks_match_one(checkpoint: Make) -> None:
     made, whole = checkpoint("llama-biases-tied"), Rig(checkpoint("llama-biases-tied").folder)
     prefill(whole)
     for _ in range(6):
@@ -124,7 +124,7 @@ def test_a_slot_that_changes_hands_under_way_keeps_nothing_of_the_one_before(che
 
 
 @pytest.mark.slow
-def test_vectors_and_log_probabilities_of_prompts_come_from_behind_the_last_stage(checkpoint: Make) -> None:
+def test_vectors_and_prompt_logprobs_use_the_last_stage_output(checkpoint: Make) -> None:
     mean = pooling_pb2.PoolingParams(pooler=pooling_pb2.POOLER_MEAN)
     tells = sampling_pb2.SamplingParams(temperature=0.0, prompt_logprobs=2)
 
@@ -185,6 +185,8 @@ def test_a_stage_keeps_pages_for_its_own_layers_in_all_groups() -> None:
         ({"max_num_seqs": 1}, "max_num_seqs: not with pipeline_parallel_size 2: 1 sequences"),
     ],
 )
-def test_what_stages_cannot_have_is_refused_by_name(checkpoint: Make, settings: dict[str, Any], text: str) -> None:
+def test_settings_unsupported_by_stages_are_refused_by_name(
+    checkpoint: Make, settings: dict[str, Any], text: str
+) -> None:
     with pytest.raises(InvalidArgument, match=text):
         Rig(checkpoint("llama").folder, placement=RankPlacement(0, 2, stages=2), pipeline_parallel_size=2, **settings)

@@ -103,7 +103,7 @@ def test_a_rank_that_is_at_another_step_is_found(checkpoint: Make, ranks: Replic
 
 
 @torch.inference_mode()
-def test_a_plan_that_a_rank_cannot_follow_is_told_with_its_reason(checkpoint: Make, ranks: ReplicaRanks) -> None:
+def test_plan_that_a_rank_cannot_execute_is_reported_with_its_reason(checkpoint: Make, ranks: ReplicaRanks) -> None:
     rig = Rig(checkpoint("llama").folder)
     step(rig, ranks, rig.scheduler.plan([New(0, prompt(7))], {0: 7}))
     plan = rig.scheduler.plan(released=[0])
@@ -114,7 +114,7 @@ def test_a_plan_that_a_rank_cannot_follow_is_told_with_its_reason(checkpoint: Ma
         ranks.collect(ticket, inputs)
 
 
-def test_fingerprints_tell_steps_apart(checkpoint: Make) -> None:
+def test_fingerprints_distinguish_steps(checkpoint: Make) -> None:
     rig = Rig(checkpoint("llama").folder)
     seen = set()
     with torch.inference_mode():
@@ -150,7 +150,7 @@ def test_a_rank_that_dies_is_noticed_by_itself_and_by_the_next_step(checkpoint: 
         step(rig, ranks, rig.scheduler.plan([New(0, prompt(7))], {0: 7}))
 
 
-def test_ranks_end_when_they_are_told_and_when_rank_0_is_gone(checkpoint: Make) -> None:
+def test_ranks_end_on_stop_and_with_rank_0(checkpoint: Make) -> None:
     group = ReplicaRanks(3, functools.partial(build, checkpoint("llama").folder))
     try:
         group.start()
@@ -165,7 +165,7 @@ def test_ranks_end_when_they_are_told_and_when_rank_0_is_gone(checkpoint: Make) 
         group.stop(5.0)
 
 
-def test_a_rank_that_cannot_be_built_says_why(tmp_path: Path) -> None:
+def test_rank_that_cannot_be_built_reports_the_reason(tmp_path: Path) -> None:
     group = ReplicaRanks(2, functools.partial(build, tmp_path))
     try:
         with pytest.raises(RankFailure, match=r"rank 1 failed: .*config.json"):

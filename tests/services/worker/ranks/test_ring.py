@@ -34,7 +34,7 @@ def test_commands_of_any_length_wrap_around_the_memory() -> None:
     ring.close()
 
 
-def test_commands_wait_for_a_reader_that_comes_later() -> None:
+def test_commands_wait_for_a_late_reader() -> None:
     ring = Ring(1)
     for command in (b"one", b"", b"three"):
         assert ring.write(command, 0.0) is None
@@ -50,7 +50,7 @@ def test_a_reader_that_never_reads_is_named_when_there_is_no_room_left() -> None
     ring.close()
 
 
-def test_a_reader_tells_that_it_lives() -> None:
+def test_reader_sends_heartbeats() -> None:
     ring = Ring(2)
     reader = ring.reader(1)
     before = ring.heartbeat(1)

@@ -51,7 +51,7 @@ def gathered() -> Iterator[list[torch.Tensor]]:
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
-def test_ranks_choose_and_tell_what_one_does(checkpoint: Make, family: str) -> None:
+def test_ranks_sample_and_report_as_one(checkpoint: Make, family: str) -> None:
     """With a separate output head, and with a tied embedding and capped logits."""
     folder = checkpoint(family).folder
     whole = Rig(folder, record_logits=False)
@@ -71,7 +71,7 @@ def test_ranks_choose_and_tell_what_one_does(checkpoint: Make, family: str) -> N
         assert not [x for x in sent if x.size(-1) >= VOCAB_SIZE // 2]
 
 
-def test_prompts_are_told_without_their_logits(checkpoint: Make) -> None:
+def test_prompt_logprobs_without_gathering_logits(checkpoint: Make) -> None:
     folder = checkpoint("llama").folder
     asked = sampling_pb2.SamplingParams(temperature=0.0, prompt_logprobs=5)
     whole = Rig(folder, record_logits=False)
@@ -85,7 +85,7 @@ def test_prompts_are_told_without_their_logits(checkpoint: Make) -> None:
         assert not [x for x in sent if x.size(-1) >= VOCAB_SIZE // 2]
 
 
-def test_a_grammar_bans_on_each_rank_what_is_there(tokenizer: Tokenizer) -> None:
+def test_grammar_masks_each_ranks_part(tokenizer: Tokenizer) -> None:
     schema = sampling_pb2.StructuredOutput(json_schema=json.dumps(PERSON))
     whole = Rig(TINY, record_logits=False)
     with ranked(TINY, record_logits=False) as rig:

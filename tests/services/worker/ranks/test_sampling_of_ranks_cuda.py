@@ -21,7 +21,7 @@ Make = Callable[[str], Checkpoint]
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
-def test_two_gpus_choose_what_one_does(checkpoint: Make, family: str, way: str) -> None:
+def test_two_gpus_sample_as_one(checkpoint: Make, family: str, way: str) -> None:
     """All kinds at once, then those recorded in graphs: greedy and by temperature."""
     folder, settings = checkpoint(family).folder, {"device": "cuda", "record_logits": False, **WAYS[way]}
     whole = Rig(folder, **settings)

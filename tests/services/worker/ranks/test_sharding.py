@@ -138,7 +138,7 @@ def thinned(family: str) -> Any:
 
 
 @pytest.mark.parametrize("family", [thinned(family) for family in FAMILIES])
-def test_two_ranks_say_what_one_does(checkpoint: Make, family: str) -> None:
+def test_two_ranks_match_one(checkpoint: Make, family: str) -> None:
     made, whole = checkpoint(family), Rig(checkpoint(family).folder)
     mixed_steps(whole)
     with ranked(made.folder) as rig:

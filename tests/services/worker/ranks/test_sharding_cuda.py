@@ -18,7 +18,7 @@ Make = Callable[[str], Checkpoint]
 
 
 @pytest.mark.parametrize("family", sorted(DIFFERENT))
-def test_two_gpus_say_what_transformers_says(checkpoint: Make, family: str) -> None:
+def test_two_gpus_match_transformers(checkpoint: Make, family: str) -> None:
     made = checkpoint(family)
     with ranked(made.folder, device="cuda", **WAYS["eager"]) as rig:
         mixed_steps(rig)

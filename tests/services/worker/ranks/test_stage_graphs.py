@@ -154,7 +154,7 @@ def test_rows_that_sample_nothing_send_nothing_back(checkpoint: Make) -> None:
 
 
 @pytest.mark.parametrize("chunks", [False, True])
-def test_padding_is_zeros_whatever_lay_there(checkpoint: Make, chunks: bool) -> None:
+def test_padding_is_zeroed(checkpoint: Make, chunks: bool) -> None:
     """Padding is stored into the null block and must be finite."""
     pipeline = Pipeline(checkpoint("llama").folder, 2, (0, 1), cuda_graph_chunks=chunks, **ROOM)
     runner: Any = runner_of(pipeline.rigs[1].replica)
@@ -242,7 +242,7 @@ def said_by_stages(rig: RankedRig, most_under_way: int) -> list[list[int]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("chunks", [False, True])
-def test_two_processes_say_what_one_does(checkpoint: Make, chunks: bool) -> None:
+def test_two_processes_match_one(checkpoint: Make, chunks: bool) -> None:
     made = checkpoint("gemma3-tied")
     expected = said_by_one(plain_rig(made))
     settings: dict[str, Any] = {"attention_backend": "reference", "cuda_graph_chunks": chunks}

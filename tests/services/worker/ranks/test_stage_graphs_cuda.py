@@ -33,7 +33,7 @@ def num_recordings(rig: Rig) -> list[int]:
 
 @pytest.mark.parametrize("way", [*RECORDED, "eager"])
 @pytest.mark.parametrize("family", ["llama-biases-tied", "gemma3-tied", "qwen2-moe"])
-def test_two_stages_say_what_transformers_says(checkpoint: Make, family: str, way: str) -> None:
+def test_two_stages_match_transformers(checkpoint: Make, family: str, way: str) -> None:
     """Layers and output head are recorded, sampling is not."""
     made, settings = checkpoint(family), {"device": "cuda", **WAYS[way]}
     with ranked(made.folder, 1, 2, **settings) as rig:
@@ -46,7 +46,7 @@ def test_two_stages_say_what_transformers_says(checkpoint: Make, family: str, wa
 
 @pytest.mark.parametrize("most_under_way", [0, 3])
 @pytest.mark.parametrize("way", RECORDED)
-def test_two_stages_choose_what_one_gpu_chooses(checkpoint: Make, way: str, most_under_way: int) -> None:
+def test_two_stages_sample_as_one_gpu(checkpoint: Make, way: str, most_under_way: int) -> None:
     """Fully recorded steps mixed with eager ones, with several in flight."""
     made, settings = checkpoint("llama"), {"device": "cuda", "record_logits": False, **WAYS[way]}
     expected = said_by_one(Rig(made.folder, **settings))
@@ -55,7 +55,7 @@ def test_two_stages_choose_what_one_gpu_chooses(checkpoint: Make, way: str, most
 
 
 @pytest.mark.parametrize("way", RECORDED)
-def test_two_stages_of_two_gpus_choose_what_one_chooses(checkpoint: Make, way: str) -> None:
+def test_two_stages_of_two_gpus_sample_as_one(checkpoint: Make, way: str) -> None:
     """All-reduces of a stage's ranks are inside its graphs."""
     if torch.cuda.device_count() < 4:
         pytest.skip("fewer than four GPUs")

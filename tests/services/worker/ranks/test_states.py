@@ -131,30 +131,30 @@ def cases(*always: str) -> Any:
 
 
 @cases("qwen3-next-keys-of-both", "granite-hybrid-three-groups", "falcon-h1-norms", "falcon-h1-norms-behind-gates")
-def test_two_ranks_say_what_one_does(made: Make, name: str) -> None:
+def test_two_ranks_match_one(made: Make, name: str) -> None:
     check(by_ranks(made(name)), by_one(made(name)))
 
 
 @cases("qwen3-next-ends-recurrent", "granite-hybrid-two-groups", "falcon-h1")
-def test_two_stages_say_what_one_does(made: Make, name: str) -> None:
+def test_two_stages_match_one(made: Make, name: str) -> None:
     check(by_ranks(made(name), 1, 2), by_one(made(name)))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FOUR_RANKS)
-def test_four_ranks_say_what_one_does(made: Make, name: str) -> None:
+def test_four_ranks_match_one(made: Make, name: str) -> None:
     check(by_ranks(made(name), 4), by_one(made(name)))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen3-next", "falcon-h1-norms-behind-gates"])
-def test_two_stages_of_two_ranks_say_what_one_does(made: Make, name: str) -> None:
+def test_two_stages_of_two_ranks_match_one(made: Make, name: str) -> None:
     check(by_ranks(made(name), 2, 2), by_one(made(name)))
 
 
 @pytest.mark.parametrize("backend", ["allreduce", pytest.param("alltoall", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["qwen3-next", "granite-hybrid-experts"])
-def test_ranks_with_whole_experts_say_what_one_does(made: Make, name: str, backend: str) -> None:
+def test_expert_parallel_ranks_match_one(made: Make, name: str, backend: str) -> None:
     check(by_ranks(made(name), expert_parallel=True, all2all_backend=backend), by_one(made(name)))
 
 

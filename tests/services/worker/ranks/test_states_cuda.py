@@ -17,14 +17,14 @@ MIXTURES = ("qwen3-next", "granite-hybrid-experts")
 
 @ways
 @pytest.mark.parametrize("name", CASES)
-def test_two_gpus_say_what_one_does(made: Make, name: str, way: str) -> None:
+def test_two_gpus_match_one(made: Make, name: str, way: str) -> None:
     settings = {"device": "cuda", **WAYS[way]}
     check(by_ranks(made(name), **settings), by_one(made(name), **settings))
 
 
 @ways
 @pytest.mark.parametrize("name", CASES)
-def test_two_stages_say_what_one_does(made: Make, name: str, way: str) -> None:
+def test_two_stages_match_one(made: Make, name: str, way: str) -> None:
     settings = {"device": "cuda", **WAYS[way]}
     check(by_ranks(made(name), 1, 2, **settings), by_one(made(name), **settings))
 
@@ -32,7 +32,7 @@ def test_two_stages_say_what_one_does(made: Make, name: str, way: str) -> None:
 @ways
 @pytest.mark.parametrize("backend", ["allreduce", "alltoall"])
 @pytest.mark.parametrize("name", MIXTURES)
-def test_gpus_with_whole_experts_say_what_one_does(made: Make, name: str, backend: str, way: str) -> None:
+def test_expert_parallel_gpus_match_one(made: Make, name: str, backend: str, way: str) -> None:
     settings = {"device": "cuda", **WAYS[way]}
     found = by_ranks(made(name), expert_parallel=True, all2all_backend=backend, **settings)
     check(found, by_one(made(name), **settings))

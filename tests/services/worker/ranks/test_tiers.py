@@ -33,7 +33,7 @@ def two_ranks(checkpoint: Checkpoint, num_blocks: int, block_size: int = 4) -> A
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
-def test_prompts_that_the_device_has_lost_come_back_on_both_ranks(family: str, tmp_path: Path) -> None:
+def test_evicted_prompts_return_on_both_ranks(family: str, tmp_path: Path) -> None:
     checkpoint = checkpoints.make(family, tmp_path)
     with two_ranks(checkpoint, *FAMILIES[family]) as run:
         prompts = [prompt(50, seed) for seed in range(4)]
@@ -77,7 +77,7 @@ def test_a_rank_that_dies_while_it_moves_is_found(tmp_path: Path) -> None:
         ({"kv_offloading_region": "/dev/shm"}, "kv_offloading_region: '/dev/shm': each of 2 ranks has a part"),
     ],
 )
-def test_what_outlives_a_worker_is_refused_to_ranks_by_name(
+def test_persistent_tiers_are_refused_for_several_ranks_by_name(
     settings: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
     checkpoint = checkpoints.make("llama", tmp_path)

@@ -65,7 +65,7 @@ def test_nan_logits_fail_their_slot_and_no_other(poisoned: Rig) -> None:
     assert poisoned.tokens(3)[3] == poisoned.tokens(0)[3]
 
 
-def test_a_sequence_that_bans_every_token_itself_is_told_so(rig: Rig) -> None:
+def test_sequence_that_bans_every_token_gets_an_error(rig: Rig) -> None:
     stops = {"allowed_token_ids": [9], "stop_token_ids": [9]}
     for slot, min_tokens in ((0, 0), (1, 2)):
         rig.step([New(slot, [5, 6], sampling=sampling_pb2.SamplingParams(**stops, min_tokens=min_tokens))], {slot: 2})
@@ -89,7 +89,7 @@ def test_a_sequence_that_bans_every_token_itself_is_told_so(rig: Rig) -> None:
         ),
     ],
 )
-def test_a_sequence_that_cannot_be_run_is_refused_when_it_would_sample(rig: Rig, new: New, code: int) -> None:
+def test_invalid_sequence_is_refused_when_it_would_sample(rig: Rig, new: New, code: int) -> None:
     rig.step([New(0, [5, 6, 7]), new], {0: 3, 1: 1})
     assert failures(rig) == {}
     rig.step()
@@ -98,7 +98,7 @@ def test_a_sequence_that_cannot_be_run_is_refused_when_it_would_sample(rig: Rig,
     assert failures(rig) == {}
 
 
-def test_a_refused_sequence_leaves_in_its_blocks_what_the_scheduler_expects_there(rig: Rig) -> None:
+def test_refused_sequence_still_fills_its_blocks(rig: Rig) -> None:
     tokens = [*range(1, 13), VOCAB_SIZE]
     wrong = sampling_pb2.SamplingParams(logprobs=99)
     rig.step([New(0, tokens), New(1, [9, *tokens[1:12]], sampling=wrong)], {0: 13, 1: 12})
@@ -147,7 +147,7 @@ def test_held_blocks_of_live_and_of_released_slots(rig: Rig) -> None:
     assert found == expected(released_tokens, released_blocks, 13) | expected(live_tokens, live_blocks, 12)
 
 
-def test_held_blocks_behind_a_shared_prefix(rig: Rig) -> None:
+def test_reported_blocks_after_a_shared_prefix(rig: Rig) -> None:
     head = list(range(10, 18))
     rig.step([New(0, head)], {0: 8})
     shared = rig.blocks(0)
@@ -178,7 +178,7 @@ def test_a_cache_reset_clears_the_record(rig: Rig) -> None:
     assert held(rig) == {}
 
 
-def test_occupancy_tells_owned_from_cached(rig: Rig) -> None:
+def test_occupancy_distinguishes_owned_and_cached_blocks(rig: Rig) -> None:
     rig.step([New(0, list(range(10, 18))), New(1, [1, 2, 3])], {0: 8, 1: 3})
     rig.step(counts={0: 0}, released=[1])
     occupancy = rig.replica.occupancy()
@@ -188,7 +188,7 @@ def test_occupancy_tells_owned_from_cached(rig: Rig) -> None:
     assert (occupancy.num_live, occupancy.num_used_blocks, occupancy.num_cached_blocks) == (0, 0, 2)
 
 
-def test_a_batch_does_not_change_what_its_members_say(rig: Rig, checkpoint: Make) -> None:
+def test_batching_does_not_change_output(rig: Rig, checkpoint: Make) -> None:
     """Seeded sampling, alone and together."""
     sampling = [sampling_pb2.SamplingParams(temperature=0.9, seed=slot, top_p=0.9) for slot in range(4)]
     prompts = [torch.arange(slot, slot + 6).tolist() for slot in range(4)]

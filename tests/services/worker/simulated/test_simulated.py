@@ -72,7 +72,7 @@ async def tokens_of(engine: SimulatedEngine, prompt: int, seed: int, steps: int)
     return tokens
 
 
-async def test_a_sequence_that_moves_goes_on_with_the_same_tokens() -> None:
+async def test_migrated_sequence_continues_with_the_same_tokens() -> None:
     engine = SimulatedEngine(LIMITS, 100, Timing(0.001, 0, 0))
     running = asyncio.ensure_future(engine.run())
     whole = await tokens_of(engine, 6, seed=7, steps=5)
@@ -84,7 +84,7 @@ async def test_a_sequence_that_moves_goes_on_with_the_same_tokens() -> None:
     assert all(0 <= token < 100 for token in whole)
 
 
-async def test_steps_take_the_time_that_the_model_says() -> None:
+async def test_steps_take_the_modelled_time() -> None:
     engine = SimulatedEngine(LIMITS, 100, Timing(0.02, 0.001, 0))
     running = asyncio.ensure_future(engine.run())
     begin = time.monotonic()
@@ -115,7 +115,7 @@ def test_a_step_costs_a_constant_its_prompts_and_its_sequences() -> None:
     assert np.isclose(timing.seconds(num_tokens=110, num_decoding=10), 0.01 + 0.1 + 0.001)
 
 
-async def test_what_samples_nothing_fails_alone() -> None:
+async def test_pooling_sequence_fails_alone() -> None:
     """There is nothing to pool; other sequences of the step continue."""
     engine = SimulatedEngine(LIMITS, 100, Timing(0.001, 0, 0))
     running = asyncio.ensure_future(engine.run())

@@ -92,7 +92,7 @@ def test_weights_that_slept_at_level_2_are_those_of_the_last_update(checkpoint: 
     assert torch.equal(rows(rig), rows(Rig(second)))
 
 
-def test_a_worker_does_not_wake_with_other_weights_than_it_had(checkpoint: Make, tmp_path: Path) -> None:
+def test_worker_does_not_wake_up_with_other_weights(checkpoint: Make, tmp_path: Path) -> None:
     """Its folder was replaced while it slept; it wakes up once the old weights are back."""
     whole, folder = checkpoint("llama").folder, tmp_path / "model"
     shutil.copytree(whole, folder)
@@ -111,7 +111,7 @@ def test_a_worker_does_not_wake_with_other_weights_than_it_had(checkpoint: Make,
     ("orders", "text"),
     [([sleep(3)], "level: 1 or 2, not 3"), ([sleep(1), sleep(2)], "at level 1"), ([wake("graphs")], "'graphs'")],
 )
-def test_what_makes_no_sense_is_refused(checkpoint: Make, orders: list[pb.DeviceOrder], text: str) -> None:
+def test_invalid_sleep_orders_are_refused(checkpoint: Make, orders: list[pb.DeviceOrder], text: str) -> None:
     rig = Rig(checkpoint("qwen3-tied").folder)
     *before, last = orders
     execute_order(rig, *before)
@@ -145,7 +145,7 @@ def test_pages_of_the_host_go_to_others() -> None:
     assert float(tensors[1].sum()) < 2048, "but for what shares a page with others"
 
 
-def test_a_host_without_room_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_without_free_memory_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     region = CpuRegion([torch.ones(MIB)])
     monkeypatch.setattr("quire.services.worker.sleep.regions.free_host_bytes", lambda: MIB)
     with pytest.raises(ResourceExhausted, match=r"0\.00 GiB free"):
@@ -166,7 +166,7 @@ def test_tensors_move_and_stay_themselves() -> None:
     assert taken == sorted(taken)
 
 
-def test_what_is_given_back_is_what_an_update_overwrites(checkpoint: Make) -> None:
+def test_released_kv_is_memory_for_staged_weights(checkpoint: Make) -> None:
     for family in ("mixtral", "gpt-oss", "deepseek-v3", "granite-tied", "llama4"):
         rig = Rig(checkpoint(family).folder)
         weights: Any = rig.replica.orders.weights
@@ -221,7 +221,7 @@ class PaperDriver:
         return 0
 
 
-def test_pages_of_a_gpu_come_and_go_at_one_address(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_pages_are_remapped_at_one_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     driver = PaperDriver(room=700 * MIB)
     region = CudaRegion(600 * MIB + 1, VirtualMemory(0, driver))
@@ -250,7 +250,7 @@ def test_without_a_driver_the_setting_is_named(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("level", [1, 2])
-def test_a_gpu_has_its_memory_back_and_graphs_go_on(checkpoint: Make, level: int) -> None:
+def test_gpu_memory_returns_and_graphs_stay_valid(checkpoint: Make, level: int) -> None:
     settings = {"device": "cuda", "dtype": "bfloat16", "enable_sleep_mode": True}
     sizes = {"attention_backend": "auto", "block_size": 16, "num_blocks": 15_000}  # 88 MiB
     rig = Rig(checkpoint("qwen3-tied").folder, **settings, **sizes)

@@ -43,7 +43,7 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return told
 
 
-def test_it_is_told_the_settings(settings: WorkerSettings, told: Path) -> None:
+def test_process_receives_the_settings(settings: WorkerSettings, told: Path) -> None:
     process = start(settings)
     assert process is not None
     assert process.wait()
@@ -96,7 +96,7 @@ def test_one_that_hangs_is_ended_with_its_children(
     until(lambda: has_ended(int(told.read_text())))
 
 
-def test_it_says_nothing_of_a_model_that_is_not_there() -> None:
+def test_missing_model_is_not_reported_by_the_process() -> None:
     settings = WorkerSettings(model="/nowhere", device="cuda", threads=8)
     command = [sys.executable, "-m", compile_process.MODULE]
     words = settings.model_dump_json()
@@ -123,7 +123,7 @@ def test_the_folder_is_triton_s(variables: dict[str, str], monkeypatch: pytest.M
     assert cache_folder() == Path(said.strip())
 
 
-def test_what_is_done_ahead_is_done_once_torch_is_there() -> None:
+def test_early_init_has_finished_when_torch_is_imported() -> None:
     code = """
 import sys
 from quire.services.worker.warmup import early_init

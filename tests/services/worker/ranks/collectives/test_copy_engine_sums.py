@@ -82,7 +82,7 @@ def added(sums: CopyEngineSums, part: Tensor) -> Tensor:
     return sums.overlapped_all_reduce(part, sums.pieces.of(part.size(0)), lambda rows: rows.clone())
 
 
-def test_both_ranks_get_the_sums_whatever_their_sizes() -> None:
+def test_both_ranks_get_sums_of_all_sizes() -> None:
     """One piece, several, more than a half, and pieces larger than a half."""
     shapes = random.Random(1)
     calls = [
@@ -124,7 +124,7 @@ def test_a_rank_that_is_ahead_writes_over_nothing_that_is_not_read() -> None:
     assert both(pair(machine), work) == [[10.0 + 2 * i for i in range(6)]] * 2
 
 
-def test_numbers_begin_anew_after_the_last_one() -> None:
+def test_flag_values_wrap_around() -> None:
     ranks = pair(Machine())
     for rank in ranks:
         rank._number = 0xFFFFFFFD
@@ -146,7 +146,7 @@ def test_ranks_that_reach_each_other_are_greeted() -> None:
 
 
 @pytest.mark.parametrize("name", ["cuStreamWriteValue32_v2", "cuStreamWaitValue32_v2"])
-def test_a_driver_that_refuses_is_told_before_anything_is_added_up(name: str) -> None:
+def test_refusing_driver_is_detected_before_any_sum(name: str) -> None:
     machine = Machine()
     machine.refuses.add(name)
     with pytest.raises(PeerMemoryError, match=name):

@@ -60,7 +60,7 @@ def test_a_rank_finds_the_memory_of_all(driver: Driver) -> None:
 
 
 @pytest.mark.parametrize("step", ["cuMemAlloc_v2", "cuIpcGetMemHandle"])
-def test_a_rank_without_memory_says_so(driver: Driver, step: str) -> None:
+def test_rank_without_memory_is_reported(driver: Driver, step: str) -> None:
     driver.refuses = step
     store = Store()
     assert open_mailbox(store, 0, 2, CPU) is None
@@ -79,7 +79,7 @@ def test_memory_is_not_kept_where_another_rank_has_none(driver: Driver) -> None:
     assert driver.closed == ["cuMemFree_v2"]
 
 
-def test_memory_is_not_kept_where_another_cannot_be_reached(driver: Driver) -> None:
+def test_memory_is_freed_if_another_rank_is_unreachable(driver: Driver) -> None:
     driver.refuses = "cuIpcOpenMemHandle_v2"
     assert open_mailbox(Store({"inbox of 1": bytes(HANDLE_BYTES).hex()}), 0, 2, CPU) is None
     assert driver.closed == ["cuMemFree_v2"]
