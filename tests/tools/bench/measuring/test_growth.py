@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tools.bench.measuring import growth
-from tools.bench.measuring.growth import MIB, MAX_BYTES_PER_CALL, ProcessSample
+from tools.bench.measuring.growth import MAX_BYTES_PER_CALL, MIB, ProcessSample
 
 SECONDS = 1200  # of a load, with a look every 12
 
